@@ -74,6 +74,9 @@ def print_report(report: SyncReport, *, extras: int, lists_all: bool) -> None:
         return
     if report.differences:
         print_line(f"not equal: {_counted(report.differences, 'difference')}", style="red")
+    if report.in_flight:
+        keys = _counted(report.in_flight, "key")
+        print_line(f"{keys} changed while both sides were compared: run it again")
     if extras:
         are = "exists" if extras == 1 else "exist"
         print_line(f"{_counted(extras, 'object')} {are} at the target only; see --delete")

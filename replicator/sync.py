@@ -133,6 +133,7 @@ class SyncReport:
             "metadataOnly": self.metadata_only,
             "bytes": self.bytes,
             "failed": [{"key": one.key, "reason": one.reason} for one in self.failed],
+            "failedCount": self.failed_count,
             "equal": self.equal,
             "level": self.level,
             "root": self.root,

@@ -14,7 +14,7 @@ from replicator.stores.port import (
     StoreUnavailableError,
 )
 from tests.support.bucket_sync import LIMITS, SyncRunner
-from tests.support.memory_store import MEMORY, PLAIN, STITCHING, MemoryStore
+from tests.support.memory_store import MEMORY, PLAIN, STITCHING, UNPROVEN, MemoryStore
 
 PART = LIMITS.part_bytes
 ANN = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
@@ -279,6 +279,24 @@ def test_of_two_uploads_that_began_at_once_none_is_aborted(tmp_path: Path) -> No
     assert not any(one.parts for one in target.uploading.values())
 
 
+def test_an_upload_with_parts_is_none_whose_id_we_never_learned(tmp_path: Path) -> None:
+    pair = memory_pair()
+    source, target = pair
+    source.write("k", LARGE, ANN)
+
+    def lose(name: str, _key: str) -> None:
+        if name == "begin" and target.calls.count("begin") == 1:
+            theirs = target.begin("k", BOB)
+            target.write_part("k", theirs, 1, b"theirs")
+            raise StoreUnavailableError("the request is lost")
+
+    target.faults.before = lose
+    run = runner(pair, tmp_path)
+    run.attempts_max = 2
+    assert run().equal
+    assert [len(one.parts) for one in target.uploading.values()] == [1]
+
+
 def test_an_upload_of_others_that_began_after_a_kill_is_left_alone(tmp_path: Path) -> None:
     pair = memory_pair()
     source, target = pair
@@ -300,7 +318,9 @@ def test_an_upload_of_others_that_began_after_a_kill_is_left_alone(tmp_path: Pat
 
 def stitched_pair(tmp_path: Path) -> tuple[Pair, SyncRunner]:
     """A pair that is equal, and then one byte of its large object is changed."""
-    pair = MemoryStore("memory:a"), MemoryStore("memory:b", STITCHING)
+    # Of what is made of parts this target declares no hash.
+    kind = replace(STITCHING, whole_hashes=())
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", kind)
     body = bytearray(random.Random(2).randbytes(20 * PART))
     pair[0].write("k", bytes(body), ANN)
     run = runner(pair, tmp_path)
@@ -332,9 +352,105 @@ def test_a_stitch_whose_answer_was_lost_is_found_by_the_next_run(tmp_path: Path)
     assert not target.uploading
 
 
+def test_a_stitch_of_an_older_source_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
+    pair, run = stitched_pair(tmp_path)
+    source, target = pair
+
+    def kill(name: str, key: str) -> None:
+        if (name, key) == ("complete", "k"):
+            raise KeyboardInterrupt
+
+    target.faults.after = kill
+    with pytest.raises(KeyboardInterrupt):
+        run()
+    target.faults.after = lambda *_: None
+    body = bytearray(source.bodies()["k"])
+    body[5] ^= 1
+    source.write("k", bytes(body), ANN)
+    assert run().equal
+    assert target.bodies() == source.bodies()
+
+
+def verify_stages(run: SyncRunner) -> int:
+    return [stage for stage, _, _ in run.progress.stages].count("verify")
+
+
+def test_keys_that_vanished_from_both_sides_are_looked_for_again(tmp_path: Path) -> None:
+    pair = memory_pair()
+    source, target = pair
+    source.write("a", b"1", ANN)
+    run = runner(pair, tmp_path)
+    assert run().equal
+    source.write("b", b"1", ANN)
+
+    def vanish() -> None:
+        source.remove("a")
+        target.remove("a")
+
+    on_call(target, "put", 1, vanish)
+    run.progress.stages.clear()
+    assert run().equal
+    assert verify_stages(run) == 2
+
+
+def test_properties_that_changed_at_both_sides_are_looked_at_again(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", has_feed=True)
+    source, target = pair
+    source.write("a", b"1", ANN)
+    run = runner(pair, tmp_path)
+    assert run().equal
+    source.write("b", b"1", ANN)
+
+    def change() -> None:
+        source.touch("a", BLUE)
+        target.write("a", b"1", BLUE)
+
+    on_call(target, "put", 1, change)
+    run.progress.stages.clear()
+    assert run().equal
+    assert verify_stages(run) == 2
+
+
+def test_after_a_failure_rows_of_earlier_runs_count_no_more(tmp_path: Path) -> None:
+    pair = memory_pair()
+    source, target = pair
+    source.write("a", b"1", ANN)
+    run = runner(pair, tmp_path)
+    assert run().equal
+    source.touch("a", BLUE)
+
+    def refuse(name: str, _key: str) -> None:
+        if name == "put_properties":
+            source.touch("a", ANN)
+            raise StoreError("AccessDenied")
+
+    target.faults.before = refuse
+    run.progress.stages.clear()
+    assert run().failed_count == 1
+    assert verify_stages(run) == 2
+
+
+def test_uploads_of_failures_that_are_not_named_are_resumed_too(tmp_path: Path) -> None:
+    pair = memory_pair()
+    source, target = pair
+    source.write("k", LARGE, ANN)
+
+    def fail(name: str, _key: str) -> None:
+        if name == "complete":
+            raise StoreUnavailableError("503")
+
+    target.faults.before = fail
+    run = runner(pair, tmp_path)
+    run.failures_named_max = 0
+    assert run().failed_count == 1
+    target.faults.before = lambda *_: None
+    assert run().equal
+    assert target.payload == len(LARGE)
+
+
 def test_tags_that_a_killed_completion_lost_are_put_afterwards(tmp_path: Path) -> None:
     """Some stores take tags only after the object exists: a kill comes between."""
-    pair = memory_pair()
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", UNPROVEN)
     source, target = pair
     source.write("k", LARGE, ANN)
     run = runner(pair, tmp_path)
