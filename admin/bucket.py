@@ -83,7 +83,7 @@ bucket.add_command(receipts)
 bucket.add_command(demo)
 
 
-@bucket.command()
+@bucket.command(short_help="Copy what differs, and compare afterwards.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
 @click.option("--delete", is_flag=True, help="Delete objects that exist at the target only.")
@@ -208,7 +208,7 @@ def _proven_sync(
     )
 
 
-@bucket.command()
+@bucket.command(short_help="Print each key that differs.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
 @click.option(
@@ -295,7 +295,7 @@ def verify(
         raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
-@bucket.command()
+@bucket.command(short_help="Print what would not cross, and why.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
 @json_option

@@ -8,7 +8,9 @@ import click
 
 from admin.bucket_pair import json_option
 from admin.paths import LocalPath
-from proof.index import WHOLE
+from proof.index import WHOLE, EvidenceCounts
+from proof.item import HashAlgorithm
+from proof.root import SetRoot
 from replicator.refresh import RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.verifier.state import locked_state, open_index
@@ -20,7 +22,7 @@ from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 
 
-@click.command()
+@click.command(short_help="Build, refresh or check a verifier's index.")
 @click.argument("address", metavar="ADDRESS")
 @click.option(
     "--state",
@@ -43,7 +45,7 @@ def index(
     checks: bool,
     as_json: bool,
 ) -> None:
-    """Build or refresh the index of a bucket, beside it.
+    """Build or refresh the index of the bucket at ADDRESS, beside that bucket.
 
     `treefold verifier run` with this state folder takes it over, and does the same by
     itself. A first run reads each object of which the store recorded no hash by the
@@ -52,9 +54,10 @@ def index(
     \b
     Exit status:
       0  the index describes the bucket
-      1  failed, 2 usage, 7 the store does not answer, 8 a verifier uses the folder
+      1  failed, 2 usage
       3  objects are damaged, or --check found damage in the index
       5  some objects changed meanwhile or cannot be read: run it again
+      7  the store does not answer, 8 a verifier uses the state folder
     """
     stop = stop_on_signals()
     clock = SystemClock()
@@ -78,7 +81,25 @@ def index(
         with bucket.index.snapshot() as snapshot:
             evidence, root = snapshot.evidence, snapshot.roots([WHOLE])[0]
         algorithm = bucket.profile.algorithm
-    document: JsonObject = {
+    document = _document(root, evidence, done, algorithm, damage if checks else None)
+    if as_json:
+        print_json(document)
+    else:
+        _print(document, done)
+    if done.damaged or damage:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if done.unsettled or done.unreadable:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
+
+
+def _document(
+    root: SetRoot,
+    evidence: EvidenceCounts,
+    done: RefreshProgress,
+    algorithm: HashAlgorithm | None,
+    damage: list[str] | None,
+) -> JsonObject:
+    return {
         "objects": root.count,
         "root": f"{root.total:032x}",
         "algorithm": algorithm.value if algorithm else None,
@@ -95,16 +116,8 @@ def index(
         "unreadable": done.unreadable,
         "unsettled": done.unsettled,
         "bytesRead": done.bytes_read,
-        "indexDamage": damage if checks else None,
+        "indexDamage": damage,
     }
-    if as_json:
-        print_json(document)
-    else:
-        _print(document, done)
-    if done.damaged or damage:
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
-    if done.unsettled or done.unreadable:
-        raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 class _Note:

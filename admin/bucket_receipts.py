@@ -36,16 +36,16 @@ _file = click.argument(
 )
 
 
-@click.group()
+@click.group(short_help="Show and check signed outcomes, offline.")
 def receipts() -> None:
-    """Show and check receipts: signed results of comparisons.
+    """Show and check receipts: what comparisons of two buckets found, signed.
 
     Each `bucket sync` and `bucket verify` that ends appends one to receipts.jsonl in
     its state folder. Each names the hash of the one before it.
     """
 
 
-@receipts.command()
+@receipts.command(short_help="Check every receipt of a file.")
 @_file
 @click.option(
     "--key",

@@ -1,4 +1,4 @@
-"""`treefold bucket demo`: two buckets and a verifier on loopback; what a proof costs.
+"""`treefold bucket demo`: two buckets and a verifier, and what a proof costs.
 
 Nothing is simulated: the verifier runs as it does beside a real bucket, the bytes are
 those of its messages, and damage is a bit in a data file.
@@ -82,7 +82,7 @@ class _Pair:
         return self.client.bytes_sent + self.client.bytes_received - before
 
 
-@click.command()
+@click.command(short_help="Break a copy, and see what proves it.")
 @click.option(
     "--objects",
     type=click.IntRange(20, 100_000),
@@ -98,7 +98,7 @@ class _Pair:
 )
 @json_option
 def demo(objects: int, svg: Path | None, as_json: bool) -> None:
-    """Copy a bucket, break the copy, and prove what differs.
+    """Copy a bucket on loopback, break the copy, and prove what differs.
 
     Makes a bucket, a copy, and a verifier beside the copy, in a temporary folder. Then
     it changes the copy in four ways, one of which its own store does not see, and
@@ -219,7 +219,7 @@ def _change(pair: _Pair) -> None:
 
 
 def _damage(pair: _Pair) -> None:
-    """Flip a bit in the last data file of the copy; its store knows nothing of it."""
+    """Flip a bit of the copy in its data file, of which its store knows nothing."""
     pair.sync()
     files = (pair.target_folder / "data").rglob("*")
     sizes = sorted(one for one in files if one.is_file() and one.stat().st_size == _OBJECT_BYTES)

@@ -16,7 +16,7 @@ from replicator.refresh import IndexedBucket, groups_of
 from replicator.stores.address import canonical_address
 from replicator.stores.port import Store
 from runtime.disk import Disk
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, UsageError
 from runtime.folder_lock import FolderLock
 from runtime.rate_limit import Clock
 
@@ -82,7 +82,14 @@ def _profile(
         if not all(isinstance(name, str) for name in names):
             raise TypeError("a group of properties has no name")
         profile = Profile(bytes.fromhex(held["secret"]), known, names)
-    except (ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        AssertionError,
+        UsageError,
+    ) as error:
         raise ConfigError(
             f"{path}: is damaged",
             hint="Restore it, or begin with an empty state folder: the index is built anew.",

@@ -65,6 +65,7 @@ def test_a_copy_is_equal_and_what_changes_is_found_and_copied(
         "metadataOnly": 0,
         "bytes": sum(map(len, BODIES.values())) + len(FILE_BODY) + 3 * len(ODD_KEYS),
         "failed": [],
+        "failedCount": 0,
         "equal": True,
         "level": "recorded:blake3",
         "root": root,
