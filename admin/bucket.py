@@ -42,6 +42,7 @@ from replicator.pair import check_pair
 from replicator.proven_receipt import proven_receipt
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
+from replicator.refresh import READ_ALL_S
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
@@ -332,7 +333,7 @@ def _prove(
             hint="A verifier knows more than a listing: leave --level out, or --verifier.",
         )
     clock = SystemClock()
-    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
     with open_proven_pair(source, target, state, verifier, progress) as pair:
         prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
         progress.note("both sides bring their indexes up to date, each near its store")

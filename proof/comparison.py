@@ -28,7 +28,7 @@ from proof.decoding import (
     remaining_estimate,
     should_decode,
 )
-from proof.errors import ComparisonLimitError, NotCertifiedError
+from proof.errors import ComparisonLimitError, NotCertifiedError, TooManyDifferencesError
 from proof.index import WHOLE, AppliedPositions, EvidenceCounts, ItemIndex, KeyRange, Position
 from proof.item import ItemHasher, Profile, mix
 from proof.messages import (
@@ -53,7 +53,7 @@ from proof.messages import (
     UnequalAnswer,
 )
 from proof.naming import ItemDifference, Naming, NamingResult
-from proof.root import SetRoot
+from proof.root import ROOT_EMPTY, SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
     SYMBOL_BYTES,
@@ -127,7 +127,9 @@ class SourceComparison:
 
     `job` is JOB_BYTES that no other job has. `applied` is what the target acknowledged
     last; the target says itself what it holds, so a wrong one costs bytes only. Answers
-    that break a rule end in a ReconcileError, after which the job is over.
+    that break a rule end in a ReconcileError, after which the job is over. So does a
+    difference of many more than `differences_max` items, since memory grows with it;
+    `unequal` is then what is known of the range.
     """
 
     def __init__(
@@ -138,7 +140,9 @@ class SourceComparison:
         *,
         applied: AppliedPositions | None = None,
         key_range: KeyRange = WHOLE,
+        differences_max: int | None = None,
     ) -> None:
+        self._differences_max = differences_max
         self._index = index
         self._profile = profile.digest
         self._hasher = ItemHasher(profile)
@@ -152,6 +156,8 @@ class SourceComparison:
         self._steps = self._compare()
         self.outcome: BucketComparison | None = None
         """What was found, once no question is left."""
+        self.unequal: BucketComparison | None = None
+        """The roots, where they differ, before the differences are found."""
 
     def start(self) -> list[QuestionMessage]:
         """The first questions."""
@@ -163,6 +169,7 @@ class SourceComparison:
         Raises:
             RemoteProtocolError: an answer is malformed, of another job, or impossible.
             NotCertifiedError: the differences found do not explain the roots.
+            TooManyDifferencesError: there are more than `differences_max`.
             ComparisonLimitError: the difference is too large, or answers lead nowhere.
             CutUnknownError: the target holds positions that our index has not read yet.
             JournalTrimmedError: our journal no longer reaches back to the cut.
@@ -209,8 +216,10 @@ class SourceComparison:
             return outcome
         if not answer.symbols:
             raise RemoteProtocolError("the target claims to be equal without holding our root")
-        self._theirs_count = answer.root.count
+        self._theirs_count, self.unequal = answer.root.count, outcome
         found = yield from self._decode(root, answer)
+        # The estimate is a rough one; naming takes the most memory.
+        self._check_size(root, answer.root, (len(found.ours) + len(found.theirs)) / 2)
         ours, theirs = SetRoot.of(found.ours), SetRoot.of(found.theirs)
         if root - answer.root != ours - theirs:
             raise NotCertifiedError(
@@ -234,6 +243,10 @@ class SourceComparison:
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
+        if answer.root == ROOT_EMPTY:
+            self._check_size(root, answer.root, root.count)
+            with self._view() as view:
+                return IdDifference(view.ids(self._range), _NO_IDS)
         while True:
             size = len(theirs)
             if size:
@@ -244,6 +257,8 @@ class SourceComparison:
                     return _joined(found, left.settled)
                 estimate = estimated_difference(difference, left.ours - left.theirs)
                 estimate = min(estimate, left.ours + left.theirs)
+                if not is_split:
+                    self._check_size(root, answer.root, estimate)
                 failures = failures + 1 if should_decode(size, estimate) else 0
                 if failures >= _FAILURES_MAX:
                     theirs, failures = CodedSymbols.zeros(0, self._new_salt()), 0
@@ -266,6 +281,17 @@ class SourceComparison:
                         items=left.ours + left.theirs,
                     )
                     is_split, theirs = True, CodedSymbols.zeros(0)
+
+    def _check_size(self, ours: SetRoot, theirs: SetRoot, estimate: float) -> None:
+        most = self._differences_max
+        if most is not None and estimate > most:
+            raise TooManyDifferencesError(
+                f"about {estimate:.0f} items differ, more than {most}",
+                hint="compare part by part",
+                ours=ours.count,
+                theirs=theirs.count,
+                estimate=int(estimate),
+            )
 
     def _new_salt(self) -> int:
         self._salts += 1

@@ -15,6 +15,7 @@ from merkle.errors import ReconcileError
 from proof.index import IndexWriter, ItemEvidence, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
 from proof.root import SetRoot
+from replicator.copier import NewExecutor
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
@@ -58,6 +59,7 @@ class Applier:
         profile: Profile,
         *,
         writing: AbstractContextManager[object],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """`writing` is held by one writer of the index at a time."""
         self._store = store
@@ -67,7 +69,7 @@ class Applier:
         self._ids = ItemHasher(profile)
         # What an index holds after a failed write is unknown: nothing more is written.
         self._index_failed = False
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="apply")
+        self._pool = new_executor(_THREADS, "apply")
 
     def close(self) -> None:
         """Wait for requests under way."""
