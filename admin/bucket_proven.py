@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -11,6 +12,7 @@ import click
 
 from admin.answer import check_option_address, tls_of, tls_options
 from admin.bucket_pair import default_state
+from proof.column_naming import difference_names
 from proof.item import EvidenceLevel
 from proof.naming import ItemDifference
 from proof.stored_index import StoredIndex
@@ -118,12 +120,11 @@ def open_proven_pair(
 def print_proof(proof: PairProof, client: VerifierClient, *, as_json: bool) -> None:
     """What a comparison with a verifier found, and what it does not show."""
     found = proof.comparison
-    for number, one in enumerate(proof.differences):
-        if as_json:
-            version = {"version": one.version} if one.version else {}
-            print_json({"kind": one.kind.value, "key": one.key, **version, "level": _level(one)})
-        elif number < _LINES_SHOWN:
-            print_line(f"{one.kind.value:10} {one.key}")
+    for one in proof.differences if as_json else ():
+        version = {"version": one.version} if one.version else {}
+        print_json({"kind": one.kind.value, "key": one.key, **version, "level": _level(one)})
+    for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
+        print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
     listed = max(found.ours_evidence.listed, found.theirs_evidence.listed)
     read = min(found.ours_evidence.read, found.theirs_evidence.read)
