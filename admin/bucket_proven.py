@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -20,6 +21,7 @@ from admin.bucket_output import (
     time_text,
 )
 from admin.bucket_pair import check_addresses, state_folder
+from proof.column_naming import difference_names
 from proof.item import EvidenceLevel
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
@@ -126,13 +128,12 @@ def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_jso
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
     """
-    for number, one in enumerate(proof.differences):
-        if as_json:
-            version = {"version": one.version} if one.version else {}
-            level = proof.level_of(one).name.lower()
-            print_json({"kind": one.kind.value, "key": one.key, **version, "level": level})
-        elif number < _LINES_SHOWN:
-            print_line(f"{one.kind.value:10} {one.key}")
+    for one in proof.differences if as_json else ():
+        version = {"version": one.version} if one.version else {}
+        level = proof.level_of(one).name.lower()
+        print_json({"kind": one.kind.value, "key": one.key, **version, "level": level})
+    for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
+        print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
     notes = _proof_notes(proof, prefix)
     if as_json:

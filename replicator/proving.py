@@ -44,7 +44,7 @@ class PairProof:
     """
 
     comparison: BucketComparison
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     bytes_crossed: int
     round_trips: int
