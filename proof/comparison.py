@@ -63,7 +63,7 @@ from proof.messages import (
     UnequalAnswer,
 )
 from proof.naming import ItemDifference, NamingResult
-from proof.root import ROOT_EMPTY, SetRoot
+from proof.root import SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
     SYMBOL_BYTES,
@@ -252,15 +252,12 @@ class SourceComparison:
         """The IDs that only one side has, not certified yet."""
         if not answer.root.count:
             # Before a first sync: all that we have is missing there.
+            self._check_size(root, answer.root, root.count)
             with self._view() as view:
                 return IdDifference(view.ids(self._range), _NO_IDS)
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
-        if answer.root == ROOT_EMPTY:
-            self._check_size(root, answer.root, root.count)
-            with self._view() as view:
-                return IdDifference(view.ids(self._range), _NO_IDS)
         while True:
             size = len(theirs)
             if size:
