@@ -30,6 +30,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -95,6 +97,10 @@ class TargetAnswers:
                 return self._bitmap(question)
             case NamesQuestion() as question:
                 return self._names(question)
+            case KeysQuestion(at, hashes):
+                answer = self._names(NamesQuestion(at, hashes))
+                names = tuple((facts.item.key, facts.item.version) for facts in answer.items)
+                return KeysAnswer(answer.answered, names)
             case WindowsQuestion() as question:
                 return self._windows(question)
 

@@ -7,15 +7,15 @@ less. The IDs found must add up to the difference of the roots. No answer can ma
 unequal buckets equal: a target that does not hold the source's root cannot name it.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from proof.answers import coded_symbols
-from proof.cuts import RewoundSnapshot, rewound
+from proof.cuts import RewoundSnapshot, rewound, with_extras
 from proof.decoding import (
     LISTED_IDS_MAX,
     RESPLIT_RANGES,
@@ -30,7 +30,7 @@ from proof.decoding import (
 )
 from proof.errors import ComparisonLimitError, NotCertifiedError
 from proof.index import WHOLE, AppliedPositions, EvidenceCounts, ItemIndex, KeyRange, Position
-from proof.item import ItemHasher, Profile, mix
+from proof.item import ItemHasher, ItemId, Profile, mix
 from proof.messages import (
     JOB_SYMBOLS_MAX,
     LISTED_MAX,
@@ -40,6 +40,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -52,7 +54,7 @@ from proof.messages import (
     SymbolsQuestion,
     UnequalAnswer,
 )
-from proof.naming import ItemDifference, Naming, NamingResult
+from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult, each_id
 from proof.root import SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
@@ -62,6 +64,7 @@ from proof.symbols import (
     Ids,
     estimated_difference,
     ids_from_bytes,
+    key_hashes,
     peel,
     short_ids,
 )
@@ -128,6 +131,11 @@ class SourceComparison:
     `job` is JOB_BYTES that no other job has. `applied` is what the target acknowledged
     last; the target says itself what it holds, so a wrong one costs bytes only. Answers
     that break a rule end in a ReconcileError, after which the job is over.
+
+    `extras` are differences that an earlier comparison found: items that only the
+    target had. Those that it still has are found again, and cost nothing, because the
+    question is then whether the target holds our items and these. With `only_keys` the
+    target names its extras by key and version, not by their facts.
     """
 
     def __init__(
@@ -138,6 +146,8 @@ class SourceComparison:
         *,
         applied: AppliedPositions | None = None,
         key_range: KeyRange = WHOLE,
+        extras: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
     ) -> None:
         self._index = index
         self._profile = profile.digest
@@ -145,6 +155,14 @@ class SourceComparison:
         self._job = job
         self._asked = applied
         self._range = key_range
+        self._only_keys = only_keys
+        self._known = {
+            one.theirs_id: one
+            for one in extras
+            if one.kind is ItemDifferenceKind.EXTRA and one.key in key_range and one.theirs_id
+        }
+        # Of these what the target must have besides our items, at the cut.
+        self._extras = dict[ItemId, ItemDifference]()
         self._numbers: list[int] = []
         self._trips = 0
         self._salts = 0
@@ -195,22 +213,28 @@ class SourceComparison:
         with self._index.snapshot() as snapshot:
             now = AppliedPositions(snapshot.position)
         with rewound(self._index, self._asked or now) as view:
-            root, ours_evidence = view.roots([self._range])[0], view.evidence
+            self._extras = _extras_at(view, self._known)
+            root = self._wanted(view).roots([self._range])[0]
+            ours_evidence = view.evidence
         digest = self._hasher.root_digest(self._job, root.count, root.total)
         answers = yield [RootQuestion(self._range, self._asked, digest)]
         answer = _expected(RootAnswer, answers[0])
         self._cut, self._at = answer.applied or now, answer.position
         with rewound(self._index, self._cut) as view:
-            root = view.roots([self._range])[0]
+            self._extras = _extras_at(view, self._known)
+            root, wanted = view.roots([self._range])[0], self._wanted(view).roots([self._range])[0]
         outcome = BucketComparison(
             self._job, root, answer.root, self._cut, self._at, ours_evidence, answer.evidence
         )
         if root == answer.root:
             return outcome
-        if not answer.symbols:
-            raise RemoteProtocolError("the target claims to be equal without holding our root")
         self._theirs_count = answer.root.count
-        found = yield from self._decode(root, answer)
+        found = IdDifference(_NO_IDS, _NO_IDS)
+        if wanted != answer.root:
+            if not answer.symbols:
+                raise RemoteProtocolError("the target claims to be equal without holding our root")
+            found = yield from self._decode(wanted, answer)
+        found = _plus_extras(found, self._extras.keys())
         ours, theirs = SetRoot.of(found.ours), SetRoot.of(found.theirs)
         if root - answer.root != ours - theirs:
             raise NotCertifiedError(
@@ -226,8 +250,15 @@ class SourceComparison:
             unknown=named.unknown,
         )
 
-    def _view(self) -> AbstractContextManager[RewoundSnapshot]:
-        return rewound(self._index, self._cut)
+    @contextmanager
+    def _view(self) -> Iterator[RewoundSnapshot]:
+        """What the target must hold at the cut."""
+        with rewound(self._index, self._cut) as view:
+            yield self._wanted(view)
+
+    def _wanted(self, view: RewoundSnapshot) -> RewoundSnapshot:
+        extras = ((one.key, one.version, item_id) for item_id, one in self._extras.items())
+        return with_extras(view, extras)
 
     def _decode(self, root: SetRoot, answer: RootAnswer) -> _Asking[IdDifference]:
         """The IDs that only one side has, not certified yet."""
@@ -368,20 +399,35 @@ class SourceComparison:
 
     def _name(self, found: IdDifference) -> _Asking[NamingResult]:
         """Which items the IDs are of."""
-        with self._view() as view:
-            naming = Naming(self._hasher, self._cut, found, view)
+        with rewound(self._index, self._cut) as view:
+            naming = Naming(self._hasher, self._cut, found, view, self._extras)
         hashes = naming.unnamed_hashes
+        if self._only_keys:
+            hashes = yield from self._name_keys(naming)
         while hashes:
-            chunks = [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
+            chunks = _chunks(hashes)
             answers = yield [NamesQuestion(self._at, b"".join(chunk)) for chunk in chunks]
             hashes = []
             for chunk, raw in zip(chunks, answers, strict=True):
                 answer = _expected(NamesAnswer, raw)
-                if not 0 < answer.answered <= len(chunk):
-                    raise RemoteProtocolError("names of more, or of none, of what was asked")
+                _check_answered(answer.answered, chunk)
                 naming.take(frozenset(chunk[: answer.answered]), answer.items)
                 hashes += chunk[answer.answered :]
         return naming.result()
+
+    def _name_keys(self, naming: Naming) -> _Asking[list[bytes]]:
+        """Ask for keys alone; the hashes of twins are left, to ask for their items."""
+        hashes, twins = naming.unnamed_hashes, list[bytes]()
+        while hashes:
+            chunks = _chunks(hashes)
+            answers = yield [KeysQuestion(self._at, b"".join(chunk)) for chunk in chunks]
+            hashes = []
+            for chunk, raw in zip(chunks, answers, strict=True):
+                answer = _expected(KeysAnswer, raw)
+                _check_answered(answer.answered, chunk)
+                twins += naming.take_keys(frozenset(chunk[: answer.answered]), answer.names)
+                hashes += chunk[answer.answered :]
+        return twins
 
 
 _NO_IDS = ids_from_bytes(b"")
@@ -391,6 +437,37 @@ def _expected(kind: type[_AnswerType], answer: Answer) -> _AnswerType:
     if not isinstance(answer, kind):
         raise RemoteProtocolError(f"a {type(answer).__name__} where a {kind.__name__} was due")
     return answer
+
+
+def _extras_at(
+    view: RewoundSnapshot, known: Mapping[ItemId, ItemDifference]
+) -> dict[ItemId, ItemDifference]:
+    """The extras whose keys we do not have at a cut, whatever came since then."""
+    if not known:
+        return {}
+    rows = view.find(np.unique(key_hashes(ids_from_bytes(b"".join(known)))))
+    ours = {(row.item.key, row.item.version) for row in rows}
+    ours |= {(one.key, one.version) for one in view.undone if one.then is not None}
+    return {one_id: one for one_id, one in known.items() if (one.key, one.version) not in ours}
+
+
+def _plus_extras(found: IdDifference, extras: Set[ItemId]) -> IdDifference:
+    """What differs from our items alone, of what differs from these and the extras."""
+    if not extras:
+        return found
+    alone = set(each_id(found.ours))
+    ours = ids_from_bytes(b"".join(sorted(alone - extras)))
+    still_there = ids_from_bytes(b"".join(sorted(extras - alone)))
+    return IdDifference(ours, np.concatenate((found.theirs, still_there)))
+
+
+def _chunks(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
+
+
+def _check_answered(answered: int, asked: Sequence[bytes]) -> None:
+    if not 0 < answered <= len(asked):
+        raise RemoteProtocolError("names of more, or of none, of what was asked")
 
 
 def _joined(found: IdDifference, settled: Ids) -> IdDifference:

@@ -121,6 +121,12 @@ class ItemHasher:
         whole.update(canonical_bytes(item))
         return key.digest() + whole.digest()
 
+    def key_hash(self, key: str, version: str) -> bytes:
+        """KEY_HASH_BYTES with which all IDs of a key and version begin."""
+        digest = self._key.copy()
+        digest.update(_joined(key.encode(), version.encode()))
+        return digest.digest()
+
     def id(self, item: Item) -> ItemId:
         """The 16 bytes that stand for this item."""
         hashes = self.hashes(item)

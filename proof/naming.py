@@ -5,9 +5,11 @@ changed item, and only items that the source lacks need names from the target. I
 different keys with one key hash (twins) are named by both sides.
 """
 
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -36,9 +38,9 @@ class ItemDifferenceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ItemDifference:
-    """One item that differs. `ours` is None if extra, `theirs` is known if extra; an
-    item that has changed since the cut may have neither. `theirs_id` is None if
-    missing.
+    """One item that differs. `ours` is None if extra. `theirs` is known if extra,
+    unless only keys were asked for. An item that has changed since the cut may have
+    neither. `theirs_id` is None if missing.
     """
 
     kind: ItemDifferenceKind
@@ -47,6 +49,9 @@ class ItemDifference:
     ours: IndexedItem | None = None
     theirs: ItemFacts | None = None
     theirs_id: ItemId | None = None
+
+
+_NO_EXTRAS: Mapping[ItemId, ItemDifference] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +63,16 @@ class NamingResult:
     unknown: tuple[ItemDifference, ...]
 
 
+def each_id(ids: Ids) -> list[ItemId]:
+    """The IDs of an array, one by one."""
+    data = ids_to_bytes(ids)
+    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
+
+
 class Naming:
     """Names the IDs of one comparison. Ask the target for `unnamed_hashes`, give its
-    answers to `take`, then read `result`.
+    answers to `take` or `take_keys`, then read `result`. `extras` are known already,
+    by ID.
     """
 
     def __init__(
@@ -69,6 +81,7 @@ class Naming:
         cut: AppliedPositions,
         found: IdDifference,
         view: RewoundSnapshot,
+        extras: Mapping[ItemId, ItemDifference] = _NO_EXTRAS,
     ) -> None:
         self._hasher = hasher
         self._cut = cut
@@ -83,18 +96,19 @@ class Naming:
         known = key_hashes(ids_from_bytes(b"".join(self._rows)))
         changed = np.intersect1d(_single(ours), _single(theirs))
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
-        theirs_changed = _each(found.theirs[np.isin(theirs, changed)])
+        theirs_changed = each_id(found.theirs[np.isin(theirs, changed)])
         self._changed = {item_id[:KEY_HASH_BYTES]: item_id for item_id in theirs_changed}
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
         for kind, wanted in (
             (ItemDifferenceKind.CHANGED, is_changed),
             (ItemDifferenceKind.MISSING, is_missing),
         ):
-            for item_id in _each(found.ours[wanted]):
+            for item_id in each_id(found.ours[wanted]):
                 self._add_ours(kind, item_id, self._changed.get(item_id[:KEY_HASH_BYTES]))
-        self._twins = _each(found.ours[~is_changed & ~is_missing])
-        unnamed = found.theirs[~np.isin(theirs, changed)]
-        self._unnamed = set(_each(unnamed))
+        self._twins = each_id(found.ours[~is_changed & ~is_missing])
+        unnamed = set(each_id(found.theirs[~np.isin(theirs, changed)]))
+        self._extras = [extras[item_id] for item_id in sorted(unnamed & extras.keys())]
+        self._unnamed = unnamed - extras.keys()
         self._named = dict[tuple[str, str], ItemFacts]()
         self.unnamed_hashes = sorted({item_id[:KEY_HASH_BYTES] for item_id in self._unnamed})
 
@@ -112,6 +126,33 @@ class Naming:
             if item_id in self._unnamed:
                 self._unnamed.remove(item_id)
                 self._named[facts.item.key, facts.item.version] = facts
+
+    def take_keys(
+        self, key_hashes: frozenset[bytes], names: Sequence[tuple[str, str]]
+    ) -> list[bytes]:
+        """Keys and versions of the items that the target has for these key hashes;
+        returns the hashes of twins, which only their items tell apart.
+
+        Raises:
+            RemoteProtocolError: a key is of another hash.
+        """
+        named = defaultdict[bytes, list[tuple[str, str]]](list)
+        for name in names:
+            key_hash = self._hasher.key_hash(*name)
+            if key_hash not in key_hashes:
+                raise RemoteProtocolError(f"{name[0]!r} was not asked for")
+            named[key_hash].append(name)
+        ids = defaultdict[bytes, list[ItemId]](list)
+        for item_id in self._unnamed:
+            ids[item_id[:KEY_HASH_BYTES]].append(item_id)
+        twins = {item_id[:KEY_HASH_BYTES] for item_id in self._twins}
+        twins |= {one for one, found in named.items() if (len(found), len(ids[one])) != (1, 1)}
+        for key_hash in named.keys() - twins:
+            (name,), (item_id,) = named[key_hash], ids[key_hash]
+            self._unnamed.remove(item_id)
+            extra = ItemDifference(ItemDifferenceKind.EXTRA, *name, theirs_id=item_id)
+            self._extras.append(extra)
+        return sorted(twins & named.keys())
 
     def result(self) -> NamingResult:
         """All differences by key and version, once all names are taken. IDs that the
@@ -131,6 +172,8 @@ class Naming:
                     ItemDifferenceKind.EXTRA, key, version, theirs=facts, theirs_id=theirs_id
                 )
             )
+        for extra in self._extras:
+            self._add(extra)
         in_flight = self._in_flight + len(self._unnamed)
         return NamingResult(_ordered(self._differences), in_flight, _ordered(self._unknown))
 
@@ -163,11 +206,6 @@ class Naming:
     def _is_unknown(self, undone: UndoneChange) -> bool:
         listed = self._cut.listed_through
         return listed is not None and undone.first <= listed
-
-
-def _each(ids: Ids) -> list[ItemId]:
-    data = ids_to_bytes(ids)
-    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
 
 
 def _single(hashes: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

@@ -39,6 +39,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -256,7 +258,7 @@ def _write_question(writer: _Writer, question: Question) -> None:
             _write_ranges(writer, [key_range])
             writer.number(skip)
             writer.sized(short)
-        case NamesQuestion(at, hashes):
+        case NamesQuestion(at, hashes) | KeysQuestion(at, hashes):
             writer.number(at)
             writer.sized(hashes)
         case WindowsQuestion(key, version, level, index):
@@ -291,6 +293,10 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
             writer.number(answered)
             writer.number(len(items))
             writer.raw(zlib.compress(_encode_items(items), 6))
+        case KeysAnswer(answered, names):
+            writer.number(answered)
+            writer.number(len(names))
+            writer.raw(zlib.compress(_encode_keys(names), 6))
         case WindowsAnswer(checksums):
             writer.numbers(checksums)
 
@@ -326,6 +332,11 @@ def _read_names_question(reader: _Reader) -> NamesQuestion:
     return NamesQuestion(at, _multiple(reader.sized(NAMES_MAX * KEY_HASH_BYTES), KEY_HASH_BYTES))
 
 
+def _read_keys_question(reader: _Reader) -> KeysQuestion:
+    asked = _read_names_question(reader)
+    return KeysQuestion(asked.at, asked.key_hashes)
+
+
 def _read_windows_question(reader: _Reader) -> WindowsQuestion:
     return WindowsQuestion(reader.text(), reader.text(), reader.number(), reader.number())
 
@@ -355,6 +366,15 @@ def _read_bitmap_answer(reader: _Reader) -> BitmapAnswer:
 
 def _read_names_answer(reader: _Reader) -> NamesAnswer:
     answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
+    return NamesAnswer(answered, _read_items(_unfolded(reader), count))
+
+
+def _read_keys_answer(reader: _Reader) -> KeysAnswer:
+    answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
+    return KeysAnswer(answered, _read_keys(_unfolded(reader), count))
+
+
+def _unfolded(reader: _Reader) -> _Reader:
     unfolding = zlib.decompressobj()
     try:
         data = unfolding.decompress(reader.rest(), _NAMES_BYTES_MAX)
@@ -362,7 +382,7 @@ def _read_names_answer(reader: _Reader) -> NamesAnswer:
         raise RemoteProtocolError("invalid message of a comparison: no compressed names") from error
     whole = unfolding.eof and not unfolding.unused_data and not unfolding.unconsumed_tail
     _expect(whole, "its names are cut short or too many")
-    return NamesAnswer(answered, _read_items(_Reader(data), count))
+    return _Reader(data)
 
 
 def _read_windows_answer(reader: _Reader) -> WindowsAnswer:
@@ -493,6 +513,25 @@ def _read_items(reader: _Reader, count: int) -> tuple[ItemFacts, ...]:
     return tuple(found)
 
 
+def _encode_keys(names: Iterable[tuple[str, str]]) -> bytes:
+    writer, before = _Writer(), b""
+    for text, version in names:
+        key = text.encode()
+        writer.key(before, key)
+        before = key
+        writer.sized(version.encode())
+    return bytes(writer.out)
+
+
+def _read_keys(reader: _Reader, count: int) -> tuple[tuple[str, str], ...]:
+    found, before = list[tuple[str, str]](), b""
+    for _ in range(count):
+        before = reader.key(before)
+        found.append((_text(before), reader.text()))
+    reader.end()
+    return tuple(found)
+
+
 _QUESTIONS = (
     RootQuestion,
     SymbolsQuestion,
@@ -500,6 +539,7 @@ _QUESTIONS = (
     ListQuestion,
     NamesQuestion,
     WindowsQuestion,
+    KeysQuestion,
 )
 _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_root_question,
@@ -508,6 +548,7 @@ _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_list_question,
     _read_names_question,
     _read_windows_question,
+    _read_keys_question,
 )
 _ANSWERS = (
     RootAnswer,
@@ -516,6 +557,7 @@ _ANSWERS = (
     BitmapAnswer,
     NamesAnswer,
     WindowsAnswer,
+    KeysAnswer,
 )
 _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_root_answer,
@@ -524,4 +566,5 @@ _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_bitmap_answer,
     _read_names_answer,
     _read_windows_answer,
+    _read_keys_answer,
 )

@@ -1,11 +1,12 @@
 """Copy a bucket once to a target with a verifier beside it: prove, write, and prove.
 
 The plan is what a comparison found, so that nothing crosses for what is equal. Small
-objects, deletes and new properties go to the verifier in batches, and of large objects
-the windows that changed. Whole large objects go to the target's store directly. Each
-write names the item that it replaces, and the source is read when it is sent, so that
-no second comparison is needed before it. Nothing is remembered of what was sent: after
-a killed run the next comparison finds what is missing.
+objects and new properties go to the verifier in batches, and of large objects the
+windows that changed. Whole large objects go to the target's store directly. Each write
+names the item that it replaces, and the source is read when it is sent, so that no
+second comparison is needed before it. Deletes are sent after the second comparison,
+which has to show them too (replicator.proven_deletes). Nothing is remembered of what
+was sent: after a killed run the next comparison finds what is missing.
 """
 
 import threading
@@ -22,7 +23,7 @@ from proof.messages import (
     NamesQuestion,
     QuestionMessage,
 )
-from proof.naming import ItemDifferenceKind
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.receipts import Receipt
 from replicator.copier import Copier, NewExecutor
 from replicator.copy import copy_object
@@ -33,12 +34,12 @@ from replicator.difference import Action
 from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
-from replicator.proven_plan import ProvenStep, batched_writes, decide_step
+from replicator.proven_deletes import ProvenDeleter
+from replicator.proven_plan import ProvenStep, batched_writes, decide_step, refusal_error
 from replicator.proven_receipt import proven_receipt
 from replicator.proving import PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
 from replicator.stores.port import (
-    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -66,12 +67,6 @@ T = TypeVar("T")
 _NO_ID = ItemId(b"")
 # Small objects that are read ahead of the batch that they will be in.
 _READ_AHEAD = 64
-_BATCH_REASONS = {
-    PreconditionFailedError.code: FailureReason.TARGET_CHANGED,
-    DigestMismatchError.code: FailureReason.TARGET_DISAGREES,
-    "object_unsupported": FailureReason.UNSUPPORTED,
-    "store_unavailable": FailureReason.UNAVAILABLE,
-}
 
 
 class ProvenSync(AbstractContextManager["ProvenSync"]):
@@ -129,6 +124,14 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._patcher = WindowPatcher(
             self._source, client, source.profile, take_bytes=self._rate.take
         )
+        self._deleter = ProvenDeleter(
+            self._source,
+            client,
+            source.profile,
+            readers=self._workers,
+            retried=self._of_source,
+            check_stop=self._check_stop,
+        )
         self._steps = list[ProvenStep]()
         self._proof: PairProof | None = None
         # Objects that were small when they were listed, and are large now.
@@ -179,9 +182,11 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                 "this verifier takes no writes",
                 hint="Set writes = true in its configuration, or sync without --verifier.",
             )
-        proof = self._proof = self._prove()
-        named = self._named(proof)
         may_delete = self._options.delete and self._lists_all
+        # What is to be deleted needs no facts but its key.
+        proof = self._proof = self._prove(only_keys=may_delete)
+        self._deleter.observe(proof.comparison)
+        named = self._named(proof)
         self._steps = [
             decide_step(
                 one, named.get(one.theirs_id) if one.theirs_id else None, may_delete=may_delete
@@ -224,7 +229,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             self._copy_all([step for step in large if not step.is_small], outcome)
             self._copy_all(self._grown, outcome)
             if plan.changes:
-                self._proof = self._prove()
+                self._prove_result(outcome)
         except BaseException:
             self._stop.set()
             raise
@@ -238,7 +243,18 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             differences=left,
         )
 
-    def _prove(self) -> PairProof:
+    def _prove_result(self, outcome: CopyTally) -> None:
+        """Compare again, and delete what this and the plan's comparison show."""
+        extras = [step.difference for step in self._steps if step.action is Action.DELETE]
+        self._proof = self._prove(extras=extras)
+        if extras:
+            self._deleter.delete(self._proof.comparison, outcome, self._progress)
+            # The verifier notes each delete in its index.
+            self._proof = self._prover.compare()
+
+    def _prove(
+        self, *, extras: Sequence[ItemDifference] = (), only_keys: bool = False
+    ) -> PairProof:
         self._progress.begin("refresh", None, "keys")
         seen = 0
 
@@ -248,7 +264,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             seen = objects
 
         self._prover.refresh(note=note)
-        return self._prover.compare()
+        return self._prover.compare(extras=extras, only_keys=only_keys)
 
     def _check_stop(self) -> None:
         if self._is_stopped():
@@ -323,16 +339,12 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """
         key, replaced = step.key, step.difference.theirs_id
         facts = self._of_source(lambda: self._source.reader.facts(key))
-        if step.action is Action.DELETE:
-            # A fresh fact: the listing may be older than a write.
-            nothing = ObjectProperties()
-            return None if facts is not None else Write(key, None, nothing, b"", replaced)
         if facts is None:
             return None
         properties = self._properties(facts)
         row = self._bucket.index.row(key)
         if step.action is Action.PROPERTIES and row is not None and is_unchanged(row, facts):
-            return Write(key, None, properties, b"", replaced, keeps_body=True)
+            return Write(key, None, properties, b"", replaced)
         if facts.size_bytes > BODY_BYTES_MAX:
             self._grown.append(step)
             return None
@@ -446,12 +458,9 @@ def _source_changed(key: str) -> CopyFailedError:
 def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteOutcome) -> None:
     """Count what became of one write."""
     if done.error:
-        reason = _BATCH_REASONS.get(done.error, FailureReason.TARGET_REFUSED)
-        outcome.fail(step.key, CopyFailedError(reason, done.reason))
+        outcome.fail(step.key, refusal_error(done.error, done.reason))
     elif write.body is not None:
         outcome.copied += 1
         outcome.bytes += len(write.body)
-    elif write.keeps_body:
-        outcome.metadata_only += 1
     else:
-        outcome.deleted += 1
+        outcome.metadata_only += 1

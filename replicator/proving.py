@@ -55,16 +55,24 @@ class PairProof:
 
 
 def prove(
-    target: TargetProver, index: ItemIndex, profile: Profile, *, key_range: KeyRange = WHOLE
+    target: TargetProver,
+    index: ItemIndex,
+    profile: Profile,
+    *,
+    key_range: KeyRange = WHOLE,
+    extras: Sequence[ItemDifference] = (),
+    only_keys: bool = False,
 ) -> BucketComparison:
     """Compare the index of the source with a target. The questions of one step are
-    asked at once.
+    asked at once. `extras` and `only_keys` are as for SourceComparison.
 
     Raises:
         ReconcileError: what SourceComparison.step and `target` raise; nothing is known.
     """
     job = secrets.token_bytes(JOB_BYTES)
-    comparison = SourceComparison(index, profile, job, key_range=key_range)
+    comparison = SourceComparison(
+        index, profile, job, key_range=key_range, extras=extras, only_keys=only_keys
+    )
     questions = comparison.start()
     while questions:
         questions = comparison.step(ask_all(target, questions))
@@ -135,9 +143,11 @@ class PairProver:
                 raise
             far.result()
 
-    def compare(self) -> PairProof:
+    def compare(
+        self, *, extras: Sequence[ItemDifference] = (), only_keys: bool = False
+    ) -> PairProof:
         """Compare the indexes once. All that differs counts as certain: both indexes
-        are as they were.
+        are as they were. `extras` and `only_keys` are as for SourceComparison.
 
         Raises:
             ReconcileError: see `prove`.
@@ -148,6 +158,8 @@ class PairProver:
             self._source.index,
             self._source.profile,
             key_range=prefix_range(self._prefix),
+            extras=extras,
+            only_keys=only_keys,
         )
         in_flight = found.in_flight + len(found.unknown)
         return PairProof(found, found.differences, in_flight, self._crossed() - before, found.trips)
@@ -168,7 +180,7 @@ class PairProver:
             return first
         tracker.observe(first.comparison)
         self.refresh(read_since_s=read_since_s)
-        second = self.compare()
+        second = self.compare(extras=first.differences)
         certain = tracker.observe(second.comparison)
         return PairProof(
             second.comparison,
