@@ -7,7 +7,7 @@ less. The IDs found must add up to the difference of the roots. No answer can ma
 unequal buckets equal: a target that does not hold the source's root cannot name it.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from proof.answers import coded_symbols
+from proof.column_naming import ColumnNaming
 from proof.cuts import RewoundSnapshot, rewound, with_extras
 from proof.decoding import (
     LISTED_IDS_MAX,
@@ -29,8 +30,25 @@ from proof.decoding import (
     should_decode,
 )
 from proof.errors import ComparisonLimitError, NotCertifiedError
-from proof.index import WHOLE, AppliedPositions, EvidenceCounts, ItemIndex, KeyRange, Position
-from proof.item import ItemHasher, ItemId, Profile, mix
+from proof.extra_naming import (
+    Extras,
+    KeyNaming,
+    extras_at,
+    known_extras,
+    split_extras,
+    with_extras_named,
+)
+from proof.index import (
+    WHOLE,
+    AppliedPositions,
+    EvidenceCounts,
+    IndexedItem,
+    ItemIndex,
+    KeyRange,
+    Position,
+)
+from proof.item import Profile, mix
+from proof.item_columns import ColumnHasher
 from proof.messages import (
     JOB_SYMBOLS_MAX,
     LISTED_MAX,
@@ -54,7 +72,7 @@ from proof.messages import (
     SymbolsQuestion,
     UnequalAnswer,
 )
-from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult, each_id
+from proof.naming import ItemDifference, NamingResult
 from proof.root import SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
@@ -64,7 +82,6 @@ from proof.symbols import (
     Ids,
     estimated_difference,
     ids_from_bytes,
-    key_hashes,
     peel,
     short_ids,
 )
@@ -96,8 +113,8 @@ class BucketComparison:
     """Of the target's own journal."""
     ours_evidence: EvidenceCounts
     theirs_evidence: EvidenceCounts
-    differences: tuple[ItemDifference, ...] = ()
-    """Certain at this cut; by key and version."""
+    differences: Sequence[ItemDifference] = ()
+    """Certain at this cut; by key and version. To read one reads the index again."""
     in_flight: int = 0
     """Differences of items that changed after the cut, on either side."""
     unknown: tuple[ItemDifference, ...] = ()
@@ -132,10 +149,9 @@ class SourceComparison:
     last; the target says itself what it holds, so a wrong one costs bytes only. Answers
     that break a rule end in a ReconcileError, after which the job is over.
 
-    `extras` are differences that an earlier comparison found: items that only the
-    target had. Those that it still has are found again, and cost nothing, because the
-    question is then whether the target holds our items and these. With `only_keys` the
-    target names its extras by key and version, not by their facts.
+    `known` are differences that an earlier comparison found. Extras among them that the
+    target still has are found again and cost nothing: the question is then whether it
+    holds our items and these. With `only_keys` extras are named without their facts.
     """
 
     def __init__(
@@ -146,23 +162,19 @@ class SourceComparison:
         *,
         applied: AppliedPositions | None = None,
         key_range: KeyRange = WHOLE,
-        extras: Iterable[ItemDifference] = (),
+        known: Iterable[ItemDifference] = (),
         only_keys: bool = False,
     ) -> None:
         self._index = index
         self._profile = profile.digest
-        self._hasher = ItemHasher(profile)
+        self._hasher = ColumnHasher(profile)
         self._job = job
         self._asked = applied
         self._range = key_range
         self._only_keys = only_keys
-        self._known = {
-            one.theirs_id: one
-            for one in extras
-            if one.kind is ItemDifferenceKind.EXTRA and one.key in key_range and one.theirs_id
-        }
+        self._known = known_extras(one for one in known if one.key in key_range)
         # Of these what the target must have besides our items, at the cut.
-        self._extras = dict[ItemId, ItemDifference]()
+        self._extras: Extras = {}
         self._numbers: list[int] = []
         self._trips = 0
         self._salts = 0
@@ -213,16 +225,15 @@ class SourceComparison:
         with self._index.snapshot() as snapshot:
             now = AppliedPositions(snapshot.position)
         with rewound(self._index, self._asked or now) as view:
-            self._extras = _extras_at(view, self._known)
+            self._extras, ours_evidence = extras_at(view, self._known), view.evidence
             root = self._wanted(view).roots([self._range])[0]
-            ours_evidence = view.evidence
-        digest = self._hasher.root_digest(self._job, root.count, root.total)
+        digest = self._hasher.items.root_digest(self._job, root.count, root.total)
         answers = yield [RootQuestion(self._range, self._asked, digest)]
         answer = _expected(RootAnswer, answers[0])
         self._cut, self._at = answer.applied or now, answer.position
         with rewound(self._index, self._cut) as view:
-            self._extras = _extras_at(view, self._known)
-            root, wanted = view.roots([self._range])[0], self._wanted(view).roots([self._range])[0]
+            self._extras = extras_at(view, self._known)
+            root, wanted = (one.roots([self._range])[0] for one in (view, self._wanted(view)))
         outcome = BucketComparison(
             self._job, root, answer.root, self._cut, self._at, ours_evidence, answer.evidence
         )
@@ -234,9 +245,8 @@ class SourceComparison:
             if not answer.symbols:
                 raise RemoteProtocolError("the target claims to be equal without holding our root")
             found = yield from self._decode(wanted, answer)
-        found = _plus_extras(found, self._extras.keys())
         ours, theirs = SetRoot.of(found.ours), SetRoot.of(found.theirs)
-        if root - answer.root != ours - theirs:
+        if wanted - answer.root != ours - theirs:
             raise NotCertifiedError(
                 f"{len(found.ours) + len(found.theirs)} differing IDs do not add up to the"
                 " difference of the roots",
@@ -257,11 +267,15 @@ class SourceComparison:
             yield self._wanted(view)
 
     def _wanted(self, view: RewoundSnapshot) -> RewoundSnapshot:
-        extras = ((one.key, one.version, item_id) for item_id, one in self._extras.items())
-        return with_extras(view, extras)
+        extras = ((one.key, one.version, one_id) for one_id, one in self._extras.items())
+        return with_extras(view, extras) if self._extras else view
 
     def _decode(self, root: SetRoot, answer: RootAnswer) -> _Asking[IdDifference]:
         """The IDs that only one side has, not certified yet."""
+        if not answer.root.count:
+            # Before a first sync: all that we have is missing there.
+            with self._view() as view:
+                return IdDifference(view.ids(self._range), _NO_IDS)
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
@@ -399,35 +413,43 @@ class SourceComparison:
 
     def _name(self, found: IdDifference) -> _Asking[NamingResult]:
         """Which items the IDs are of."""
-        with rewound(self._index, self._cut) as view:
-            naming = Naming(self._hasher, self._cut, found, view, self._extras)
-        hashes = naming.unnamed_hashes
+        found, extras = split_extras(found, self._extras)
         if self._only_keys:
-            hashes = yield from self._name_keys(naming)
+            by_key = yield from self._name_keys(found)
+            found, extras = by_key.left, extras + by_key.extras
+        with rewound(self._index, self._cut) as view:
+            naming = ColumnNaming(self._hasher, self._cut, found, view, self._items)
+        hashes = naming.unnamed_hashes
         while hashes:
             chunks = _chunks(hashes)
             answers = yield [NamesQuestion(self._at, b"".join(chunk)) for chunk in chunks]
             hashes = []
             for chunk, raw in zip(chunks, answers, strict=True):
                 answer = _expected(NamesAnswer, raw)
-                _check_answered(answer.answered, chunk)
-                naming.take(frozenset(chunk[: answer.answered]), answer.items)
-                hashes += chunk[answer.answered :]
-        return naming.result()
+                asked = chunk[: _checked(answer.answered, chunk)]
+                naming.take(asked, answer.items)
+                hashes += chunk[len(asked) :]
+        return with_extras_named(naming.result(), extras, view, self._cut)
 
-    def _name_keys(self, naming: Naming) -> _Asking[list[bytes]]:
-        """Ask for keys alone; the hashes of twins are left, to ask for their items."""
-        hashes, twins = naming.unnamed_hashes, list[bytes]()
+    def _name_keys(self, found: IdDifference) -> _Asking[KeyNaming]:
+        """Ask for keys alone."""
+        naming = KeyNaming(self._hasher.items, found)
+        hashes = naming.hashes
         while hashes:
             chunks = _chunks(hashes)
             answers = yield [KeysQuestion(self._at, b"".join(chunk)) for chunk in chunks]
             hashes = []
             for chunk, raw in zip(chunks, answers, strict=True):
                 answer = _expected(KeysAnswer, raw)
-                _check_answered(answer.answered, chunk)
-                twins += naming.take_keys(frozenset(chunk[: answer.answered]), answer.names)
-                hashes += chunk[answer.answered :]
-        return twins
+                asked = chunk[: _checked(answer.answered, chunk)]
+                naming.take(asked, answer.names)
+                hashes += chunk[len(asked) :]
+        return naming
+
+    def _items(self, hashes: "NDArray[np.uint64]") -> Sequence[IndexedItem]:
+        """Our items of these key hashes, as they are now."""
+        with self._index.snapshot() as snapshot:
+            return snapshot.find(hashes)
 
 
 _NO_IDS = ids_from_bytes(b"")
@@ -439,35 +461,15 @@ def _expected(kind: type[_AnswerType], answer: Answer) -> _AnswerType:
     return answer
 
 
-def _extras_at(
-    view: RewoundSnapshot, known: Mapping[ItemId, ItemDifference]
-) -> dict[ItemId, ItemDifference]:
-    """The extras whose keys we do not have at a cut, whatever came since then."""
-    if not known:
-        return {}
-    rows = view.find(np.unique(key_hashes(ids_from_bytes(b"".join(known)))))
-    ours = {(row.item.key, row.item.version) for row in rows}
-    ours |= {(one.key, one.version) for one in view.undone if one.then is not None}
-    return {one_id: one for one_id, one in known.items() if (one.key, one.version) not in ours}
-
-
-def _plus_extras(found: IdDifference, extras: Set[ItemId]) -> IdDifference:
-    """What differs from our items alone, of what differs from these and the extras."""
-    if not extras:
-        return found
-    alone = set(each_id(found.ours))
-    ours = ids_from_bytes(b"".join(sorted(alone - extras)))
-    still_there = ids_from_bytes(b"".join(sorted(extras - alone)))
-    return IdDifference(ours, np.concatenate((found.theirs, still_there)))
-
-
 def _chunks(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
     return [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
 
 
-def _check_answered(answered: int, asked: Sequence[bytes]) -> None:
+def _checked(answered: int, asked: Sequence[bytes]) -> int:
+    """How many of the hashes asked for an answer is about."""
     if not 0 < answered <= len(asked):
         raise RemoteProtocolError("names of more, or of none, of what was asked")
+    return answered
 
 
 def _joined(found: IdDifference, settled: Ids) -> IdDifference:

@@ -121,11 +121,11 @@ class ItemHasher:
         whole.update(canonical_bytes(item))
         return key.digest() + whole.digest()
 
-    def key_hash(self, key: str, version: str) -> bytes:
-        """KEY_HASH_BYTES with which all IDs of a key and version begin."""
+    def key_hash(self, key: bytes, version: bytes) -> int:
+        """The 48 bits that depend on key and version only."""
         digest = self._key.copy()
-        digest.update(_joined(key.encode(), version.encode()))
-        return digest.digest()
+        digest.update(_joined(key, version))
+        return int.from_bytes(digest.digest(), "big")
 
     def id(self, item: Item) -> ItemId:
         """The 16 bytes that stand for this item."""

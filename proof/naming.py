@@ -5,11 +5,9 @@ changed item, and only items that the source lacks need names from the target. I
 different keys with one key hash (twins) are named by both sides.
 """
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,8 +15,8 @@ import numpy as np
 from proof.cuts import RewoundSnapshot, UndoneChange
 from proof.errors import NotCertifiedError
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
-from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemHasher, ItemId
-from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_to_bytes, key_hashes
+from proof.item import KEY_HASH_BYTES, ItemHasher, ItemId
+from proof.symbols import IdDifference, each_id, ids_from_bytes, key_hashes
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -51,28 +49,18 @@ class ItemDifference:
     theirs_id: ItemId | None = None
 
 
-_NO_EXTRAS: Mapping[ItemId, ItemDifference] = MappingProxyType({})
-
-
 @dataclass(frozen=True, slots=True)
 class NamingResult:
     """See BucketComparison."""
 
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     unknown: tuple[ItemDifference, ...]
 
 
-def each_id(ids: Ids) -> list[ItemId]:
-    """The IDs of an array, one by one."""
-    data = ids_to_bytes(ids)
-    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
-
-
 class Naming:
     """Names the IDs of one comparison. Ask the target for `unnamed_hashes`, give its
-    answers to `take` or `take_keys`, then read `result`. `extras` are known already,
-    by ID.
+    answers to `take`, then read `result`.
     """
 
     def __init__(
@@ -81,7 +69,6 @@ class Naming:
         cut: AppliedPositions,
         found: IdDifference,
         view: RewoundSnapshot,
-        extras: Mapping[ItemId, ItemDifference] = _NO_EXTRAS,
     ) -> None:
         self._hasher = hasher
         self._cut = cut
@@ -106,9 +93,8 @@ class Naming:
             for item_id in each_id(found.ours[wanted]):
                 self._add_ours(kind, item_id, self._changed.get(item_id[:KEY_HASH_BYTES]))
         self._twins = each_id(found.ours[~is_changed & ~is_missing])
-        unnamed = set(each_id(found.theirs[~np.isin(theirs, changed)]))
-        self._extras = [extras[item_id] for item_id in sorted(unnamed & extras.keys())]
-        self._unnamed = unnamed - extras.keys()
+        unnamed = found.theirs[~np.isin(theirs, changed)]
+        self._unnamed = set(each_id(unnamed))
         self._named = dict[tuple[str, str], ItemFacts]()
         self.unnamed_hashes = sorted({item_id[:KEY_HASH_BYTES] for item_id in self._unnamed})
 
@@ -126,33 +112,6 @@ class Naming:
             if item_id in self._unnamed:
                 self._unnamed.remove(item_id)
                 self._named[facts.item.key, facts.item.version] = facts
-
-    def take_keys(
-        self, key_hashes: frozenset[bytes], names: Sequence[tuple[str, str]]
-    ) -> list[bytes]:
-        """Keys and versions of the items that the target has for these key hashes;
-        returns the hashes of twins, which only their items tell apart.
-
-        Raises:
-            RemoteProtocolError: a key is of another hash.
-        """
-        named = defaultdict[bytes, list[tuple[str, str]]](list)
-        for name in names:
-            key_hash = self._hasher.key_hash(*name)
-            if key_hash not in key_hashes:
-                raise RemoteProtocolError(f"{name[0]!r} was not asked for")
-            named[key_hash].append(name)
-        ids = defaultdict[bytes, list[ItemId]](list)
-        for item_id in self._unnamed:
-            ids[item_id[:KEY_HASH_BYTES]].append(item_id)
-        twins = {item_id[:KEY_HASH_BYTES] for item_id in self._twins}
-        twins |= {one for one, found in named.items() if (len(found), len(ids[one])) != (1, 1)}
-        for key_hash in named.keys() - twins:
-            (name,), (item_id,) = named[key_hash], ids[key_hash]
-            self._unnamed.remove(item_id)
-            extra = ItemDifference(ItemDifferenceKind.EXTRA, *name, theirs_id=item_id)
-            self._extras.append(extra)
-        return sorted(twins & named.keys())
 
     def result(self) -> NamingResult:
         """All differences by key and version, once all names are taken. IDs that the
@@ -172,8 +131,6 @@ class Naming:
                     ItemDifferenceKind.EXTRA, key, version, theirs=facts, theirs_id=theirs_id
                 )
             )
-        for extra in self._extras:
-            self._add(extra)
         in_flight = self._in_flight + len(self._unnamed)
         return NamingResult(_ordered(self._differences), in_flight, _ordered(self._unknown))
 

@@ -107,7 +107,9 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._lists_all = (
             self._source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
         )
-        self._prover = PairProver(source, client, prefix=options.prefix, stopped=self._is_stopped)
+        self._prover = PairProver(
+            source, client, prefix=options.prefix, stopped=self._is_stopped, progress=progress
+        )
         self._workers = new_executor(options.copier_limits.objects, "object")
         self._rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -241,30 +243,21 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             level=level_text(found, self._bucket.profile),
             root=found.ours,
             differences=left,
+            in_flight=self._proof.in_flight,
         )
 
     def _prove_result(self, outcome: CopyTally) -> None:
         """Compare again, and delete what this and the plan's comparison show."""
         extras = [step.difference for step in self._steps if step.action is Action.DELETE]
-        self._proof = self._prove(extras=extras)
+        self._proof = self._prove(known=extras)
         if extras:
             self._deleter.delete(self._proof.comparison, outcome, self._progress)
             # The verifier notes each delete in its index.
             self._proof = self._prover.compare()
 
-    def _prove(
-        self, *, extras: Sequence[ItemDifference] = (), only_keys: bool = False
-    ) -> PairProof:
-        self._progress.begin("refresh", None, "keys")
-        seen = 0
-
-        def note(objects: int, _bytes_read: int) -> None:
-            nonlocal seen
-            self._progress.advance(objects - seen)
-            seen = objects
-
-        self._prover.refresh(note=note)
-        return self._prover.compare(extras=extras, only_keys=only_keys)
+    def _prove(self, *, known: Sequence[ItemDifference] = (), only_keys: bool = False) -> PairProof:
+        self._prover.refresh()
+        return self._prover.compare(known=known, only_keys=only_keys)
 
     def _check_stop(self) -> None:
         if self._is_stopped():

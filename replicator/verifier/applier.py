@@ -11,13 +11,10 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
-import numpy as np
-
 from merkle.errors import ReconcileError
 from proof.index import ItemEvidence, StampedItem
 from proof.item import (
     HASHES_BYTES,
-    ID_BYTES,
     KEY_HASH_BYTES,
     EvidenceLevel,
     HashAlgorithm,
@@ -28,7 +25,7 @@ from proof.item import (
 )
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
-from proof.symbols import ids_from_bytes, key_hashes
+from proof.symbols import key_hashes_from_bytes
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
@@ -220,10 +217,7 @@ class Applier:
         """The key of each item; None where the index has no such item."""
         found = dict[bytes, str]()
         if items:
-            padded = b"".join(
-                item[:KEY_HASH_BYTES] + bytes(ID_BYTES - KEY_HASH_BYTES) for item in items
-            )
-            hashes = np.unique(key_hashes(ids_from_bytes(padded)))
+            hashes = key_hashes_from_bytes(b"".join(item[:KEY_HASH_BYTES] for item in items))
             with self._index.snapshot() as snapshot:
                 rows = snapshot.find(hashes)
             # Of a bucket without versions, as all are that a verifier writes to.

@@ -1,6 +1,7 @@
 """Comparisons at random against brute force: at rest, moving, of ranges."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -62,6 +63,14 @@ def test_sets_that_share_nothing_are_told_apart(seed: int) -> None:
     agrees(compare(source, target), source, target, seed)
 
 
+def test_a_target_that_has_nothing_is_told_no_ids() -> None:
+    source = MemoryIndex(random_items(random.Random(1), 5_000, 10**5).values())
+    target = MemoryIndex()
+    link = Link(target)
+    agrees(compare(source, target, link=link), source, target, "nothing")
+    assert (link.trips, link.total_bytes < 1_000) == (1, True)
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_of_a_range_what_differs_in_it_is_found(group: int) -> None:
     for seed in range(group, SEEDS_RANGES, GROUPS):
@@ -110,7 +119,7 @@ def test_extras_that_are_known_are_found_again(group: int) -> None:
         keys = rng.random() < 0.5
         inside = KeyRange(rng.choice(NAMES)) if rng.random() < 0.2 else KeyRange()
         plain = compare(source, target, key_range=inside)
-        again = compare(source, target, extras=first.differences, only_keys=keys, key_range=inside)
+        again = compare(source, target, known=first.differences, only_keys=keys, key_range=inside)
         assert names_of(again.differences) == names_of(plain.differences), seed
         assert [one.theirs_id for one in again.differences] == [
             one.theirs_id for one in plain.differences
@@ -128,7 +137,7 @@ def test_extras_that_are_still_there_cost_nothing(extras: int) -> None:
     first = compare(source, target, only_keys=True)
     assert len(first.differences) == extras
     link = Link(target)
-    again = compare(source, target, extras=first.differences, link=link)
+    again = compare(source, target, known=first.differences, link=link)
     assert again.differences == first.differences
     assert (link.trips, link.total_bytes < 256) == (1, True)
     assert not again.is_equal
@@ -153,11 +162,11 @@ def test_while_both_sides_move_nothing_is_found_wrongly(group: int, knows_extras
             if not is_faithful and rng.random() < 0.5:
                 pair.write_foreign()
 
-        extras: tuple[ItemDifference, ...] = ()
+        known: Sequence[ItemDifference] = ()
         if knows_extras:
             move(pair, rng, is_faithful, 20)
             pair.write_foreign()
-            extras = compare(pair.source, pair.target, only_keys=rng.random() < 0.5).differences
+            known = compare(pair.source, pair.target, only_keys=rng.random() < 0.5).differences
         move(pair, rng, is_faithful, 40)
         acknowledged = pair.target.applied
         if rng.random() < 0.3:
@@ -166,7 +175,7 @@ def test_while_both_sides_move_nothing_is_found_wrongly(group: int, knows_extras
         first_cut = (pair.source.position, pair.target.position)
         outcome = None
         for number, result in enumerate(
-            steps(pair.source, pair.target, applied=acknowledged, extras=extras)
+            steps(pair.source, pair.target, applied=acknowledged, known=known)
         ):
             outcome = result
             if number:

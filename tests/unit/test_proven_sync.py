@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from replicator.proving import PairProver
 from replicator.stores.port import ObjectFacts, ObjectMissingError, ObjectProperties
 from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.values import WritesRefusedError
@@ -43,6 +44,17 @@ def test_a_sync_makes_the_sides_equal_and_proves_it(tmp_path: Path) -> None:
         assert ours == theirs
         again = pair.sync(delete=True)
         assert (again.copied, again.bytes, again.root) == (0, 0, report.root)
+
+
+def test_a_refresh_shows_the_keys_of_both_sides(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 20)
+        pair.sync()
+        progress = Remarks()
+        prover = PairProver(pair.bucket, pair.client, stopped=lambda: False, progress=progress)
+        assert prover.settle().is_equal
+        assert progress.stages == [("refresh both indexes", 40, "keys")]
+        assert progress.done == 40
 
 
 def test_new_metadata_move_no_data(tmp_path: Path) -> None:
