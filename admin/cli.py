@@ -6,6 +6,7 @@ ReconcileError ends the command with a message, its stable code and its exit sta
 without a traceback.
 """
 
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -160,7 +161,7 @@ def _open_standard_streams() -> None:
     """Open the streams that the caller closed (`>&-`) on the null device.
 
     Otherwise Python has None in their place, and the next file that is opened gets the
-    number of stdout.
+    number of stdout. Stdout escapes what its encoding lacks, as stderr does.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -171,6 +172,9 @@ def _open_standard_streams() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    # The name of an object may have letters that the terminal's encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

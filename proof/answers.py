@@ -14,13 +14,13 @@ from proof.errors import ProfileDiffersError
 from proof.index import (
     WHOLE,
     AppliedPositions,
-    ItemFacts,
     ItemIndex,
     ItemSnapshot,
     KeyRange,
     Position,
 )
-from proof.item import KEY_HASH_BYTES, ItemHasher, Profile
+from proof.item import ItemHasher, Profile
+from proof.item_columns import FoundItems
 from proof.messages import (
     EXTRAS_MAX,
     FIRST_SYMBOLS,
@@ -43,8 +43,14 @@ from proof.messages import (
     WindowsAnswer,
     WindowsQuestion,
 )
-from proof.symbols import KEPT_SYMBOLS, CodedSymbols, ids_to_bytes, short_ids
-from proof.wire import item_bytes_max
+from proof.symbols import (
+    KEPT_SYMBOLS,
+    CodedSymbols,
+    ids_to_bytes,
+    key_hashes,
+    key_hashes_from_bytes,
+    short_ids,
+)
 from runtime.errors import RemoteProtocolError
 
 # Before compression, so that names fit a message that do not compress.
@@ -146,27 +152,21 @@ class TargetAnswers:
         )
 
     def _names(self, question: NamesQuestion) -> NamesAnswer:
-        data = np.frombuffer(question.key_hashes, np.uint8).reshape(-1, KEY_HASH_BYTES)
-        wanted = np.zeros((len(data), 8), np.uint8)
-        wanted[:, 8 - KEY_HASH_BYTES :] = data
-        hashes = wanted.view(">u8")[:, 0].astype(np.uint64)
+        hashes = key_hashes_from_bytes(question.key_hashes)
         with self._at(question.at) as view:
-            rows = view.find(hashes)
-        place = {key_hash: number for number, key_hash in enumerate(hashes.tolist())}
-        found = [list[ItemFacts]() for _ in place]
-        for row in rows:
-            key_hash = int.from_bytes(row.id[:KEY_HASH_BYTES], "big")
-            found[place[key_hash]].append(ItemFacts(row.item, row.evidence))
+            found = FoundItems.of(view.find(hashes))
+        # Where the hash of each item was asked for.
+        asked = np.argsort(hashes, kind="stable")
+        places = asked[np.searchsorted(hashes[asked], key_hashes(found.ids))]
+        sizes = np.zeros(len(hashes), np.int64)
+        np.add.at(sizes, places, found.items.bytes_max)
         # As many hashes as fit a message, whatever the keys are like.
-        answered, size = 0, 0
-        for items in found:
-            size += sum(map(item_bytes_max, items))
-            if size > _NAMES_BYTES and answered:
-                break
-            answered += 1
-        items = [facts for group in found[:answered] for facts in group]
-        items.sort(key=lambda facts: (facts.item.key, facts.item.version))
-        return NamesAnswer(len(hashes) if answered == len(place) else answered, tuple(items))
+        fitting = int(np.searchsorted(np.cumsum(sizes), _NAMES_BYTES, side="right"))
+        answered = min(len(hashes), max(fitting, 1))
+        names = found.items.names
+        texts = list(zip(names.keys.texts(), names.versions.texts(), strict=True))
+        kept = sorted(np.flatnonzero(places < answered).tolist(), key=texts.__getitem__)
+        return NamesAnswer(answered, found.items.taken(np.array(kept, np.intp)))
 
     def _at(self, position: Position) -> AbstractContextManager[RewoundSnapshot]:
         return rewound(self._index, AppliedPositions(position))

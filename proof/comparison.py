@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import numpy as np
 
 from proof.answers import coded_symbols
+from proof.column_naming import ColumnNaming
 from proof.cuts import RewoundSnapshot, rewound
 from proof.decoding import (
     LISTED_IDS_MAX,
@@ -29,8 +30,17 @@ from proof.decoding import (
     should_decode,
 )
 from proof.errors import ComparisonLimitError, NotCertifiedError
-from proof.index import WHOLE, AppliedPositions, EvidenceCounts, ItemIndex, KeyRange, Position
-from proof.item import ItemHasher, Profile, mix
+from proof.index import (
+    WHOLE,
+    AppliedPositions,
+    EvidenceCounts,
+    IndexedItem,
+    ItemIndex,
+    KeyRange,
+    Position,
+)
+from proof.item import Profile, mix
+from proof.item_columns import ColumnHasher
 from proof.messages import (
     JOB_SYMBOLS_MAX,
     LISTED_MAX,
@@ -52,7 +62,7 @@ from proof.messages import (
     SymbolsQuestion,
     UnequalAnswer,
 )
-from proof.naming import ItemDifference, Naming, NamingResult
+from proof.naming import ItemDifference, NamingResult
 from proof.root import SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
@@ -93,8 +103,8 @@ class BucketComparison:
     """Of the target's own journal."""
     ours_evidence: EvidenceCounts
     theirs_evidence: EvidenceCounts
-    differences: tuple[ItemDifference, ...] = ()
-    """Certain at this cut; by key and version."""
+    differences: Sequence[ItemDifference] = ()
+    """Certain at this cut; by key and version. To read one reads the index again."""
     in_flight: int = 0
     """Differences of items that changed after the cut, on either side."""
     unknown: tuple[ItemDifference, ...] = ()
@@ -141,7 +151,7 @@ class SourceComparison:
     ) -> None:
         self._index = index
         self._profile = profile.digest
-        self._hasher = ItemHasher(profile)
+        self._hasher = ColumnHasher(profile)
         self._job = job
         self._asked = applied
         self._range = key_range
@@ -196,7 +206,7 @@ class SourceComparison:
             now = AppliedPositions(snapshot.position)
         with rewound(self._index, self._asked or now) as view:
             root, ours_evidence = view.roots([self._range])[0], view.evidence
-        digest = self._hasher.root_digest(self._job, root.count, root.total)
+        digest = self._hasher.items.root_digest(self._job, root.count, root.total)
         answers = yield [RootQuestion(self._range, self._asked, digest)]
         answer = _expected(RootAnswer, answers[0])
         self._cut, self._at = answer.applied or now, answer.position
@@ -231,6 +241,10 @@ class SourceComparison:
 
     def _decode(self, root: SetRoot, answer: RootAnswer) -> _Asking[IdDifference]:
         """The IDs that only one side has, not certified yet."""
+        if not answer.root.count:
+            # Before a first sync: all that we have is missing there.
+            with self._view() as view:
+                return IdDifference(view.ids(self._range), _NO_IDS)
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
@@ -369,7 +383,7 @@ class SourceComparison:
     def _name(self, found: IdDifference) -> _Asking[NamingResult]:
         """Which items the IDs are of."""
         with self._view() as view:
-            naming = Naming(self._hasher, self._cut, found, view)
+            naming = ColumnNaming(self._hasher, self._cut, found, view, self._items)
         hashes = naming.unnamed_hashes
         while hashes:
             chunks = [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
@@ -379,9 +393,14 @@ class SourceComparison:
                 answer = _expected(NamesAnswer, raw)
                 if not 0 < answer.answered <= len(chunk):
                     raise RemoteProtocolError("names of more, or of none, of what was asked")
-                naming.take(frozenset(chunk[: answer.answered]), answer.items)
+                naming.take(chunk[: answer.answered], answer.items)
                 hashes += chunk[answer.answered :]
         return naming.result()
+
+    def _items(self, hashes: "NDArray[np.uint64]") -> Sequence[IndexedItem]:
+        """Our items of these key hashes, as they are now."""
+        with self._index.snapshot() as snapshot:
+            return snapshot.find(hashes)
 
 
 _NO_IDS = ids_from_bytes(b"")

@@ -5,6 +5,7 @@ target is to answer, so that the target keeps nothing between questions, and rep
 one does no harm. `proof.wire` gives messages their bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -165,7 +166,7 @@ class NamesAnswer:
     """
 
     answered: int
-    items: tuple[ItemFacts, ...]
+    items: Sequence[ItemFacts]
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ class ItemDifference:
 class NamingResult:
     """See BucketComparison."""
 
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     unknown: tuple[ItemDifference, ...]
 

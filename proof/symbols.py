@@ -180,6 +180,13 @@ def key_hashes(ids: Ids) -> "NDArray[np.uint64]":
     return ids[:, 0] >> _KEY_SHIFT
 
 
+def key_hashes_from_bytes(data: bytes) -> "NDArray[np.uint64]":
+    """Key hashes of KEY_HASH_BYTES each, big-endian, joined, as an array."""
+    hashes = np.zeros((len(data) // KEY_HASH_BYTES, 8), np.uint8)
+    hashes[:, -KEY_HASH_BYTES:] = np.frombuffer(data, np.uint8).reshape(-1, KEY_HASH_BYTES)
+    return hashes.view(">u8")[:, 0].astype(np.uint64)
+
+
 def short_ids(ids: Ids) -> "NDArray[np.uint64]":
     """8 bytes of each ID, for lists."""
     return ids[:, 0] ^ ids[:, 1]

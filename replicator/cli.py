@@ -62,8 +62,14 @@ def run(
     """Run a verifier until SIGTERM or SIGINT.
 
     It lists the bucket every hour, and reads every object again within 30 days at a
-    limited rate, near the store. docs/formats.md lists every key of the file. One
-    verifier at a time may use a state folder: a second one ends with exit status 8.
+    limited rate, near the store. docs/formats.md lists every key of the file, also
+    those of TLS. `treefold bucket sync` and `verify` reach it by --verifier.
+
+    \b
+    Exit status:
+      0  stopped by a signal
+      1  failed, 2 usage or settings
+      7  the store does not answer, 8 another verifier uses the state folder
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {

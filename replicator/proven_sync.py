@@ -112,7 +112,9 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._lists_all = (
             self._source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
         )
-        self._prover = PairProver(source, client, prefix=options.prefix, stopped=self._is_stopped)
+        self._prover = PairProver(
+            source, client, prefix=options.prefix, stopped=self._is_stopped, progress=progress
+        )
         self._workers = new_executor(options.copier_limits.objects, "object")
         self._rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -236,18 +238,11 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             level=level_text(found, self._bucket.profile),
             root=found.ours,
             differences=left,
+            in_flight=self._proof.in_flight,
         )
 
     def _prove(self) -> PairProof:
-        self._progress.begin("refresh", None, "keys")
-        seen = 0
-
-        def note(objects: int, _bytes_read: int) -> None:
-            nonlocal seen
-            self._progress.advance(objects - seen)
-            seen = objects
-
-        self._prover.refresh(note=note)
+        self._prover.refresh()
         return self._prover.compare()
 
     def _check_stop(self) -> None:

@@ -17,10 +17,11 @@ from proof.comparison import BucketComparison, SourceComparison
 from proof.index import WHOLE, ItemIndex, KeyRange
 from proof.item import EvidenceLevel, Profile
 from proof.messages import JOB_BYTES, AnswerMessage, QuestionMessage
-from proof.naming import ItemDifference
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.tracking import DifferenceTracker
 from replicator.refresh import IndexedBucket
 from replicator.verifier.client import VerifierClient
+from runtime.progress import ProgressSink
 
 # Questions of one step that are asked at a time.
 _QUESTIONS_AT_ONCE = 8
@@ -43,7 +44,7 @@ class PairProof:
     """
 
     comparison: BucketComparison
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     bytes_crossed: int
     round_trips: int
@@ -52,6 +53,53 @@ class PairProof:
     def is_equal(self) -> bool:
         """Whether the last comparison showed equal sides."""
         return self.comparison.is_equal
+
+    @property
+    def objects(self) -> int:
+        """The keys that a side has, but for those that are in flight to the target."""
+        extras = sum(one.kind is ItemDifferenceKind.EXTRA for one in self.differences)
+        return self.comparison.ours.count + extras
+
+    @property
+    def levels(self) -> dict[EvidenceLevel, int]:
+        """How many keys are known at which level at both sides. Each side counts its
+        own items, and nobody knows which: those that one side has not read may be
+        others than those of the other side. So each key counts at the least level that
+        it can have.
+        """
+        objects = self.objects
+        sides = (self.comparison.ours_evidence, self.comparison.theirs_evidence)
+        # What only one side has is known by listings.
+        listed = sum(one.kind is not ItemDifferenceKind.CHANGED for one in self.differences)
+        listed += self.in_flight + sum(side.listed for side in sides)
+        unread = listed + sum(side.recorded for side in sides)
+        listed, unread = min(listed, objects), min(unread, objects)
+        return {
+            EvidenceLevel.LISTED: listed,
+            EvidenceLevel.RECORDED: unread - listed,
+            EvidenceLevel.READ: objects - unread,
+        }
+
+    def level_of(self, difference: ItemDifference) -> EvidenceLevel:
+        """How a difference is known: that a side lacks a key, by its listing."""
+        if difference.kind is not ItemDifferenceKind.CHANGED or difference.ours is None:
+            return EvidenceLevel.LISTED
+        far = self.comparison.theirs_evidence
+        level = EvidenceLevel.RECORDED if far.recorded else EvidenceLevel.READ
+        # The other side did not say how it knows just this item.
+        theirs = EvidenceLevel.LISTED if far.listed else level
+        return min(difference.ours.evidence.level, theirs)
+
+    @property
+    def oldest_read_at_s(self) -> int | None:
+        """When what was read longest ago was read, in seconds since 1970; None if
+        nothing was read at both sides.
+        """
+        if not self.levels[EvidenceLevel.READ]:
+            return None
+        sides = (self.comparison.ours_evidence, self.comparison.theirs_evidence)
+        times = (at for side in sides if (at := side.oldest_read_at_s) is not None)
+        return min(times, default=None)
 
 
 def prove(
@@ -90,28 +138,25 @@ class PairProver:
         *,
         prefix: str = "",
         stopped: Callable[[], bool],
+        progress: ProgressSink | None = None,
     ) -> None:
-        """`stopped` says whether to give up."""
+        """`stopped` says whether to give up; refreshes are shown by `progress`."""
         self._source = source
+        self._progress = progress
         self._client = client
         self._prefix = prefix
         self._stopped = stopped
         self._failed = threading.Event()
 
-    def refresh(
-        self,
-        *,
-        read_since_s: int = 0,
-        note: Callable[[int, int], None] = lambda _objects, _bytes_read: None,
-    ) -> None:
+    def refresh(self, *, read_since_s: int = 0) -> None:
         """Bring both indexes up to date, each side near its store, both at a time.
-        `note` gets the objects that the source has so far, and the bytes read there.
 
         Raises:
             StoreError: a side could not be listed or read.
             OperationInterruptedError: `stopped`.
         """
         self._failed.clear()
+        shown = _RefreshStage(self._progress, self._expected_keys())
 
         def stopped() -> bool:
             return self._stopped() or self._failed.is_set()
@@ -122,13 +167,14 @@ class PairProver:
                 self._source.profile,
                 read_since_s=read_since_s,
                 prefix=self._prefix,
+                progress=lambda objects, _: shown.note("far", objects),
                 stopped=stopped,
             )
             try:
                 self._source.refresher(stopped).refresh(
                     read_since_s=read_since_s,
                     prefix=self._prefix,
-                    note=lambda progress: note(progress.objects, progress.bytes_read),
+                    note=lambda progress: shown.note("near", progress.objects),
                 )
             except BaseException:
                 self._failed.set()
@@ -178,8 +224,34 @@ class PairProver:
             first.round_trips + second.round_trips,
         )
 
+    def _expected_keys(self) -> int:
+        """About as many keys as both sides will list; 0 if nobody knows."""
+        if self._progress is None:
+            return 0
+        with self._source.index.snapshot() as snapshot:
+            return 2 * snapshot.roots([prefix_range(self._prefix)])[0].count
+
     def _crossed(self) -> int:
         return self._client.bytes_sent + self._client.bytes_received
+
+
+class _RefreshStage:
+    """Shows a refresh of both sides as one stage. Thread-safe."""
+
+    def __init__(self, progress: ProgressSink | None, expected_keys: int) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._seen = {"near": 0, "far": 0}
+        if progress is not None:
+            progress.begin("refresh both indexes", expected_keys or None, "keys")
+
+    def note(self, side: str, objects: int) -> None:
+        """Note how many objects a side has seen so far."""
+        with self._lock:
+            more = objects - self._seen[side]
+            self._seen[side] = objects
+            if self._progress is not None:
+                self._progress.advance(more)
 
 
 def level_text(comparison: BucketComparison, profile: Profile) -> str:

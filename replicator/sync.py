@@ -89,6 +89,11 @@ class SyncPlan:
     bytes: int
 
     @property
+    def objects(self) -> int:
+        """How many keys the source has."""
+        return self.copies + self.patches + self.properties + self.equal
+
+    @property
     def changes(self) -> int:
         """How many keys will be changed at the target."""
         return self.copies + self.patches + self.properties + self.deletes
@@ -290,7 +295,9 @@ class BucketSync:
         counts = dict.fromkeys(Action, 0)
         length_bytes = 0
         batch = list[PlannedStep]()
-        self._progress.begin("compare", None, "keys")
+        # Without a prefix about as many keys as the last run has seen.
+        estimate = 0 if self._options.prefix else self._ledger.row_count()
+        self._progress.begin("compare", estimate or None, "keys")
         for decided in self._compared(rows_are_fresh=False):
             state, decision = decided.state, decided.decision
             counts[decision.action] += 1

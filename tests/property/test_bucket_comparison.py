@@ -58,6 +58,14 @@ def test_sets_that_share_nothing_are_told_apart(seed: int) -> None:
     agrees(compare(source, target), source, target, seed)
 
 
+def test_a_target_that_has_nothing_is_told_no_ids() -> None:
+    source = MemoryIndex(random_items(random.Random(1), 5_000, 10**5).values())
+    target = MemoryIndex()
+    link = Link(target)
+    agrees(compare(source, target, link=link), source, target, "nothing")
+    assert (link.trips, link.total_bytes < 1_000) == (1, True)
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_of_a_range_what_differs_in_it_is_found(group: int) -> None:
     for seed in range(group, SEEDS_RANGES, GROUPS):

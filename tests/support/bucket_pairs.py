@@ -1,7 +1,7 @@
 """Random pairs of buckets, and what differs between them by brute force."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proof.comparison import BucketComparison, SourceComparison
@@ -47,7 +47,7 @@ def differing(ours: Items, theirs: Items) -> dict[Name, ItemDifferenceKind]:
     return kinds
 
 
-def names_of(differences: tuple[ItemDifference, ...]) -> dict[Name, ItemDifferenceKind]:
+def names_of(differences: Sequence[ItemDifference]) -> dict[Name, ItemDifferenceKind]:
     """The same of what a comparison found."""
     return {(one.key, one.version): one.kind for one in differences}
 

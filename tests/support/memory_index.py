@@ -142,11 +142,6 @@ class MemoryIndex:
         found = {keys[first + (last - first) * i // parts] for i in range(1, parts) if first < last}
         return sorted(key for key in found if key > key_range.start)
 
-    def prepare(self) -> None:
-        """Make what else the first reading would make."""
-        self._ordered()
-        self.find(np.zeros(0, np.uint64))
-
     def find(self, key_hashes: "NDArray[np.uint64]") -> list[IndexedItem]:
         """See ItemSnapshot."""
         if self._by_hash is None:
@@ -154,6 +149,11 @@ class MemoryIndex:
             for row in self._rows.values():
                 self._by_hash[int.from_bytes(row.id[:6], "big")].append(row)
         return [row for one in key_hashes.tolist() for row in self._by_hash.get(one, ())]
+
+    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+        """See ItemSnapshot."""
+        rows = self.find(np.unique(key_hashes))
+        return [row.item.key.encode() for row in rows], [row.item.version.encode() for row in rows]
 
     def _bounds(self, key_range: KeyRange) -> tuple[int, int]:
         keys = self._ordered()[0]

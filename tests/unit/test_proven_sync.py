@@ -5,9 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from replicator.proving import PairProver
 from replicator.stores.port import ObjectProperties
 from replicator.sync import SyncOptions
 from replicator.verifier.values import WritesRefusedError
+from tests.support.bucket_sync import Remarks
 from tests.support.stores import ANYTHING, NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
 
@@ -38,6 +40,17 @@ def test_a_sync_makes_the_sides_equal_and_proves_it(tmp_path: Path) -> None:
         assert ours == theirs
         again = pair.sync(delete=True)
         assert (again.copied, again.bytes, again.root) == (0, 0, report.root)
+
+
+def test_a_refresh_shows_the_keys_of_both_sides(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 20)
+        pair.sync()
+        progress = Remarks()
+        prover = PairProver(pair.bucket, pair.client, stopped=lambda: False, progress=progress)
+        assert prover.settle().is_equal
+        assert progress.stages == [("refresh both indexes", 40, "keys")]
+        assert progress.done == 40
 
 
 def test_new_metadata_move_no_data(tmp_path: Path) -> None:
