@@ -45,6 +45,7 @@ from replicator.crossing import lacking
 from replicator.proven_receipt import proven_receipt
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
+from replicator.refresh import READ_ALL_S
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
@@ -348,7 +349,7 @@ def _prove(
             hint="A verifier knows more than a listing: leave --level out, or --verifier.",
         )
     clock = SystemClock()
-    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
         pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))

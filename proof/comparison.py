@@ -29,7 +29,7 @@ from proof.decoding import (
     remaining_estimate,
     should_decode,
 )
-from proof.errors import ComparisonLimitError, NotCertifiedError
+from proof.errors import ComparisonLimitError, NotCertifiedError, TooManyDifferencesError
 from proof.extra_naming import (
     Extras,
     KeyNaming,
@@ -73,7 +73,7 @@ from proof.messages import (
     UnequalAnswer,
 )
 from proof.naming import ItemDifference, NamingResult
-from proof.root import SetRoot
+from proof.root import ROOT_EMPTY, SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
     SYMBOL_BYTES,
@@ -147,7 +147,9 @@ class SourceComparison:
 
     `job` is JOB_BYTES that no other job has. `applied` is what the target acknowledged
     last; the target says itself what it holds, so a wrong one costs bytes only. Answers
-    that break a rule end in a ReconcileError, after which the job is over.
+    that break a rule end in a ReconcileError, after which the job is over. So does a
+    difference of many more than `differences_max` items, since memory grows with it;
+    `unequal` is then what is known of the range.
 
     `known` are differences that an earlier comparison found. Extras among them that the
     target still has are found again and cost nothing: the question is then whether it
@@ -164,7 +166,9 @@ class SourceComparison:
         key_range: KeyRange = WHOLE,
         known: Iterable[ItemDifference] = (),
         only_keys: bool = False,
+        differences_max: int | None = None,
     ) -> None:
+        self._differences_max = differences_max
         self._index = index
         self._profile = profile.digest
         self._hasher = ColumnHasher(profile)
@@ -182,6 +186,8 @@ class SourceComparison:
         self._steps = self._compare()
         self.outcome: BucketComparison | None = None
         """What was found, once no question is left."""
+        self.unequal: BucketComparison | None = None
+        """The roots, where they differ, before the differences are found."""
 
     def start(self) -> list[QuestionMessage]:
         """The first questions."""
@@ -193,6 +199,7 @@ class SourceComparison:
         Raises:
             RemoteProtocolError: an answer is malformed, of another job, or impossible.
             NotCertifiedError: the differences found do not explain the roots.
+            TooManyDifferencesError: there are more than `differences_max`.
             ComparisonLimitError: the difference is too large, or answers lead nowhere.
             CutUnknownError: the target holds positions that our index has not read yet.
             JournalTrimmedError: our journal no longer reaches back to the cut.
@@ -244,7 +251,10 @@ class SourceComparison:
         if wanted != answer.root:
             if not answer.symbols:
                 raise RemoteProtocolError("the target claims to be equal without holding our root")
+            self.unequal = outcome
             found = yield from self._decode(wanted, answer)
+            # The estimate is a rough one; naming takes the most memory.
+            self._check_size(wanted, answer.root, (len(found.ours) + len(found.theirs)) / 2)
         ours, theirs = SetRoot.of(found.ours), SetRoot.of(found.theirs)
         if wanted - answer.root != ours - theirs:
             raise NotCertifiedError(
@@ -272,13 +282,14 @@ class SourceComparison:
 
     def _decode(self, root: SetRoot, answer: RootAnswer) -> _Asking[IdDifference]:
         """The IDs that only one side has, not certified yet."""
-        if not answer.root.count:
-            # Before a first sync: all that we have is missing there.
-            with self._view() as view:
-                return IdDifference(view.ids(self._range), _NO_IDS)
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
+        if answer.root == ROOT_EMPTY:
+            # As before a first sync: all that we have is missing there.
+            self._check_size(root, answer.root, root.count)
+            with self._view() as view:
+                return IdDifference(view.ids(self._range), _NO_IDS)
         while True:
             size = len(theirs)
             if size:
@@ -289,6 +300,8 @@ class SourceComparison:
                     return _joined(found, left.settled)
                 estimate = estimated_difference(difference, left.ours - left.theirs)
                 estimate = min(estimate, left.ours + left.theirs)
+                if not is_split:
+                    self._check_size(root, answer.root, estimate)
                 failures = failures + 1 if should_decode(size, estimate) else 0
                 if failures >= _FAILURES_MAX:
                     theirs, failures = CodedSymbols.zeros(0, self._new_salt()), 0
@@ -311,6 +324,17 @@ class SourceComparison:
                         items=left.ours + left.theirs,
                     )
                     is_split, theirs = True, CodedSymbols.zeros(0)
+
+    def _check_size(self, ours: SetRoot, theirs: SetRoot, estimate: float) -> None:
+        most = self._differences_max
+        if most is not None and estimate > most:
+            raise TooManyDifferencesError(
+                f"about {estimate:.0f} items differ, more than {most}",
+                hint="compare part by part",
+                ours=ours.count,
+                theirs=theirs.count,
+                estimate=int(estimate),
+            )
 
     def _new_salt(self) -> int:
         self._salts += 1

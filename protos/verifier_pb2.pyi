@@ -32,20 +32,24 @@ class Profile(_message.Message):
     def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms")
+    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     LISTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_READ_MS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     position: int
     listed: int
     recorded: int
     read: int
     listed_at_ms: int
     oldest_read_ms: int
-    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ...) -> None: ...
+    settled_items: int
+    settled_total: bytes
+    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("question",)

@@ -69,8 +69,9 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Refresh(self, request, context):
-        """Bring the index up to date with the store; the last answer has the result. While
-        nothing is new, an answer comes all the same, so that neither side waits in silence.
+        """Bring the index up to date with the store; the last answer has the result. The first
+        one says that it begins. While nothing is new, an answer comes all the same, so that
+        neither side waits in silence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -11,21 +11,26 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from itertools import compress, count
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from replicator.comparison import DecidedKey
 from replicator.copy_requests import CopyFailedError, FailureReason
-from replicator.difference import Action
 from replicator.ledger import PlannedStep
 from replicator.stores.port import DeleteFailure, Store, StoreError
 
 T = TypeVar("T")
+Planned = TypeVar("Planned", bound="_Keyed")
 
 # Of one request; S3 takes as many.
 DELETES_AT_ONCE = 1_000
 BACK = "it exists at the source again"
 MOVED = "it changed at the target since the plan"
 _REPLACED = "it was written anew at the target"
+
+
+class _Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
 
 
 class Retrying(Protocol):
@@ -45,35 +50,31 @@ class DeleteResult:
     failed: tuple[tuple[str, StoreError], ...]
 
 
-class SecondCut:
+class SecondCut(Generic[Planned]):
     """Finds the planned deletes that a second comparison confirms. `planned` are those
     of the first one, by key. It takes one byte of memory for each.
     """
 
-    def __init__(self, planned: Iterator[PlannedStep]) -> None:
+    def __init__(self, planned: Iterator[Planned]) -> None:
         self._planned = planned
         self._next = next(planned, None)
         self._flags = bytearray()
         self.confirmed = 0
         """How many are confirmed so far."""
 
-    def confirms(self, decided: DecidedKey) -> bool:
-        """Whether the first cut showed this extra as it is now. Keys come in their
-        order, each once.
+    def confirms(self, key: str, is_same: Callable[[Planned], bool]) -> bool:
+        """Whether the first cut showed this extra as it is now, which `is_same` says.
+        Keys come in their order, each once.
         """
-        assert decided.decision.action is Action.DELETE
-        target = decided.state.target
-        assert target is not None
-        while self._next is not None and self._next.key < target.key:
+        while self._next is not None and self._next.key < key:
             self._advance(is_confirmed=False)
-        if self._next is None or self._next.key != target.key:
+        if self._next is None or self._next.key != key:
             return False
-        stamp = self._next.target
-        is_confirmed = stamp is not None and stamp.agrees(target)
+        is_confirmed = is_same(self._next)
         self._advance(is_confirmed=is_confirmed)
         return is_confirmed
 
-    def of(self, planned: Iterator[PlannedStep]) -> Iterator[PlannedStep]:
+    def of(self, planned: Iterator[Planned]) -> Iterator[Planned]:
         """Those that are confirmed, of the same plan read once more."""
         return compress(planned, self._flags)
 
@@ -81,6 +82,13 @@ class SecondCut:
         self._flags.append(is_confirmed)
         self.confirmed += is_confirmed
         self._next = next(self._planned, None)
+
+
+def shows_same(decided: DecidedKey) -> Callable[[PlannedStep], bool]:
+    """Whether a plan has the same version of an extra that a comparison shows."""
+    target = decided.state.target
+    assert target is not None
+    return lambda step: step.target is not None and step.target.agrees(target)
 
 
 class ExtraDeleter:

@@ -35,7 +35,14 @@ from replicator.copy_requests import (
 from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing, lacking
 from replicator.cut import CutCheck
-from replicator.deletes import DELETES_AT_ONCE, MOVED, ExtraDeleter, SecondCut, in_flight
+from replicator.deletes import (
+    DELETES_AT_ONCE,
+    MOVED,
+    ExtraDeleter,
+    SecondCut,
+    in_flight,
+    shows_same,
+)
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.listing import lists_key
@@ -261,7 +268,7 @@ class BucketSync:
         )
         self._deleter = ExtraDeleter(source, target, readers=self._workers, retried=self._retried)
         self._tally = EqualityTally(ledger.secret)
-        self._second_cut: SecondCut | None = None
+        self._second_cut: SecondCut[PlannedStep] | None = None
         self._in_flight = 0
 
     def __enter__(self) -> Self:
@@ -394,7 +401,9 @@ class BucketSync:
             cut = self._second_cut = SecondCut(self._planned_deletes())
             moved, moved_count = list[str](), 0
             for decided in self._compared(rows_are_fresh=rows_are_fresh):
-                if decided.decision.action is Action.DELETE and not cut.confirms(decided):
+                if decided.decision.action is not Action.DELETE:
+                    continue
+                if not cut.confirms(decided.state.key, shows_same(decided)):
                     moved_count += 1
                     if moved_count <= self._options.failures_named_max:
                         moved.append(decided.state.key)

@@ -26,6 +26,7 @@ from proof.item import (
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
 from proof.symbols import key_hashes_from_bytes
+from replicator.copier import NewExecutor
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
@@ -70,6 +71,7 @@ class Applier:
         profile: Profile,
         *,
         writing: AbstractContextManager[object],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """`writing` is held by one writer of the index at a time."""
         self._store = store
@@ -79,7 +81,7 @@ class Applier:
         self._ids = ItemHasher(profile)
         # What an index holds after a failed write is unknown: nothing more is written.
         self._index_failed = False
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="apply")
+        self._pool = new_executor(_THREADS, "apply")
 
     def close(self) -> None:
         """Wait for requests under way."""

@@ -336,18 +336,27 @@ def index_state_to(state: IndexState) -> pb.IndexState:
         read=evidence.read,
         listed_at_ms=1000 * (state.listed_at_s or 0),
         oldest_read_ms=1000 * (evidence.oldest_read_at_s or 0),
+        settled_items=state.settled.count if state.settled else 0,
+        settled_total=total_to(state.settled) if state.settled else b"",
     )
 
 
 def index_state_from(message: pb.IndexState) -> IndexState:
-    """The index's state in a message."""
+    """The index's state in a message.
+
+    Raises:
+        RemoteProtocolError: a root in it is invalid.
+    """
     evidence = EvidenceCounts(
         listed=min(message.listed, _COUNT_MAX),
         recorded=min(message.recorded, _COUNT_MAX),
         read=min(message.read, _COUNT_MAX),
         oldest_read_at_s=message.oldest_read_ms // 1000 or None,
     )
-    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None)
+    settled = None
+    if message.settled_total:
+        settled = root_from(message.settled_items, message.settled_total)
+    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None, settled)
 
 
 def _key_from(key: str) -> str:

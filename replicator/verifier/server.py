@@ -8,8 +8,9 @@ that the target lacks.
 import hmac
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -64,7 +65,13 @@ class VerifierService:
     def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
         self._bucket = bucket
         self._applier = (
-            Applier(bucket.store, bucket.index, bucket.profile, writing=bucket.writing)
+            Applier(
+                bucket.store,
+                bucket.index,
+                bucket.profile,
+                writing=bucket.writing,
+                new_executor=bucket.new_executor,
+            )
             if takes_writes
             else None
         )
@@ -76,7 +83,7 @@ class VerifierService:
         # Two listings at a time would cost twice and find the same.
         self._refreshing = threading.Lock()
         self._patching = threading.BoundedSemaphore(_LONG_CALLS)
-        self._long_calls = ThreadPoolExecutor(2 * _LONG_CALLS, thread_name_prefix="long-call")
+        self._long_calls = bucket.new_executor(2 * _LONG_CALLS, "long-call")
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to this server."""
@@ -135,7 +142,9 @@ class VerifierService:
             StoreError: the store could not be listed or read.
         """
         self._check_profile(request.profile_digest)
-        seen = [RefreshProgress()]
+        start, seen = self._bucket.start(), [RefreshProgress()]
+        # The other side waits for it, so that both hold still from one moment on.
+        yield pb.RefreshProgress()
 
         def work() -> RefreshProgress:
             return self.refresh_now(
@@ -149,10 +158,11 @@ class VerifierService:
             work,
             lambda: pb.RefreshProgress(objects=seen[0].objects, bytes_read=seen[0].bytes_read),
         )
+        settled = self._bucket.settled_root(start, request.prefix)
         yield pb.RefreshProgress(
             objects=progress.objects,
             bytes_read=progress.bytes_read,
-            index=index_state_to(self.state()),
+            index=index_state_to(replace(self.state(), settled=settled)),
         )
 
     def refresh_now(

@@ -33,12 +33,14 @@ BLAKE3_BYTES = 32
 @dataclass(frozen=True, slots=True)
 class IndexState:
     """What a verifier's index knows of its bucket. `listed_at_s` is when its last
-    whole listing began, None before the first.
+    whole listing began, None before the first. `settled` is the root of what the bucket
+    held when the refresh began that this answers, None where that is not known.
     """
 
     position: int
     evidence: EvidenceCounts
     listed_at_s: int | None
+    settled: SetRoot | None = None
 
 
 @dataclass(frozen=True, slots=True)

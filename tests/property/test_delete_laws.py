@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from replicator.comparison import DecidedKey
 from replicator.copy_requests import ObjectStamp
-from replicator.deletes import SecondCut
+from replicator.deletes import SecondCut, shows_same
 from replicator.difference import Action, Decision, KeyState
 from replicator.ledger import PlannedStep
 from replicator.stores.port import DeleteFailure, ObjectFacts
@@ -47,7 +47,8 @@ def test_a_second_cut_confirms_what_both_have_shown_alike(
     alike = [key for key in sorted(planned) if seen.get(key) == planned[key]]
     for key, version in sorted(seen.items()):
         state = KeyState(key, None, facts_of(key, version), source_is_fresh=True)
-        assert cut.confirms(DecidedKey(state, Decision(Action.DELETE, ""))) == (key in alike)
+        decided = DecidedKey(state, Decision(Action.DELETE, ""))
+        assert cut.confirms(key, shows_same(decided)) == (key in alike)
     assert [step.key for step in cut.of(iter(steps))] == alike
     assert cut.confirmed == len(alike)
 

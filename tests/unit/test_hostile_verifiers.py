@@ -15,14 +15,22 @@ import grpc
 import pytest
 
 from merkle.errors import ReconcileError
-from proof.item import ItemHasher, ItemId
-from proof.messages import AnswerMessage, BitmapAnswer, QuestionMessage, RootAnswer, SymbolsAnswer
+from proof.index import KeyRange
+from proof.item import ROOT_DIGEST_BYTES, ItemHasher, ItemId
+from proof.messages import (
+    AnswerMessage,
+    BitmapAnswer,
+    QuestionMessage,
+    RootAnswer,
+    RootQuestion,
+    SymbolsAnswer,
+)
 from proof.root import SetRoot
 from proof.wire import decode_answer, encode_answer
 from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
 from replicator.proving import prove
-from replicator.verifier.client import VerifierClient
+from replicator.verifier.client import AnswerLimits, VerifierClient, VerifierUnavailableError
 from replicator.verifier.messages import patch_order_to, patch_to, write_to
 from replicator.verifier.server import SERVICE
 from replicator.verifier.values import (
@@ -196,6 +204,56 @@ def test_a_refresh_without_an_end_and_a_patch_of_another_object_are_refused(prof
             with pytest.raises(ReconcileError) as caught:
                 call()
             assert caught.value.code == "remote_protocol"
+
+
+def test_a_verifier_that_never_answers_is_unreachable(profile: Any) -> None:
+    never = threading.Event()
+
+    def stalled(requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
+        next(requests)
+        never.wait(CALL_S)
+        return iter(())
+
+    methods = ("Describe", "Prove", "Refresh", "GetFacts", "WriteBatches", "PatchObject")
+    order = PatchOrder("k", ItemId(bytes(16)), 3, b"h" * 32, NOTHING)
+    question = QuestionMessage(
+        b"job of 8", 0, profile.digest, RootQuestion(KeyRange(), None, bytes(ROOT_DIGEST_BYTES))
+    )
+    with fake(**dict.fromkeys(methods, stalled)) as other:
+        limits = AnswerLimits(answer_s=0.5, batch_s=0.5)
+        with closing(VerifierClient(other.address, limits=limits)) as client:
+            for call in (
+                client.describe,
+                lambda: client.prove(question),
+                lambda: client.refresh(profile),
+                lambda: client.facts(profile, ["a"]),
+                lambda: list(client.write(profile, [writes("a"), writes("b")])),
+                lambda: client.patch(profile, order, [RangePatch(0, 0, b"abc")]),
+            ):
+                with pytest.raises(VerifierUnavailableError) as caught:
+                    call()
+                assert caught.value.exit_status == 7
+        never.set()
+
+
+def test_a_batch_is_waited_for_while_others_are_answered(profile: Any) -> None:
+    """Each answer begins the time anew, and nothing is due before a batch is sent."""
+    turn = threading.Semaphore(0)
+
+    def answer(requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
+        for number, _batch in enumerate(requests):
+            turn.acquire(timeout=0.2)
+            yield pb.BatchResult(batch=number, results=[OK], total=TOTAL)
+
+    def slowly() -> Iterator[list[Write]]:
+        for key in "abcdefgh":
+            turn.acquire(timeout=0.2)
+            yield writes(key)
+
+    with fake(WriteBatches=answer) as other:
+        limits = AnswerLimits(batch_s=1.0)
+        with closing(VerifierClient(other.address, limits=limits)) as client:
+            assert len(list(client.write(profile, slowly()))) == 8
 
 
 def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:

@@ -36,9 +36,10 @@ def test_equal_buckets_cost_a_round_trip(tmp_path: Path) -> None:
     with far_pair(tmp_path) as (pair, link):
         fill(pair.source, 300)
         pair.sync()
-        pair.prover().refresh()
+        prover = pair.prover()
+        prover.refresh()
         link.reset()
-        proof = pair.prover().compare()
+        proof = prover.compare()
         assert (proof.is_equal, proof.round_trips) == (True, 1)
         assert crossed(link) <= 1_000
 
