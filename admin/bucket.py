@@ -369,10 +369,10 @@ def _prove(
         )
         bar.close()
         try:
-            append_receipt(receipts, receipt)
+            append_receipt(receipts, receipt if pair.lists_all else None)
         finally:
-            print_proof(proof, verifier, prefix, as_json=as_json)
-    _end(len(proof.differences), is_equal=proof.is_equal)
+            print_proof(proof, verifier, prefix, lists_all=pair.lists_all, as_json=as_json)
+    _end(len(proof.differences), is_equal=proof.is_equal and pair.lists_all)
 
 
 def _end(differences: int, *, is_equal: bool, failed: int = 0) -> None:

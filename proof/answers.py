@@ -20,7 +20,7 @@ from proof.index import (
     Position,
 )
 from proof.item import ItemHasher, Profile
-from proof.item_columns import FoundItems
+from proof.item_columns import FoundItems, ItemColumns
 from proof.messages import (
     EXTRAS_MAX,
     FIRST_SYMBOLS,
@@ -30,6 +30,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -107,6 +109,10 @@ class TargetAnswers:
                 return self._bitmap(question)
             case NamesQuestion() as question:
                 return self._names(question)
+            case KeysQuestion(at, hashes):
+                answer = self._names(NamesQuestion(at, hashes))
+                texts = ItemColumns.of(answer.items).names.texts()
+                return KeysAnswer(answer.answered, tuple(zip(*texts, strict=True)))
             case WindowsQuestion() as question:
                 return self._windows(question)
 

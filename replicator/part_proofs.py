@@ -7,8 +7,9 @@ where to cut.
 """
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 
 from proof.comparison import BucketComparison, SourceComparison
 from proof.errors import ComparisonLimitError, TooManyDifferencesError
@@ -26,7 +27,7 @@ from proof.messages import (
     Question,
     QuestionMessage,
 )
-from proof.naming import ItemDifference
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.root import ROOT_EMPTY, SetRoot
 from proof.spans import parts_of
 from runtime.errors import RemoteProtocolError
@@ -53,10 +54,12 @@ class DifferenceTally:
 
     def add(self, differences: Sequence[ItemDifference]) -> None:
         """Add some. Of a changed item only its difference is known: it counts as not
-        held by the target.
+        held by the target. An extra that was named by its key alone explains nothing.
         """
         self.count += len(differences)
         for one in differences:
+            if one.kind is ItemDifferenceKind.EXTRA and one.theirs is None:
+                continue
             ours = SetRoot.of_item(one.ours.id if one.ours is not None else None)
             self.explained += ours - SetRoot.of_item(one.theirs_id)
         self.surplus.remove(one.ours.item for one in differences if one.ours is not None)
@@ -70,23 +73,37 @@ def compare_parts(
     key_range: KeyRange,
     *,
     differences_max: int = DIFFERENCES_MAX,
+    known: Iterable[ItemDifference] = (),
+    only_keys: bool = False,
 ) -> Iterator[BucketComparison]:
     """Compare a range, or its parts in the order of their keys. The first comparison is
-    of the whole range; if parts follow, it has the roots, and no differences.
+    of the whole range; if parts follow, it has the roots, and no differences. `known`
+    and `only_keys` are as for SourceComparison; `known` comes by key, and is read as
+    parts need it.
 
     Raises:
         ComparisonLimitError: one key has too many versions, or the parts lead nowhere.
         ReconcileError: what SourceComparison.step and `ask` raise.
     """
-    pending, parts = [key_range], 0
+    later = _known_parts(key_range, iter(known), differences_max)
+    first = next(later)
+    is_one = first.key_range == key_range
+    later = chain((first,), later)
+    pending, parts = [next(later) if is_one else _KnownPart(key_range, ())], 0
     while pending:
         part, parts = pending.pop(), parts + 1
         if parts > _PARTS_MAX:
             raise ComparisonLimitError(f"the comparison did not end in {_PARTS_MAX} parts")
-        job = secrets.token_bytes(JOB_BYTES)
         comparison = SourceComparison(
-            index, profile, job, key_range=part, differences_max=differences_max
+            index,
+            profile,
+            secrets.token_bytes(JOB_BYTES),
+            key_range=part.key_range,
+            differences_max=differences_max,
+            known=part.known,
+            only_keys=only_keys,
         )
+        is_whole = part.key_range == key_range
         try:
             questions = comparison.start()
             while questions:
@@ -94,13 +111,39 @@ def compare_parts(
         except TooManyDifferencesError as error:
             whole = comparison.unequal
             assert whole is not None
-            if part == key_range:
+            if is_whole:
                 yield whole
-            bounds = _bounds(index, profile, ask, part, whole, error, differences_max)
-            pending += reversed(parts_of(part, bounds))
+            if is_one or not is_whole:
+                bounds = _bounds(index, profile, ask, part.key_range, whole, error, differences_max)
+                cut = parts_of(part.key_range, bounds)
+                pending += (_KnownPart(one, part.known) for one in reversed(cut))
         else:
             assert comparison.outcome is not None
             yield comparison.outcome
+            if is_whole:
+                return
+        if not pending:
+            pending += islice(later, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownPart:
+    key_range: KeyRange
+    known: Sequence[ItemDifference]
+
+
+def _known_parts(
+    key_range: KeyRange, known: Iterator[ItemDifference], most: int
+) -> Iterator[_KnownPart]:
+    """The range in parts, each with at most so many known differences."""
+    start, part = key_range.start, list(islice(known, most))
+    while True:
+        more = list(islice(known, most))
+        if not more or more[0].key <= start:
+            yield _KnownPart(KeyRange(start, key_range.end), part)
+            return
+        yield _KnownPart(KeyRange(start, more[0].key), part)
+        start, part = more[0].key, more
 
 
 def _bounds(

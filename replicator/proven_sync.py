@@ -1,11 +1,12 @@
 """Copy a bucket once to a target with a verifier beside it: prove, write, and prove.
 
 The plan is what a comparison found, so that nothing crosses for what is equal. Small
-objects, deletes and new properties go to the verifier in batches, and of large objects
-the windows that changed. Whole large objects go to the target's store directly. Each
-write names the item that it replaces, and the source is read when it is sent, so that
-no second comparison is needed before it. Nothing is remembered of what was sent: after
-a killed run the next comparison finds what is missing.
+objects and new properties go to the verifier in batches, and of large objects the
+windows that changed. Whole large objects go to the target's store directly. Each write
+names the item that it replaces, and the source is read when it is sent, so that no
+second comparison is needed before it. Deletes are sent after the second comparison,
+which has to show them too (replicator.proven_deletes). Nothing is remembered of what
+was sent: after a killed run the next comparison finds what is missing.
 """
 
 import threading
@@ -13,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
-from itertools import chain
+from itertools import chain, islice
 from typing import TypeVar
 
 from proof.comparison import BucketComparison
@@ -24,24 +25,25 @@ from proof.messages import (
     NamesQuestion,
     QuestionMessage,
 )
-from proof.naming import ItemDifferenceKind
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.receipts import Receipt
 from replicator.copier import Copier, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyFailedError, CopyResult, FailureReason
 from replicator.copy_task import CopyTask
 from replicator.crossing import Crossing, lacking
+from replicator.deletes import MOVED, SecondCut, in_flight
 from replicator.difference import Action
 from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
 from replicator.plan_spool import PlanSpool
-from replicator.proven_plan import ProvenStep, batched_writes, decide_step
+from replicator.proven_deletes import ProvenDeleter, shows_same_item
+from replicator.proven_plan import ProvenStep, batched_writes, decide_step, refusal_error
 from replicator.proven_receipt import proven_receipt
 from replicator.proving import COMPARISONS_MAX, PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
 from replicator.stores.port import (
-    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -53,6 +55,7 @@ from replicator.sync import CopyTally, SyncOptions, SyncPlan, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (
     BODY_BYTES_MAX,
+    DELETES_MAX,
     Write,
     WriteOutcome,
     WritesRefusedError,
@@ -69,12 +72,6 @@ T = TypeVar("T")
 _NO_ID = ItemId(b"")
 # Small objects that are read ahead of the batch that they will be in.
 _READ_AHEAD = 64
-_BATCH_REASONS = {
-    PreconditionFailedError.code: FailureReason.TARGET_CHANGED,
-    DigestMismatchError.code: FailureReason.TARGET_DISAGREES,
-    "object_unsupported": FailureReason.UNSUPPORTED,
-    "store_unavailable": FailureReason.UNAVAILABLE,
-}
 
 
 def _keep_nothing(_part: BucketComparison) -> None:
@@ -142,8 +139,12 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             take_bytes=self._rate.take,
             new_executor=source.new_executor,
         )
+        self._deleter = ProvenDeleter(
+            self._source, client, source.profile, readers=self._workers, retried=self._of_source
+        )
         self._steps = PlanSpool(ledger.folder)
         self._proof: PairProof | None = None
+        self._counts_bytes = True
         # Objects that were small when they were listed, and are large now.
         self._grown = PlanSpool(ledger.folder)
 
@@ -209,7 +210,8 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                 extras += one.kind is ItemDifferenceKind.EXTRA
                 length_bytes += step.length_bytes
 
-        proof = self._proof = self._prove(take)
+        # What is to be deleted needs no facts but its key.
+        proof = self._proof = self._prove(take, only_keys=may_delete)
         return SyncPlan(
             copies=counts[Action.COPY],
             patches=counts[Action.PATCH],
@@ -238,12 +240,16 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """
         outcome = CopyTally()
         try:
-            self._progress.begin("copy", plan.bytes, BYTES)
+            self._counts_bytes = plan.bytes > 0
+            work = (plan.bytes, BYTES) if self._counts_bytes else (plan.changes, "keys")
+            self._progress.begin("copy", *work)
             self._write_all((step for step in self._steps if step.is_small), outcome)
             large = (step for step in self._steps if step.action in (Action.COPY, Action.PATCH))
             self._copy_all((step for step in large if not step.is_small), outcome)
             self._copy_all(self._grown, outcome)
-            if plan.changes:
+            if plan.deletes:
+                self._prove_and_delete(outcome)
+            elif plan.changes:
                 self._proof = self._prove()
             for _ in range(COMPARISONS_MAX - 1):
                 if self._proof is None or not self._proof.is_moving:
@@ -263,9 +269,41 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             in_flight=self._proof.in_flight,
         )
 
-    def _prove(self, take: Callable[[BucketComparison], None] = _keep_nothing) -> PairProof:
+    def _prove_and_delete(self, outcome: CopyTally) -> None:
+        """Compare again, delete the extras that this and the plan show alike, and
+        compare the indexes: the verifier notes each delete in its own.
+        """
+        cut = SecondCut(self._planned_deletes())
+
+        def take(part: BucketComparison) -> None:
+            for one in part.differences:
+                is_extra = one.kind is ItemDifferenceKind.EXTRA
+                if is_extra and not cut.confirms(one.key, shows_same_item(one)):
+                    outcome.fail(one.key, in_flight(one.key, MOVED))
+
+        known = (step.difference for step in self._planned_deletes())
+        self._prove(take, known=known)
+        if cut.confirmed:
+            self._progress.begin("delete", cut.confirmed, "keys")
+        confirmed = cut.of(self._planned_deletes())
+        while batch := [step.difference for step in islice(confirmed, DELETES_MAX)]:
+            self._check_stop()
+            self._prover.note_deletes(self._deleter.delete(batch, outcome))
+            self._progress.advance(len(batch))
+        self._proof = self._prover.compare(_keep_nothing)
+
+    def _planned_deletes(self) -> Iterator[ProvenStep]:
+        return (step for step in self._steps if step.action is Action.DELETE)
+
+    def _prove(
+        self,
+        take: Callable[[BucketComparison], None] = _keep_nothing,
+        *,
+        known: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
+    ) -> PairProof:
         self._prover.refresh()
-        return self._prover.compare(take)
+        return self._prover.compare(take, known=known, only_keys=only_keys)
 
     def _check_stop(self) -> None:
         if self._is_stopped():
@@ -311,7 +349,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         for result in self._client.write(self._bucket.profile, batches()):
             for (step, write), done in zip(sent.popleft(), result.results, strict=True):
                 _count(outcome, step, write, done)
-                self._progress.advance(step.length_bytes)
+                self._progress.advance(step.length_bytes if self._counts_bytes else 1)
             self._check_stop()
 
     def _prepared(
@@ -342,16 +380,12 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """
         key, replaced = step.key, step.difference.theirs_id
         facts = self._of_source(lambda: self._source.reader.facts(key))
-        if step.action is Action.DELETE:
-            # A fresh fact: the listing may be older than a write.
-            nothing = ObjectProperties()
-            return None if facts is not None else Write(key, None, nothing, b"", replaced)
         if facts is None:
             return None
         properties = self._properties(facts)
         row = self._bucket.index.row(key)
         if step.action is Action.PROPERTIES and row is not None and is_unchanged(row, facts):
-            return Write(key, None, properties, b"", replaced, keeps_body=True)
+            return Write(key, None, properties, b"", replaced)
         if facts.size_bytes > BODY_BYTES_MAX:
             self._grown.add(step)
             return None
@@ -384,7 +418,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                         outcome.bytes += result
                     else:
                         outcome.add(result)
-                self._progress.advance(step.length_bytes)
+                self._progress.advance(step.length_bytes if self._counts_bytes else 1)
 
     def _carry_out(self, step: ProvenStep) -> CopyResult | int | None:
         """Copy or patch one object; the bytes sent in patches."""
@@ -465,12 +499,9 @@ def _source_changed(key: str) -> CopyFailedError:
 def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteOutcome) -> None:
     """Count what became of one write."""
     if done.error:
-        reason = _BATCH_REASONS.get(done.error, FailureReason.TARGET_REFUSED)
-        outcome.fail(step.key, CopyFailedError(reason, done.reason))
+        outcome.fail(step.key, refusal_error(done.error, done.reason))
     elif write.body is not None:
         outcome.copied += 1
         outcome.bytes += len(write.body)
-    elif write.keeps_body:
-        outcome.metadata_only += 1
     else:
-        outcome.deleted += 1
+        outcome.metadata_only += 1

@@ -9,17 +9,18 @@ both sides began a refresh that found just what their indexes had.
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 from proof.comparison import BucketComparison, SourceComparison
 from proof.index import WHOLE, ItemIndex, KeyRange
-from proof.item import EvidenceLevel, Profile
+from proof.item import EvidenceLevel, ItemId, Profile
 from proof.messages import JOB_BYTES, AnswerMessage, QuestionMessage
 from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.root import SetRoot
+from proof.symbols import ids_from_bytes
 from proof.tracking import DifferenceTracker
 from replicator.copier import NewExecutor
 from replicator.part_proofs import DifferenceTally, compare_parts
@@ -220,10 +221,26 @@ class PairProver:
             theirs = far.result()
         self._held = self._source.settled_root(start, self._prefix), theirs.settled
 
-    def compare(self, take: Callable[[BucketComparison], None] | None = None) -> PairProof:
+    def note_deletes(self, ids: Iterable[ItemId]) -> None:
+        """Note that the target has deleted these items since the last refresh: what it
+        held then counts without them.
+        """
+        ours, theirs = self._held
+        if theirs is not None:
+            theirs -= SetRoot.of(ids_from_bytes(b"".join(ids)))
+        self._held = ours, theirs
+
+    def compare(
+        self,
+        take: Callable[[BucketComparison], None] | None = None,
+        *,
+        known: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
+    ) -> PairProof:
         """Compare the indexes once, after a refresh. All that differs counts as
         certain: both indexes are as they were. With `take`, that gets the differences
-        part by part, and they are not kept.
+        part by part, and they are not kept. `known` and `only_keys` are as for
+        `compare_parts`.
 
         Raises:
             ReconcileError: see `prove`.
@@ -235,6 +252,8 @@ class PairProver:
             self._source.profile,
             lambda asked: ask_all(self._client, asked, self._source.new_executor),
             prefix_range(self._prefix),
+            known=known,
+            only_keys=only_keys,
         ):
             whole = part if whole is None else whole
             # Each look at one reads the index again.
@@ -280,7 +299,7 @@ class PairProver:
         crossed, trips = first.bytes_crossed, first.round_trips
         for _ in range(COMPARISONS_MAX - 1):
             self.refresh(read_since_s=min(read_since_s, 1))
-            last = self.compare()
+            last = self.compare(known=first.differences)
             certain = tracker.observe(last.comparison)
             crossed, trips = crossed + last.bytes_crossed, trips + last.round_trips
             if not last.is_moving:

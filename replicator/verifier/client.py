@@ -10,7 +10,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from proof.item import Profile
+from proof.item import ItemId, Profile
 from proof.messages import AnswerMessage, QuestionMessage
 from proof.root import SetRoot
 from proof.wire import decode_answer, encode_question
@@ -20,16 +20,19 @@ from replicator.stores.port import ObjectFacts, StoreUnavailableError
 from replicator.verifier.messages import (
     KEYS_MAX,
     batch_result_from,
+    delete_request_to,
     description_from,
     facts_from,
     index_state_from,
     patch_order_to,
     patch_to,
+    refusals_from,
     root_from,
     write_to,
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteRefusal,
     Description,
     IndexState,
     PatchOrder,
@@ -196,6 +199,16 @@ class VerifierClient:
             raise failed[0]
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
+
+    def delete(self, profile: Profile, ids: Sequence[ItemId]) -> list[DeleteRefusal]:
+        """Delete at most DELETES_MAX items, and return those that were not deleted."""
+        request = delete_request_to(ids, profile.digest)
+        with self._named_errors():
+            answer: pb.DeleteResponse = self._stub.DeleteItems(
+                request, timeout=self._limits.batch_s
+            )
+        self._count(calls=1, sent=request, received=answer)
+        return refusals_from(answer, deletes=len(ids))
 
     def patch(
         self, profile: Profile, order: PatchOrder, patches: Iterable[RangePatch]

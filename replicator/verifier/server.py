@@ -23,6 +23,8 @@ from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier
 from replicator.verifier.messages import (
     batch_result_to,
+    delete_response_to,
+    deletes_from,
     description_to,
     facts_to,
     index_state_to,
@@ -94,6 +96,7 @@ class VerifierService:
             "WriteBatches": grpc.stream_stream_rpc_method_handler(
                 self.write, pb.WriteBatch.FromString, _serialize
             ),
+            "DeleteItems": unary(self.delete, pb.DeleteRequest.FromString, _serialize),
             "PatchObject": grpc.stream_stream_rpc_method_handler(
                 self.patch, pb.PatchPiece.FromString, _serialize
             ),
@@ -112,10 +115,14 @@ class VerifierService:
         self, _request: pb.DescribeRequest, _: grpc.ServicerContext
     ) -> pb.DescribeResponse:
         """The bucket, the profile and its secret, and what the index knows."""
-        bucket = self._bucket
+        store = self._bucket.store
         return description_to(
             Description(
-                bucket.store.address, self._applier is not None, bucket.profile, self.state()
+                store.address,
+                takes_writes=self._applier is not None,
+                profile=self._bucket.profile,
+                index=self.state(),
+                lists_all_keys=store.capabilities.lists_all_keys,
             )
         )
 
@@ -213,6 +220,18 @@ class VerifierService:
         for request in requests:
             self._check_profile(request.profile_digest)
             yield batch_result_to(applier.apply(request.batch, writes_from(request)))
+
+    def delete(self, request: pb.DeleteRequest, _: grpc.ServicerContext) -> pb.DeleteResponse:
+        """Delete the objects that are still these items.
+
+        Raises:
+            WritesRefusedError: this verifier takes no writes.
+            UsageError: another profile, or an invalid request.
+        """
+        applier = self._writable()
+        self._check_profile(request.profile_digest)
+        items = deletes_from(request)
+        return delete_response_to(len(items), applier.delete(items))
 
     def patch(
         self, requests: Iterator[pb.PatchPiece], context: grpc.ServicerContext

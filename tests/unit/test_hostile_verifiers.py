@@ -42,6 +42,7 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.call_limits import CallLimits
+from runtime.errors import RemoteProtocolError
 from runtime.rpc import open_channel, sent_error, start_server
 from tests.support.stores import NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
@@ -267,6 +268,18 @@ def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:
     return "OK"
 
 
+def refused(channel: grpc.Channel, method: str, request: Any) -> str:
+    """The code of the error that answers one request, or OK."""
+    serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}", serialize, None)
+    try:
+        call(request, timeout=CALL_S)
+    except grpc.RpcError as error:
+        named = sent_error(error)
+        return named.code if named else error.code().name
+    return "OK"
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[VerifiedPair, grpc.Channel]]:
     with verified_pair(tmp_path) as pair:
@@ -288,7 +301,7 @@ def test_batches_beyond_the_limits_are_refused_and_change_nothing(
     pair, channel = served
     before = held(pair.target)
     large = bytes((1 << 20) + 1)
-    delete = Write("k", None, NOTHING, b"", None)
+    properties = Write("k", None, NOTHING, b"", None)
     for sent in (
         batch(pair, *writes(*map(str, range(1_001)))),
         batch(pair, *writes("a", "a")),
@@ -296,13 +309,51 @@ def test_batches_beyond_the_limits_are_refused_and_change_nothing(
         batch(pair, *writes("k" * 1_025)),
         batch(pair, Write("a", large, NOTHING, blake3_of(large), None)),
         batch(pair, *(replace(one, body=large[1:]) for one in writes(*"abcde"))),
-        batch(pair, delete),
-        batch(pair, replace(delete, keeps_body=True)),
+        batch(pair, properties),
         batch(pair, *writes("a"), profile=b"p" * 16),
         pb.WriteBatch(profile_digest=pair.profile.digest, writes=[pb.Write(key="a")]),
     ):
         assert ended(channel, "WriteBatches", iter([sent])) == "usage"
     assert held(pair.target) == before
+
+
+def test_deletes_beyond_the_limits_are_refused_and_change_nothing(
+    served: tuple[VerifiedPair, grpc.Channel],
+) -> None:
+    pair, channel = served
+    put(pair.source, "k", bytes(1000))
+    pair.refresh_source()
+    row = pair.bucket.index.row("k")
+    assert row is not None
+    known = ItemHasher(pair.profile).hashes(row.item)
+    before = held(pair.target)
+    for items, profile in (
+        (known, b"p" * 16),
+        (known[:-1], pair.profile.digest),
+        (known * 2, pair.profile.digest),
+        (b"".join(number.to_bytes(12, "big") for number in range(1_001)), pair.profile.digest),
+    ):
+        request = pb.DeleteRequest(profile_digest=profile, items=items)
+        assert refused(channel, "DeleteItems", request) == "usage"
+    assert held(pair.target) == before
+
+
+def test_answers_that_do_not_say_what_was_deleted_are_refused(profile: Any) -> None:
+    ids = [ItemId(bytes([number]) * 16) for number in range(3)]
+    for answer in (
+        pb.DeleteResponse(),
+        pb.DeleteResponse(deleted=2),
+        pb.DeleteResponse(deleted=4),
+        pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=3)]),
+        pb.DeleteResponse(deleted=1, refused=[pb.DeleteRefusal(), pb.DeleteRefusal()]),
+        pb.DeleteResponse(deleted=3, refused=[pb.DeleteRefusal()]),
+    ):
+        with fake(DeleteItems=_each(answer)) as client, pytest.raises(RemoteProtocolError):
+            client.delete(profile, ids)
+    honest = pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=1)])
+    with fake(DeleteItems=_each(honest)) as client:
+        (refusal,) = client.delete(profile, ids)
+        assert (refusal.place, bool(refusal.error)) == (1, True)
 
 
 def test_patches_beyond_the_limits_are_refused_and_change_nothing(
