@@ -73,7 +73,7 @@ from proof.messages import (
     UnequalAnswer,
 )
 from proof.naming import ItemDifference, NamingResult
-from proof.root import SetRoot
+from proof.root import ROOT_EMPTY, SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
     SYMBOL_BYTES,
