@@ -3,13 +3,17 @@ moment, at the level that it says; nothing is deleted that the source has, and n
 is overwritten with what the source had before the run.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from proof.item import HashAlgorithm
+from tests.support.memory_store import StoreFaults
 from tests.support.planted_proofs import BUGS
-from tests.support.proven_storm import Parts, ProvenStorm
+from tests.support.proven_storm import LARGE, Parts, ProvenStorm
+from tests.support.verifier_link import LinkFaults
 
 SOUND = Parts()
 ROUNDS = 3
@@ -83,10 +87,11 @@ FOUND_AT = {
     "equal from one look": 4,
     "the far side may move": 11,
     "the near side may move": 4,
-    "equal from the first cut": 0,
+    "equal from the first cut": 1,
     "an acknowledgement without its root": 0,
-    "deletes by the listing": 0,
+    "deletes by the listing": 3,
     "sends what it read": 0,
+    "a batch applied twice": 9,
 }
 
 
@@ -94,3 +99,54 @@ FOUND_AT = {
 def test_the_storm_finds_each_planted_bug(name: str, memory_folder: Path) -> None:
     with pytest.raises(AssertionError):
         weather(FOUND_AT[name], memory_folder, Tally(), BUGS[name])
+
+
+def late_batch(folder: Path, parts: Parts) -> None:
+    """A copy of a batch arrives when a later run has written something else."""
+    storm = ProvenStorm(1, folder, parts)
+    storm.source.write("k0", b"one")
+    storm.link.faults = LinkFaults(repeats=lambda: True)
+    assert storm.sync().equal
+    storm.link.faults = LinkFaults()
+    storm.source.write("k0", b"two")
+    assert storm.sync().equal
+    assert storm.link.late
+    storm.calm()
+    assert storm.target.bodies() == {"k0": b"two"}
+
+
+def late_patch(folder: Path, parts: Parts) -> None:
+    """After the comparison a stranger replaces the object that is to be patched, and
+    the verifier notes that.
+    """
+    storm = ProvenStorm(1, folder, parts)
+    storm.source.write("k0", LARGE)
+    assert storm.sync().equal
+    changed, other = (bytes([LARGE[0] ^ bit]) + LARGE[1:] for bit in (1, 2))
+    storm.source.write("k0", changed)
+
+    def replace_it(operation: str, _key: str) -> None:
+        if operation == "read" and storm.source.calls.count("read") == reads + 1:
+            storm.target.is_foreign = True
+            storm.target.write("k0", other[:-1] + b"!")
+            storm.target.is_foreign = False
+            storm.host.bucket.refresher(lambda: False).refresh()
+
+    # The source has the hash of this profile: only the patch reads the object.
+    assert storm.profile.algorithm is HashAlgorithm.MD5
+    reads = storm.source.calls.count("read")
+    storm.source.faults = StoreFaults(after=replace_it)
+    assert not storm.sync().equal
+    assert storm.target.bodies()["k0"] in (other[:-1] + b"!", changed)
+    storm.source.faults = StoreFaults()
+    assert storm.sync().equal
+
+
+@pytest.mark.parametrize("scene", [late_batch, late_patch])
+def test_what_comes_too_late_changes_nothing(
+    memory_folder: Path, scene: Callable[[Path, Parts], None]
+) -> None:
+    bug = {late_batch: "a batch applied twice", late_patch: "patches another version"}[scene]
+    scene(memory_folder / "sound", SOUND)
+    with pytest.raises(AssertionError):
+        scene(memory_folder / "planted", BUGS[bug])

@@ -4,22 +4,23 @@ must catch.
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 from proof.comparison import BucketComparison
 from proof.index import StampedItem
 from proof.item import ItemId
+from proof.naming import ItemDifference
 from proof.root import SetRoot
-from replicator.difference import Action
 from replicator.hashing import ContentHasher
-from replicator.proven_plan import ProvenStep
+from replicator.proven_deletes import ProvenDeleter
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
 from replicator.refresh import IndexedBucket, Refresher, RefreshStart, _Described
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import ObjectFacts, StoreError
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
 from replicator.verifier.server import VerifierService
-from replicator.verifier.values import PatchOrder, Write
+from replicator.verifier.values import PatchOrder
 from runtime.rate_limit import RateLimiter
 from tests.support.proven_storm import Parts
 
@@ -29,23 +30,23 @@ Take = Callable[[BucketComparison], None]
 class _OneLook(PairProver):
     """Says equal from one look, as if a listing were of one moment."""
 
-    def compare(self, take: Take | None = None) -> PairProof:
-        return replace(super().compare(take), is_settled=True)
+    def compare(self, take: Take | None = None, **options: Any) -> PairProof:
+        return replace(super().compare(take, **options), is_settled=True)
 
 
 class _NearLook(PairProver):
     """Does not ask whether the far side held still."""
 
-    def compare(self, take: Take | None = None) -> PairProof:
-        found = super().compare(take)
+    def compare(self, take: Take | None = None, **options: Any) -> PairProof:
+        found = super().compare(take, **options)
         return replace(found, is_settled=self._held[0] == found.comparison.ours)
 
 
 class _FarLook(PairProver):
     """Does not look whether the near side held still."""
 
-    def compare(self, take: Take | None = None) -> PairProof:
-        found = super().compare(take)
+    def compare(self, take: Take | None = None, **options: Any) -> PairProof:
+        found = super().compare(take, **options)
         return replace(found, is_settled=self._held[1] == found.comparison.theirs)
 
 
@@ -71,21 +72,28 @@ class _FirstCut(ProvenSync):
 class _TrustsAcknowledgements(ProvenSync):
     """Believes that a batch left what it says, without a look at the root."""
 
-    def _prove(self, take: Take = lambda _part: None) -> PairProof:
-        if self._proof is None or self._proof.is_moving:
-            return super()._prove(take)
+    def _prove(self, take: Take = lambda _part: None, **options: Any) -> PairProof:
+        if self._proof is None or self._proof.is_moving or options.get("known"):
+            return super()._prove(take, **options)
         found = self._proof.comparison
         same = replace(found, theirs=found.ours, differences=())
         return replace(self._proof, comparison=same, differences=(), in_flight=0, is_settled=True)
 
 
-class _DeletesByTheListing(ProvenSync):
-    """Deletes what the comparison showed as extra, without asking the source."""
+class _DeletesByTheCuts(ProvenDeleter):
+    """Deletes what both comparisons showed, without asking the source."""
 
-    def _prepare(self, step: ProvenStep) -> Write | None:
-        if step.action is Action.DELETE:
-            return Write(step.key, None, ObjectProperties(), b"", step.difference.theirs_id)
-        return super()._prepare(step)
+    def _refusal(self, one: ItemDifference) -> StoreError | None:
+        del one
+        return None
+
+
+class _DeletesByTheListing(ProvenSync):
+    """A sync with this deleter."""
+
+    def __init__(self, *arguments: object, **options: object) -> None:
+        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        self._deleter.__class__ = _DeletesByTheCuts
 
 
 class _SendsWhatItRead(ProvenSync):
@@ -118,19 +126,6 @@ class _PatchesAnything(Applier):
         del order, hasher
 
 
-class _NotesWhatItWasTold(Applier):
-    """Notes in the index what a write was to be, whatever became of it."""
-
-    def _change(self, write: Write) -> object:  # type: ignore[override]
-        result, item = super()._change(write)
-        if item is None and write.body is not None and not result.error.startswith("pre"):
-            facts = ObjectFacts(write.key, len(write.body), result.etag, 0)
-            hasher = ContentHasher()
-            hasher.update(write.body)
-            return replace(result, error=""), self._stamped(facts, write.properties, hasher)
-        return result, item
-
-
 def _with_applier(applier: type[Applier]) -> Parts:
     class Service(VerifierService):
         def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
@@ -139,27 +134,6 @@ def _with_applier(applier: type[Applier]) -> Parts:
             self._applier.__class__ = applier
 
     return Parts(service=Service)
-
-
-class _BelievesListings(Refresher):
-    """Takes a key that a listing lacks for gone, without asking for it."""
-
-    def _describe(
-        self, key: str, facts: ObjectFacts | None, row: StampedItem | None, read_since_s: int
-    ) -> _Described:
-        if facts is None and row is not None:
-            return replace(super()._describe(key, None, None, read_since_s), item=None)
-        return super()._describe(key, facts, row, read_since_s)
-
-
-class _SavesOverNewer(Refresher):
-    """Saves what it found, though others have written the row since."""
-
-    def _save(self, found: list[tuple[StampedItem | None, _Described]]) -> None:
-        pending, found[:] = found[:], []
-        if pending:
-            with self._writing:
-                self._index.apply([(one.key, one.item) for _, one in pending])
 
 
 class _ForgetsUnsettled(Refresher):
@@ -208,9 +182,6 @@ BUGS: dict[str, Parts] = {
     "sends what it read": Parts(sync=_SendsWhatItRead),
     "a batch applied twice": _with_applier(_AppliesTwice),
     "patches another version": _with_applier(_PatchesAnything),
-    "notes what it was told": _with_applier(_NotesWhatItWasTold),
-    "believes listings": _with_refresher(_BelievesListings),
-    "saves over newer": _with_refresher(_SavesOverNewer),
     "forgets the unsettled": _with_refresher(_ForgetsUnsettled),
     "counts only new IDs": Parts(bucket=_CountsOnlyNewIds),
     "ignores other writers": Parts(bucket=_IgnoresOtherWriters),

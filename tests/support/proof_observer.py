@@ -11,7 +11,7 @@ from replicator.sync import SyncReport
 from tests.support.bucket_sync import Remarks
 from tests.support.memory_store import MemoryObject, MemoryStore
 
-State = tuple[bytes | int, bytes]
+States = dict[str, tuple[bytes | int, bytes]]
 
 
 class WatchedStore(MemoryStore):
@@ -86,7 +86,8 @@ class ProofObserver(Remarks):
         self._acting_run, self._guards = acting_run, guards
         self._runs = list[SeenSince]()
         self.rot = dict[str, Rot]()
-        self._were_equal = set[str]()
+        # What both sides had when a refresh began, by level.
+        self._moments = list[dict[str, tuple[States, States]]]()
         self._is_open = False
         target.observer = self
 
@@ -94,11 +95,14 @@ class ProofObserver(Remarks):
         """A refresh that begins forgets what was before: a claim is of this moment."""
         super().begin(what, total, unit)
         if what.startswith("refresh"):
-            self._were_equal, self._is_open = self._levels(), True
+            self._moments, self._is_open = [self._moment()], True
         if what == "copy":
-            # What is sent is read from now on, and the source is asked before deletes.
+            # What is sent is read from now on.
             planned = self._runs[-1].replaceable
             self._runs[-1] = replace(self._seen_now(), replaceable=planned, is_planning=False)
+        if what == "delete":
+            # The source is asked for each key before it is deleted.
+            self._runs[-1].lacked = self._seen_now().lacked
 
     def listed(self) -> None:
         """A side has been listed, as far as one page: what it was at the beginning of
@@ -164,6 +168,11 @@ class ProofObserver(Remarks):
         seen = self._runs[self._acting_run()]
         assert key in seen.lacked, f"{key}: deleted, and the source had it all the time"
         self.rot.pop(key, None)
+        if seen is self._runs[-1]:
+            # A claim counts what was deleted since as if it had been gone before.
+            for moment in self._moments:
+                for _, theirs in moment.values():
+                    theirs.pop(key, None)
 
     def check(self, report: SyncReport) -> None:
         """What a report says was so when the last refresh began."""
@@ -173,11 +182,12 @@ class ProofObserver(Remarks):
         """The same of a level and a word."""
         if is_equal:
             name = "listed" if level == "listed" else "deeper"
-            assert name in self._were_equal, f"not equal at level {level}"
+            sides = [moment[name] for moment in self._moments]
+            assert any(ours == theirs for ours, theirs in sides), f"not equal at level {level}"
 
     def _look(self) -> None:
         if self._is_open:
-            self._were_equal |= self._levels()
+            self._moments.append(self._moment())
 
     def _seen_now(self) -> SeenSince:
         seen = SeenSince()
@@ -200,20 +210,22 @@ class ProofObserver(Remarks):
     def _digest(self, properties: ObjectProperties) -> bytes:
         return digest_of(self._crossing.of(properties), self._profile)
 
-    def _levels(self) -> set[str]:
-        """The levels at which both sides are equal now, as whole sets."""
+    def _moment(self) -> dict[str, tuple[States, States]]:
+        """What both sides have now, by level."""
+        sides = self._source, self._target
         return {
-            name
+            name: (
+                self._states(sides[0], is_listed=is_listed),
+                self._states(sides[1], is_listed=is_listed),
+            )
             for name, is_listed in (("listed", True), ("deeper", False))
-            if self._states(self._source, is_listed=is_listed)
-            == self._states(self._target, is_listed=is_listed)
         }
 
-    def _states(self, store: MemoryStore, *, is_listed: bool) -> dict[str, State]:
+    def _states(self, store: MemoryStore, *, is_listed: bool) -> States:
         """What there is of each key; of bodies only the length at level "listed". What
         rotted unread counts as it was written.
         """
-        found = dict[str, State]()
+        found: States = {}
         for key, one in store.objects.items():
             body, rot = one.body, self.rot.get(key)
             if store is self._target and rot and rot.facts is one.facts and not rot.is_known:
