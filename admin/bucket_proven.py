@@ -1,28 +1,31 @@
 """A pair of buckets of which the target has a verifier."""
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
-from admin.answer import check_option_address, tls_of, tls_options
-from admin.bucket_pair import default_state
+from admin.bucket_pair import append_receipt, default_state
 from proof.item import EvidenceLevel
 from proof.naming import ItemDifference
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
 from replicator.pair import check_pair
-from replicator.proving import PairProof
+from replicator.proven_receipt import proven_receipt
+from replicator.proven_sync import ProvenSync
+from replicator.proving import PairProof, PairProver
 from replicator.refresh import IndexedBucket
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
+from replicator.sync import SyncOptions
 from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
 from runtime.output import print_json, print_line, size_text
 from runtime.progress import ProgressSink
 from runtime.rate_limit import SystemClock
@@ -40,45 +43,81 @@ class ProvenPair:
     state: Path
 
 
-def verifier_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--verifier` and how to reach it. The command gets a client as `verifier`,
-    which is closed afterwards, or None.
+@contextmanager
+def open_proven_sync(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    options: SyncOptions,
+    progress: ProgressSink,
+) -> Iterator[tuple[ProvenSync, Path]]:
+    """A sync with a verifier, and the state folder of the pair.
+
+    Raises:
+        ReconcileError: see `open_proven_pair`; the target's store was not opened.
     """
+    with (
+        open_proven_pair(source, target, state, verifier, progress) as pair,
+        open_store(target, may_write=True) as store,
+    ):
+        run = ProvenSync(
+            pair.bucket,
+            store,
+            pair.ledger,
+            verifier,
+            options,
+            progress=progress,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            is_cancelled=lambda: False,
+        )
+        yield run, pair.state
 
-    @click.option(
-        "--verifier",
-        "address",
-        metavar="HOST:PORT",
-        help=(
-            "The verifier beside TARGET (`treefold verifier run`): keys are compared by some bytes"
-            " for each difference, and small writes cross in batches."
-        ),
-    )
-    @tls_options("verifier")
-    @wraps(command)
-    def connected(
-        *,
-        address: str | None,
-        tls_cert: str | None,
-        tls_key: str | None,
-        tls_ca: str | None,
-        insecure: bool,
-        **options: object,
-    ) -> None:
-        tls = tls_of(tls_cert, tls_key, tls_ca)
-        if address is None:
-            if tls is not None or insecure:
-                raise UsageError("--tls-cert, --tls-key, --tls-ca and --insecure need --verifier")
-            command(verifier=None, **options)
-            return
-        check_option_address("--verifier", address)
-        client = VerifierClient(address, tls=tls, insecure=insecure)
-        try:
-            command(verifier=client, **options)
-        finally:
-            client.close()
 
-    return connected
+def prove(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    level: EvidenceLevel,
+    prefix: str,
+    progress: ProgressSink,
+    *,
+    as_json: bool,
+) -> None:
+    """Compare by the indexes of both sides, which each side brings up to date, and
+    print what was found.
+
+    Raises:
+        UsageError: the level is one that a verifier has no use for.
+        ReconcileError: see `open_proven_pair`; the comparison failed.
+    """
+    if level is EvidenceLevel.LISTED:
+        raise UsageError(
+            "--level listed and --verifier exclude each other",
+            hint="A verifier knows more than a listing: leave --level out, or --verifier.",
+        )
+    clock = SystemClock()
+    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    with open_proven_pair(source, target, state, verifier, progress) as pair:
+        prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
+        progress.note("both sides bring their indexes up to date, each near its store")
+        proof = prover.settle(read_since_s=read_since_s)
+        receipt = proven_receipt(
+            pair.bucket,
+            proof,
+            source=canonical_address(source),
+            target=canonical_address(target),
+            prefix=prefix,
+            time_ms=clock.now_ms(),
+        )
+        append_receipt(pair.state, receipt, progress)
+        print_proof(proof, verifier, as_json=as_json)
+    if proof.differences:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if not proof.is_equal:
+        raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 @contextmanager

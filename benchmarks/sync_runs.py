@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from botocore.client import BaseClient
 
+from tests.support.processes import children_cpu_s
 from tests.support.rgw import RgwPair
 from tests.support.s3_servers import S3Bucket, S3Endpoint, ministack
 from tests.support.wan import Crossing, Traffic, WanLink
@@ -40,19 +41,22 @@ class CommandRun:
 
     report: Mapping[str, Any]
     seconds: float
+    cpu_s: float
     traffic: Traffic
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPair:
-    """A bucket, its copy to be, and the link that leads to the latter. `folder` takes
-    credentials and the state of each pair.
+    """A bucket, its copy to be, and the link that leads to the latter, unless
+    `is_direct`: then nothing is counted. `folder` takes credentials and the state of
+    each pair.
     """
 
     source: S3Bucket
     target: S3Bucket
     link: WanLink
     folder: Path
+    is_direct: bool = False
 
     def sync(self, *options: str) -> CommandRun:
         """`treefold bucket sync`; the link is reset before.
@@ -81,15 +85,24 @@ class BucketPair:
         """The same source with an empty target."""
         return replace(self, target=self.target.endpoint.fresh_bucket())
 
+    def fresh_source(self) -> "BucketPair":
+        """The same target with an empty source."""
+        return replace(self, source=self.source.endpoint.fresh_bucket())
+
+    def direct(self) -> "BucketPair":
+        """The same pair without the link: a proxy takes CPU, which the stores need."""
+        return replace(self, is_direct=True)
+
     @property
     def _state(self) -> Path:
         return self.folder / f"state-{self.target.name}"
 
     def _run(self, command: str, *options: str) -> CommandRun:
         self.link.reset()
-        begun = time.monotonic()
+        begun, cpu_s = time.monotonic(), children_cpu_s()
         report = self.finished(self._start(command, *options))
-        return CommandRun(report, time.monotonic() - begun, self.link.traffic())
+        seconds = time.monotonic() - begun
+        return CommandRun(report, seconds, children_cpu_s() - cpu_s, self.link.traffic())
 
     def _start(self, command: str, *options: str) -> "subprocess.Popen[str]":
         credentials = self.folder / "credentials"
@@ -101,7 +114,8 @@ class BucketPair:
                 for name, side in sides.items()
             )
         )
-        theirs = self.link.through(self.target.endpoint).url
+        direct = self.target.endpoint
+        theirs = (direct if self.is_direct else self.link.through(direct)).url
         words = [
             f"s3://{self.source.name}?endpoint_url={self.source.endpoint.url}&profile=source",
             f"s3://{self.target.name}?endpoint_url={theirs}&profile=target",
