@@ -30,6 +30,8 @@ TAGS = "team=storage"
 OZONE_URL = "http://127.0.0.1:9878"
 _LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
+# The parts of a copy, as `treefold bucket sync` makes them, and of boto3's uploads.
+PART_BYTES = 8 << 20
 _RUN_S = 3600.0
 # A sync that ends with another status has not made the target equal.
 _EQUAL = 0
@@ -173,15 +175,18 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
         yield PairFactory(source, theirs, link, folder)
 
 
-def fill(bucket: S3Bucket, count: int, size_bytes: int, *, described: bool = True) -> None:
-    """Put objects of random bytes, each with one metadata header and one tag if
-    `described`. Their names have 26 characters.
+def fill(bucket: S3Bucket, count: int, size_bytes: int, *, in_parts: bool = False) -> None:
+    """Put objects of random bytes, each with one metadata header and one tag, with
+    `in_parts` as most clients upload large ones. Their names have 26 characters.
     """
-    given = {"Metadata": METADATA, "Tagging": TAGS} if described else {}
+    given: dict[str, Any] = {"Metadata": METADATA, "Tagging": TAGS}
     with bucket.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
 
         def put(number: int) -> None:
             body = _body(number, size_bytes)
+            if in_parts:
+                _upload(client, bucket, key_of(number), body, given)
+                return
             client.put_object(Bucket=bucket.name, Key=key_of(number), Body=body, **given)
 
         for _ in writers.map(put, range(count)):
@@ -199,6 +204,23 @@ def put_changed(client: BaseClient, bucket: S3Bucket, size_bytes: int) -> None:
     body[size_bytes // 2] ^= 1
     given = {"Metadata": METADATA, "Tagging": TAGS}
     client.put_object(Bucket=bucket.name, Key=key_of(0), Body=bytes(body), **given)
+
+
+def _upload(
+    client: BaseClient, bucket: S3Bucket, key: str, body: bytes, given: Mapping[str, Any]
+) -> None:
+    place = {"Bucket": bucket.name, "Key": key}
+    upload = {**place, "UploadId": client.create_multipart_upload(**place, **given)["UploadId"]}
+    parts = [
+        {
+            "PartNumber": number,
+            "ETag": client.upload_part(
+                **upload, PartNumber=number, Body=body[first : first + PART_BYTES]
+            )["ETag"],
+        }
+        for number, first in enumerate(range(0, len(body), PART_BYTES), start=1)
+    ]
+    client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
 def _body(number: int, size_bytes: int) -> bytes:
