@@ -22,9 +22,10 @@ from pathlib import Path
 
 from proof.answers import TargetAnswers
 from proof.index import ItemEvidence, Stamp, StampedItem
-from proof.item import EvidenceLevel, HashAlgorithm, Item, Profile
+from proof.item import ID_BYTES, EvidenceLevel, HashAlgorithm, Item, Profile
 from proof.messages import AnswerMessage, QuestionMessage, WindowsAnswer
 from proof.stored_index import StoredIndex
+from proof.symbols import CodedSymbols, ids_from_bytes, peel
 from proof.wire import decode_answer, decode_question, encode_answer, encode_question
 from replicator.part_proofs import DIFFERENCES_MAX, compare_parts
 from replicator.plan_spool import PlanSpool
@@ -62,6 +63,7 @@ def measure(case: str, count: int, folder: Path) -> None:
             asked = [decode_question(encode_question(one)) for one in questions]
             return [decode_answer(encode_answer(answers.answer(one))) for one in asked]
 
+        _compile_kernels()
         before, began_s, spool, found = _peak_kib(), time.monotonic(), PlanSpool(folder), 0
         most = count if case == "whole" else DIFFERENCES_MAX
         whole = prefix_range("")
@@ -107,6 +109,13 @@ def _items(prefix: str, count: int, *, changed: float = 0.0) -> Iterator[Stamped
         content = (2 * number + salt).to_bytes(16, "big")
         item = Item(f"{prefix}{number:012}", 1_000, content, b"p" * 16)
         yield StampedItem(item, _EVIDENCE, Stamp("", content.hex(), 1_700_000_000_000))
+
+
+def _compile_kernels() -> None:
+    """Compiling takes more memory than most comparisons, once."""
+    symbols = CodedSymbols.zeros(32)
+    symbols.add(ids_from_bytes(bytes(range(5 * ID_BYTES))))
+    peel(symbols)
 
 
 def _opened(folder: Path) -> StoredIndex:

@@ -10,7 +10,6 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
 
 from replicator.proven_plan import ProvenStep
 from runtime.disk import disk_error
@@ -56,7 +55,9 @@ class PlanSpool:
                 if end > len(held):
                     break
                 # This process alone has written it.
-                yield cast(ProvenStep, pickle.loads(held[used + _LENGTH_BYTES : end]))
+                step = pickle.loads(held[used + _LENGTH_BYTES : end])
+                assert isinstance(step, ProvenStep)
+                yield step
                 used = end
             at, held = at + used, held[used:]
 

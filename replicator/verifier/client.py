@@ -137,7 +137,7 @@ class VerifierClient:
         self._count(calls=1, sent=request)
         with self._named_errors():
             call = self._stub.Refresh(request, timeout=_LONG_S)
-            for last in self._answers(call, self._limits.answer_s):
+            for last in self._answers(call, call.cancel, self._limits.answer_s):
                 self._count(received=last)
                 if stopped():
                     call.cancel()
@@ -188,7 +188,9 @@ class VerifierClient:
         self._count(calls=1)
         with self._named_errors():
             call = self._stub.WriteBatches(requests(), timeout=_LONG_S)
-            answers = self._answers(call, self._limits.batch_s, lambda: len(sizes) > number)
+            answers = self._answers(
+                call, call.cancel, self._limits.batch_s, lambda: len(sizes) > number
+            )
             for answer in answers:
                 number += 1
                 self._count(received=answer)
@@ -228,7 +230,7 @@ class VerifierClient:
         self._count(calls=1)
         with self._named_errors():
             call = self._stub.PatchObject(pieces(), timeout=_LONG_S)
-            for answer in self._answers(call, self._limits.answer_s):
+            for answer in self._answers(call, call.cancel, self._limits.answer_s):
                 self._count(received=answer)
         if answer is None or not answer.HasField("facts"):
             raise RemoteProtocolError("the verifier did not say how its patch ended")
@@ -240,11 +242,12 @@ class VerifierClient:
     def _answers(
         self,
         call: Iterator[_Answer],
+        cancel: Callable[[], object],
         limit_s: float,
         is_due: Callable[[], bool] = lambda: True,
     ) -> Iterator[_Answer]:
-        """The answers of a call; one that is due for too long ends it."""
-        watch = _AnswerWatch(call.cancel, limit_s, is_due)  # type: ignore[attr-defined]
+        """The answers of a call; one that is due for too long cancels it."""
+        watch = _AnswerWatch(cancel, limit_s, is_due)
         try:
             for answer in call:
                 watch.note_answer()

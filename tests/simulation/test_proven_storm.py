@@ -92,6 +92,7 @@ FOUND_AT = {
     "deletes by the listing": 3,
     "sends what it read": 0,
     "a batch applied twice": 9,
+    "counts only new IDs": 4,
 }
 
 

@@ -15,13 +15,12 @@ from replicator.hashing import ContentHasher
 from replicator.proven_deletes import ProvenDeleter
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
-from replicator.refresh import IndexedBucket, Refresher, RefreshStart, _Described
+from replicator.refresh import IndexedBucket, RefreshStart
 from replicator.stores.port import ObjectFacts, StoreError
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
 from replicator.verifier.server import VerifierService
 from replicator.verifier.values import PatchOrder
-from runtime.rate_limit import RateLimiter
 from tests.support.proven_storm import Parts
 
 Take = Callable[[BucketComparison], None]
@@ -136,40 +135,11 @@ def _with_applier(applier: type[Applier]) -> Parts:
     return Parts(service=Service)
 
 
-class _ForgetsUnsettled(Refresher):
-    """Takes an object that changed under every look for what it was."""
-
-    def _describe(
-        self, key: str, facts: ObjectFacts | None, row: StampedItem | None, read_since_s: int
-    ) -> _Described:
-        return replace(super()._describe(key, facts, row, read_since_s), is_unsettled=False)
-
-
-def _with_refresher(refresher: type[Refresher]) -> Parts:
-    class Bucket(IndexedBucket):
-        def refresher(
-            self, stopped: Callable[[], bool], limiter: RateLimiter | None = None
-        ) -> Refresher:
-            made = super().refresher(stopped, limiter)
-            made.__class__ = refresher
-            return made
-
-    return Parts(bucket=Bucket)
-
-
 class _CountsOnlyNewIds(IndexedBucket):
     """Calls a bucket settled while no ID changed, whatever came and went between."""
 
     def settled_root(self, start: RefreshStart, prefix: str = "") -> SetRoot | None:
         return super().settled_root(replace(start, moves=self.moves.moves), prefix)
-
-
-class _IgnoresOtherWriters(IndexedBucket):
-    """Looks at what refreshes found, and not at what others wrote meanwhile."""
-
-    def settled_root(self, start: RefreshStart, prefix: str = "") -> SetRoot | None:
-        with self.index.snapshot() as now:
-            return super().settled_root(replace(start, position=now.position), prefix)
 
 
 BUGS: dict[str, Parts] = {
@@ -182,7 +152,5 @@ BUGS: dict[str, Parts] = {
     "sends what it read": Parts(sync=_SendsWhatItRead),
     "a batch applied twice": _with_applier(_AppliesTwice),
     "patches another version": _with_applier(_PatchesAnything),
-    "forgets the unsettled": _with_refresher(_ForgetsUnsettled),
     "counts only new IDs": Parts(bucket=_CountsOnlyNewIds),
-    "ignores other writers": Parts(bucket=_IgnoresOtherWriters),
 }
