@@ -24,9 +24,7 @@ from proof.item import KEY_HASH_BYTES, ItemHasher, Profile
 from proof.messages import (
     EXTRAS_MAX,
     FIRST_SYMBOLS,
-    JOB_SYMBOLS_MAX,
     MESSAGE_BYTES_MAX,
-    SYMBOLS_MAX,
     Answer,
     AnswerMessage,
     BitmapAnswer,
@@ -45,7 +43,6 @@ from proof.messages import (
 )
 from proof.symbols import KEPT_SYMBOLS, CodedSymbols, ids_to_bytes, short_ids
 from proof.wire import item_bytes_max
-from runtime.errors import RemoteProtocolError
 
 # Before compression, so that names fit a message that do not compress.
 _NAMES_BYTES = MESSAGE_BYTES_MAX - 8192
@@ -68,13 +65,12 @@ class TargetAnswers:
         self._windows = windows
 
     def answer(self, message: QuestionMessage) -> AnswerMessage:
-        """The answer to one question.
+        """The answer to one question, which keeps the limits of `proof.wire`.
 
         Raises:
             ProfileDiffersError: the source's IDs are not ours.
             CutUnknownError: the question names a position that was never reached.
             JournalTrimmedError: it comes too long after the job began.
-            RemoteProtocolError: the question breaks a rule.
         """
         if message.profile != self._profile.digest:
             raise ProfileDiffersError(
@@ -113,11 +109,9 @@ class TargetAnswers:
             return RootAnswer(root, snapshot.applied, snapshot.position, snapshot.evidence, symbols)
 
     def _symbols(self, question: SymbolsQuestion) -> SymbolsAnswer:
-        first, last = question.first, question.last
-        if not (first <= last <= JOB_SYMBOLS_MAX and last - first <= SYMBOLS_MAX):
-            raise RemoteProtocolError(f"symbols {first} to {last} are too many for one message")
+        first = question.first
         with self._at(question.at) as view:
-            symbols = coded_symbols(view, question.ranges, last, question.salt)
+            symbols = coded_symbols(view, question.ranges, question.last, question.salt)
         wanted = CodedSymbols(symbols.sums[first:], symbols.counts[first:], symbols.salt)
         return SymbolsAnswer(wanted.to_bytes())
 
@@ -151,9 +145,9 @@ class TargetAnswers:
         wanted[:, 8 - KEY_HASH_BYTES :] = data
         hashes = wanted.view(">u8")[:, 0].astype(np.uint64)
         with self._at(question.at) as view:
-            rows = view.find(hashes)
+            rows = view.find(np.unique(hashes))
         place = {key_hash: number for number, key_hash in enumerate(hashes.tolist())}
-        found = [list[ItemFacts]() for _ in place]
+        found = [list[ItemFacts]() for _ in hashes]
         for row in rows:
             key_hash = int.from_bytes(row.id[:KEY_HASH_BYTES], "big")
             found[place[key_hash]].append(ItemFacts(row.item, row.evidence))
@@ -166,7 +160,7 @@ class TargetAnswers:
             answered += 1
         items = [facts for group in found[:answered] for facts in group]
         items.sort(key=lambda facts: (facts.item.key, facts.item.version))
-        return NamesAnswer(len(hashes) if answered == len(place) else answered, tuple(items))
+        return NamesAnswer(answered, tuple(items))
 
     def _at(self, position: Position) -> AbstractContextManager[RewoundSnapshot]:
         return rewound(self._index, AppliedPositions(position))

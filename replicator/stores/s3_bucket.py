@@ -23,6 +23,7 @@ from replicator.stores.port import (
     UnsupportedObjectError,
 )
 from replicator.stores.s3_behaviour import S3Behaviour
+from replicator.stores.s3_documents import checked_name, parse_etag
 from replicator.stores.s3_properties import check_key
 from runtime.errors import UsageError
 from runtime.s3 import Query, S3Client, S3Settings
@@ -62,12 +63,12 @@ _ERRORS: tuple[tuple[type[StoreError], frozenset[str]], ...] = (
         ),
     ),
 )
-# A declared hash over the whole object, by the name of its header.
+# A declared hash over the whole object, and its bytes, by the name of its header.
 _CHECKSUMS = {
-    "x-amz-checksum-crc32": HashAlgorithm.CRC32,
-    "x-amz-checksum-crc32c": HashAlgorithm.CRC32C,
-    "x-amz-checksum-crc64nvme": HashAlgorithm.CRC64NVME,
-    "x-amz-checksum-sha256": HashAlgorithm.SHA256,
+    "x-amz-checksum-crc32": (HashAlgorithm.CRC32, 4),
+    "x-amz-checksum-crc32c": (HashAlgorithm.CRC32C, 4),
+    "x-amz-checksum-crc64nvme": (HashAlgorithm.CRC64NVME, 8),
+    "x-amz-checksum-sha256": (HashAlgorithm.SHA256, 32),
 }
 
 
@@ -196,8 +197,13 @@ class S3Bucket:
         )
 
     def version_of(self, headers: Mapping[str, str]) -> str:
-        """The version that an answer names, empty where the bucket keeps none."""
-        return headers.get("x-amz-version-id", "") if self.behaviour.keeps_versions else ""
+        """The version that an answer names, empty where the bucket keeps none.
+
+        Raises:
+            S3ProtocolError: it is too long for one.
+        """
+        version = headers.get("x-amz-version-id", "") if self.behaviour.keeps_versions else ""
+        return version and checked_name(version, "version")
 
     def hashes(
         self, etag: str, headers: Mapping[str, str] | None = None
@@ -208,9 +214,10 @@ class S3Bucket:
             found.append(ContentHash(HashAlgorithm.MD5, bytes.fromhex(etag)))
         # A composite checksum is a hash of hashes, and one without a type may be.
         if headers and headers.get("x-amz-checksum-type", "") == "FULL_OBJECT":
-            for name, algorithm in _CHECKSUMS.items():
+            for name, (algorithm, size_bytes) in _CHECKSUMS.items():
                 if name in headers:
-                    found.append(ContentHash(algorithm, _decoded_digest(headers[name])))
+                    digest = _decoded_digest(headers[name], size_bytes)
+                    found.append(ContentHash(algorithm, digest))
         return tuple(found)
 
 
@@ -225,10 +232,7 @@ def etag_of(headers: Mapping[str, str]) -> str:
     Raises:
         S3ProtocolError: there is none.
     """
-    etag = headers.get("etag", "").removeprefix("W/").strip('"')
-    if not etag:
-        raise S3ProtocolError("the store answered without an ETag")
-    return etag
+    return parse_etag(headers.get("etag", ""))
 
 
 @contextmanager
@@ -257,13 +261,16 @@ def store_error(error: S3Error, what: str) -> StoreError:
     return kind(f"{what}: {error.message}", hint=error.hint, **facts)
 
 
-def _decoded_digest(text: str) -> bytes:
+def _decoded_digest(text: str, size_bytes: int) -> bytes:
     """A checksum header's bytes.
 
     Raises:
-        S3ProtocolError: it is not base64.
+        S3ProtocolError: it is not base64, or of another length.
     """
     try:
-        return base64.b64decode(text, validate=True)
-    except ValueError as error:
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as a checksum") from error
+        digest = base64.b64decode(text, validate=True)
+    except ValueError:
+        digest = b""
+    if len(digest) != size_bytes:
+        raise S3ProtocolError(f"the store sent {text[:40]!r} as a checksum")
+    return digest

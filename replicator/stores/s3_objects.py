@@ -36,7 +36,9 @@ from replicator.stores.s3_documents import (
     parse_delete_failures,
     parse_grants,
     parse_listing,
+    parse_number,
     parse_tags,
+    parse_time_ms,
     parse_versions,
     tags_document,
 )
@@ -241,6 +243,7 @@ class S3Reader:
                     # ministack ignores the range where a version is named.
                     pieces = _sliced(answer.pieces, first, last)
                 elif answer.status == 206 and _length(answer.headers) == last - first:
+                    _check_range(answer.headers, first, last)
                     pieces = answer.pieces
                 else:
                     raise S3ProtocolError(f"status {answer.status} is no answer to this read")
@@ -563,15 +566,16 @@ def _may_hold(condition: WriteCondition, found: ObjectFacts | None) -> bool:
 
 
 def _length(headers: Mapping[str, str]) -> int:
-    text = headers.get("content-length", "")
-    if not (text.isascii() and text.isdigit()):
-        raise S3ProtocolError(f"the store answered with a length of {text[:40]!r}")
-    return int(text)
+    return parse_number(headers.get("content-length", ""), "Content-Length")
 
 
 def _modified_ms(headers: Mapping[str, str]) -> int:
     text = headers.get("last-modified", "")
-    try:
-        return int(parsedate_to_datetime(text).timestamp()) * 1000
-    except ValueError as error:
-        raise S3ProtocolError(f"the store answered with a time of {text[:40]!r}") from error
+    return parse_time_ms(text, "Last-Modified", parsedate_to_datetime)
+
+
+def _check_range(headers: Mapping[str, str], first: int, end: int) -> None:
+    """Refuse another part of the object than was asked for, if the store says which."""
+    found = headers.get("content-range", "")
+    if found and not found.startswith(f"bytes {first}-{end - 1}/"):
+        raise S3ProtocolError(f"the store sent {found[:40]!r}, not bytes {first} to {end}")

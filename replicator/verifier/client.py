@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from google.protobuf.message import Message
 
@@ -35,6 +36,7 @@ from replicator.verifier.values import (
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
 from runtime.rpc import Tls, named_errors, open_channel
 
+_M = TypeVar("_M", bound=Message)
 # One message of a comparison reads at most the IDs of some ranges.
 DEADLINE_S = 120.0
 # A refresh reads a bucket, and a patch an object of 5 TiB at most.
@@ -71,8 +73,8 @@ class VerifierClient:
     def describe(self) -> Description:
         """What the verifier says of itself."""
         with self._named_errors():
-            answer: pb.DescribeResponse = self._stub.Describe(
-                pb.DescribeRequest(), timeout=DEADLINE_S
+            answer: pb.DescribeResponse = _received(
+                self._stub.Describe(pb.DescribeRequest(), timeout=DEADLINE_S)
             )
         self._count(calls=1, received=answer)
         return description_from(answer)
@@ -81,7 +83,7 @@ class VerifierClient:
         """Ask one question of a comparison."""
         request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
-            answer: pb.ProveResponse = self._stub.Prove(request, timeout=DEADLINE_S)
+            answer: pb.ProveResponse = _received(self._stub.Prove(request, timeout=DEADLINE_S))
         self._count(calls=1, sent=request, received=answer)
         return decode_answer(answer.answer)
 
@@ -124,7 +126,9 @@ class VerifierClient:
             page = keys[first : first + KEYS_MAX]
             request = pb.GetFactsRequest(profile_digest=profile.digest, keys=page)
             with self._named_errors():
-                answer: pb.GetFactsResponse = self._stub.GetFacts(request, timeout=DEADLINE_S)
+                answer: pb.GetFactsResponse = _received(
+                    self._stub.GetFacts(request, timeout=DEADLINE_S)
+                )
             self._count(calls=1, sent=request, received=answer)
             found |= {facts.key: facts for facts in map(facts_from, answer.facts)}
             if not found.keys() <= set(keys):
@@ -205,3 +209,14 @@ class VerifierClient:
     def _named_errors(self) -> Iterator[None]:
         with named_errors(f"verifier {self.address}", VerifierUnavailableError):
             yield
+
+
+def _received(answer: _M | None) -> _M:
+    """The answer of a call; gRPC gives None where a server ended it well without one.
+
+    Raises:
+        RemoteProtocolError: there is none.
+    """
+    if answer is None:
+        raise RemoteProtocolError("the verifier ended a call without an answer")
+    return answer

@@ -1,12 +1,10 @@
 """Documents of S3: what is written is read back, and no other bytes are understood."""
 
-from collections.abc import Callable
-from contextlib import suppress
 from urllib.parse import quote
 from xml.sax.saxutils import escape
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from replicator.stores import s3_documents as documents
@@ -15,20 +13,6 @@ from replicator.stores.s3_documents import fits_xml
 from replicator.stores.s3_properties import content_headers_of, headers_of, metadata_of
 from runtime.s3_answers import S3ProtocolError, parse_document
 
-PARSERS: list[Callable[[bytes], object]] = [
-    documents.parse_listing,
-    documents.parse_versions,
-    documents.parse_uploads,
-    documents.parse_parts,
-    documents.parse_tags,
-    documents.parse_grants,
-    documents.parse_owner,
-    documents.parse_versioning,
-    documents.parse_upload_id,
-    documents.parse_copied_etag,
-    documents.parse_completed_etag,
-    documents.parse_delete_failures,
-]
 KEYS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
 ENTRY = (
     "<Contents><Key>{key}</Key><LastModified>2026-11-23T12:00:00.123Z</LastModified>"
@@ -77,45 +61,14 @@ def test_metadata_is_read_as_it_was_sent(metadata: dict[str, str]) -> None:
     assert content_headers_of(headers) == ()
 
 
-@settings(max_examples=300)
-@given(st.data())
-def test_damaged_documents_are_read_or_refused_by_name(
-    data: st.DataObject,
-) -> None:
-    """Cut, doubled and changed text: an error by name or a value, never a traceback."""
-    parse = data.draw(st.sampled_from(PARSERS))
-    text = data.draw(st.sampled_from(SAMPLES))
-    at = data.draw(st.integers(0, len(text)))
-    end = data.draw(st.integers(at, min(len(text), at + 30)))
-    put = data.draw(st.text("<>/&;#x01 -ABc\u00e9", max_size=8) | st.just(text[at:end] * 2))
-    with suppress(S3ProtocolError):
-        parse((text[:at] + put + text[end:]).encode())
-
-
-SAMPLES = [
-    LISTING.format(entries=ENTRY.format(key="a%20b") * 2),
-    "<ListVersionsResult><IsTruncated>true</IsTruncated><NextKeyMarker>k</NextKeyMarker>"
-    "<DeleteMarker><Key>k</Key><VersionId>1</VersionId><IsLatest>true</IsLatest>"
-    "<LastModified>2026-11-23T12:00:00Z</LastModified></DeleteMarker></ListVersionsResult>",
-    "<ListMultipartUploadsResult><IsTruncated>false</IsTruncated><Upload><Key>k</Key>"
-    "<UploadId>u</UploadId><Initiated>2026-11-23T12:00:00Z</Initiated></Upload>"
-    "</ListMultipartUploadsResult>",
-    "<ListPartsResult><IsTruncated>false</IsTruncated><Part><PartNumber>1</PartNumber>"
-    "<Size>5</Size><ETag>e</ETag></Part></ListPartsResult>",
-    "<AccessControlPolicy><Owner><ID>o</ID></Owner><AccessControlList><Grant><Grantee>"
-    "<URI>u</URI></Grantee><Permission>READ</Permission></Grant></AccessControlList>"
-    "</AccessControlPolicy>",
-    "<DeleteResult><Error><Key>k</Key><Code>AccessDenied</Code></Error></DeleteResult>",
-    "<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>",
-]
-
-
 @pytest.mark.parametrize(
     "broken",
     [
         LISTING.format(entries=ENTRY.format(key="k").replace("7", "-7")),
         LISTING.format(entries=ENTRY.format(key="k").replace("7", "\u0667")),
+        LISTING.format(entries=ENTRY.format(key="k").replace("7", "9" * 16)),
         LISTING.format(entries=ENTRY.format(key="k").replace("2026", "noon")),
+        LISTING.format(entries=ENTRY.format(key="k").replace("2026", "1969")),
         LISTING.format(entries=ENTRY.format(key="")),
         LISTING.format(entries=ENTRY.format(key="%FF")),
         LISTING.format(entries=ENTRY.format(key="k")).replace("url", "rot13"),
