@@ -4,6 +4,7 @@ Results go to stdout, plans and progress to stderr. The package `replicator` doe
 work; this module parses options.
 """
 
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ from admin.bucket_index import index
 from admin.bucket_output import (
     LEVELS,
     plan_text,
+    plan_warnings,
     print_capabilities,
     print_key,
     print_plan,
@@ -26,8 +28,10 @@ from admin.bucket_output import (
 from admin.bucket_pair import (
     OpenPair,
     append_receipt,
+    check_addresses,
     json_option,
     open_pair,
+    open_receipts,
     open_target,
     prefix_option,
     state_option,
@@ -38,10 +42,10 @@ from admin.demo.bucket_demo import demo
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
-from replicator.pair import check_pair
 from replicator.proven_receipt import proven_receipt
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
+from replicator.refresh import READ_ALL_S
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
@@ -51,7 +55,7 @@ from replicator.verify import BucketVerification, VerificationTally
 from runtime.config import parse_rate
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.output import print_json
+from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
@@ -64,14 +68,14 @@ _READERS = 8
 def bucket() -> None:
     """Copy a bucket between two stores, and prove that the copy is equal.
 
-    A store is local:PATH, a bucket in a folder of this machine, or
-    s3://BUCKET/PREFIX?endpoint_url=URL. Credentials of S3 come from the environment
-    (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there
-    (?profile=NAME).
+    A store is s3://BUCKET/PREFIX?endpoint_url=URL or local:PATH, a bucket in a folder
+    of this machine, in a format of its own. Quote an address that has ? or &.
+    Credentials of S3 come from the environment (AWS_ACCESS_KEY_ID,
+    AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there (?profile=NAME).
 
     \b
     Examples:
-      treefold bucket precheck s3://photos s3://copy?endpoint_url=https://s3.far.example
+      treefold bucket precheck s3://photos 's3://copy?profile=far'
       treefold bucket sync s3://photos local:/backup/photos --dry-run
       treefold bucket sync s3://photos local:/backup/photos --delete
       treefold bucket verify s3://photos local:/backup/photos --level read
@@ -88,7 +92,11 @@ bucket.add_command(demo)
 @click.argument("target", metavar="TARGET")
 @click.option("--delete", is_flag=True, help="Delete objects that exist at the target only.")
 @prefix_option
-@click.option("--dry-run", is_flag=True, help="Print the plan and change nothing.")
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print the plan and change no object. An S3 target is probed as by precheck.",
+)
 @state_option
 @click.option(
     "--rate",
@@ -142,8 +150,8 @@ def sync(
         bytes_per_second=_rate(rate),
         copier_limits=CopierLimits(objects=transfers, parts=transfers),
     )
-    with ExitStack() as opened:
-        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+    with ExitStack() as opened, ExitStack() as bar:
+        progress = bar.enter_context(progress_sink(style or ProgressStyle()))
         run: BucketSync | ProvenSync
         if verifier is None:
             trial = open_pair(source, target, state, may_write=True, is_trial=dry_run)
@@ -159,20 +167,22 @@ def sync(
         for limitation in run.limitations:
             progress.note(limitation)
         plan = run.plan()
+        for warning in plan_warnings(plan, prefix):
+            progress.note(warning)
         if dry_run:
+            bar.close()
             print_plan(run.steps(), plan, as_json=as_json)
             return
+        receipts = open_receipts(kept)
         progress.note(plan_text(plan))
         report = run.execute(plan)
-        append_receipt(kept, run.receipt(), progress)
-    if as_json:
-        print_json(report.document())
-    else:
-        print_report(report, extras=plan.extras, lists_all=run.lists_all)
-    if report.failed_count or not (report.equal or report.differences):
-        raise click.exceptions.Exit(ExitCode.PARTLY)
-    if not report.equal:
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
+        bar.close()
+        # Whichever of the two fails, the other is there.
+        try:
+            append_receipt(receipts, run.receipt())
+        finally:
+            print_report(report, plan, prefix, lists_all=run.lists_all, as_json=as_json)
+    _end(report.differences, is_equal=report.equal, failed=report.failed_count)
 
 
 def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) -> BucketSync:
@@ -252,16 +262,21 @@ def verify(
       3  not equal
       5  unknown: keys changed meanwhile, or a side does not list all keys
       7  a store does not answer, 8 another process uses the state folder
+      130  interrupted
     """
     level = LEVELS[level_name]
     if verifier is not None:
-        with progress_sink(style or ProgressStyle()) as progress:
-            _prove(source, target, state, verifier, level, prefix, progress, as_json=as_json)
+        _prove(source, target, state, verifier, level, prefix, style, as_json=as_json)
         return
     stop = threading.Event()
-    with ExitStack() as opened:
+    with ExitStack() as opened, ExitStack() as bar:
         pair = opened.enter_context(open_pair(source, target, state, may_write=False))
-        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+        receipts = open_receipts(pair.state)
+        # JSON has a terminal for itself; lines for people go above the bar.
+        is_shared = bool(style and style.bars and sys.stdout.isatty())
+        lines = ProgressStyle() if is_shared and as_json else style
+        progress = bar.enter_context(progress_sink(lines or ProgressStyle()))
+        show = progress.note if is_shared else print_line
         readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
         # Reads that were begun end early if this is interrupted.
         opened.callback(stop.set)
@@ -277,22 +292,21 @@ def verify(
             is_cancelled=stop.is_set,
         )
         # Without a prefix about as many keys as the last run has seen.
-        estimate = 0 if prefix else pair.ledger.row_count()
-        progress.begin("verify", estimate or None, "keys")
+        progress.begin("verify", (not prefix and pair.ledger.row_count()) or None, "keys")
         tally, shown = VerificationTally(pair.ledger.secret), 0
         for key in run.keys(prefix):
             tally.add(key)
             progress.advance(1)
             if key.kind is not None or key.is_unsettled:
                 shown += 1
-                print_key(key, shown, as_json=as_json)
-        append_receipt(pair.state, run.receipt(tally, prefix), progress)
-        notes = verification_notes(tally, level, run.groups, lists_all=run.lists_all)
-        print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
-    if tally.differences:
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
-    if tally.unsettled or not run.lists_all:
-        raise click.exceptions.Exit(ExitCode.PARTLY)
+                print_key(key, shown, show, as_json=as_json)
+        bar.close()
+        notes = verification_notes(tally, level, run.groups, prefix, lists_all=run.lists_all)
+        try:
+            append_receipt(receipts, run.receipt(tally, prefix))
+        finally:
+            print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
+    _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
 
 
 @bucket.command(short_help="Print what would not cross, and why.")
@@ -304,8 +318,11 @@ def precheck(source: str, target: str, as_json: bool) -> None:
 
     An S3 target is probed with scratch objects, which are removed again. A local target
     that does not exist is not created.
+
+    Exit status: 0 both stores answered, whatever crosses, 1 failed, 2 usage, 6 source
+    and target overlap, 7 a store does not answer.
     """
-    check_pair(source, target)
+    check_addresses(source, target)
     with (
         open_store(source, may_write=False) as ours,
         open_target(target, may_write=True, is_trial=True) as theirs,
@@ -321,7 +338,7 @@ def _prove(
     verifier: VerifierClient,
     level: EvidenceLevel,
     prefix: str,
-    progress: ProgressSink,
+    style: ProgressStyle | None,
     *,
     as_json: bool,
 ) -> None:
@@ -332,9 +349,14 @@ def _prove(
             hint="A verifier knows more than a listing: leave --level out, or --verifier.",
         )
     clock = SystemClock()
-    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
-    with open_proven_pair(source, target, state, verifier, progress) as pair:
-        prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
+    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
+    with ExitStack() as opened, ExitStack() as bar:
+        progress = bar.enter_context(progress_sink(style or ProgressStyle()))
+        pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
+        receipts = open_receipts(pair.state)
+        prover = PairProver(
+            pair.bucket, verifier, prefix=prefix, stopped=lambda: False, progress=progress
+        )
         progress.note("both sides bring their indexes up to date, each near its store")
         proof = prover.settle(read_since_s=read_since_s)
         receipt = proven_receipt(
@@ -345,11 +367,21 @@ def _prove(
             prefix=prefix,
             time_ms=clock.now_ms(),
         )
-        append_receipt(pair.state, receipt, progress)
-        print_proof(proof, verifier, as_json=as_json)
-    if proof.differences:
+        bar.close()
+        try:
+            append_receipt(receipts, receipt)
+        finally:
+            print_proof(proof, verifier, prefix, as_json=as_json)
+    _end(len(proof.differences), is_equal=proof.is_equal)
+
+
+def _end(differences: int, *, is_equal: bool, failed: int = 0) -> None:
+    """Exit as an outcome requires. Without differences it may be unknown whether the
+    sides are equal.
+    """
+    if differences and not failed:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
-    if not proof.is_equal:
+    if failed or not is_equal:
         raise click.exceptions.Exit(ExitCode.PARTLY)
 
 

@@ -1,11 +1,11 @@
 """`treefold bucket index`: the index that a verifier of this state folder uses."""
 
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 
 import click
 
+from admin.bucket_output import time_text
 from admin.bucket_pair import json_option
 from admin.paths import LocalPath
 from proof.index import WHOLE, EvidenceCounts
@@ -108,7 +108,7 @@ def _document(
             "recorded": evidence.recorded,
             "read": evidence.read,
         },
-        "oldestReadAt": _time_text(evidence.oldest_read_at_s),
+        "oldestReadAt": time_text(evidence.oldest_read_at_s),
         "added": done.added,
         "changed": done.changed,
         "removed": done.removed,
@@ -158,9 +158,3 @@ def _print(document: JsonObject, done: RefreshProgress) -> None:
             print_line("Move DIR/index away: the next run builds it anew.")
         else:
             print_line("all that is derived from the items is right", style="green")
-
-
-def _time_text(time_s: int | None) -> str | None:
-    if time_s is None:
-        return None
-    return datetime.fromtimestamp(time_s, UTC).isoformat().replace("+00:00", "Z")

@@ -1,6 +1,7 @@
 """What `treefold bucket` prints: documents with --json, lines for people without."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 
 import click
 
@@ -8,7 +9,7 @@ from proof.item import EvidenceLevel
 from replicator.ledger import PlannedStep
 from replicator.stores.port import Capabilities, Store
 from replicator.sync import SyncPlan, SyncReport
-from replicator.verify import Damage, KeyDifferenceKind, VerificationTally, VerifiedKey
+from replicator.verify import Damage, VerificationTally, VerifiedKey
 from runtime.output import JsonObject, print_json, print_line, print_table, size_text
 
 # Failures, steps and differences that are printed for people; --json has all.
@@ -54,8 +55,27 @@ def print_plan(steps: Iterable[PlannedStep], plan: SyncPlan, *, as_json: bool) -
         print_line(plan_text(plan))
 
 
-def print_report(report: SyncReport, *, extras: int, lists_all: bool) -> None:
-    """The outcome of a sync for people. `extras` were found at the target only."""
+def plan_warnings(plan: SyncPlan, prefix: str) -> list[str]:
+    """What should be looked at before a plan is carried out: it deletes all that the
+    target has, because the source has nothing.
+    """
+    if not plan.deletes or plan.objects:
+        return []
+    where = f" with a key that begins with {prefix!r}" if prefix else ""
+    return [
+        f"warning: the source has no object{where}; --delete removes all of the target's"
+        f" ({plan.deletes}). Is the address of the source right?"
+    ]
+
+
+def print_report(
+    report: SyncReport, plan: SyncPlan, prefix: str, *, lists_all: bool, as_json: bool
+) -> None:
+    """The outcome of a sync."""
+    if as_json:
+        print_json(report.document())
+        return
+    extras = plan.extras
     for one in report.failed[:_LINES_SHOWN]:
         print_line(f"failed     {one.key}: {one.reason}: {one.detail}")
     if report.failed_count > _LINES_SHOWN:
@@ -66,37 +86,41 @@ def print_report(report: SyncReport, *, extras: int, lists_all: bool) -> None:
     )
     if report.equal:
         print_line(f"equal at level {report.level}, root {report.root}", style="green")
-        if report.level == "listed":
+        if not plan.objects:
+            print_line(nothing_text(prefix))
+        elif report.level == "listed":
             print_line(
                 "Some contents were not compared: both sides have no hash of them in common."
                 " `treefold bucket verify --level read` reads them."
             )
         return
     if report.differences:
-        print_line(f"not equal: {_counted(report.differences, 'difference')}", style="red")
+        print_line(f"not equal: {counted(report.differences, 'difference')}", style="red")
     if report.in_flight:
-        keys = _counted(report.in_flight, "key")
+        keys = counted(report.in_flight, "key")
         print_line(f"{keys} changed while both sides were compared: run it again")
     if extras:
         are = "exists" if extras == 1 else "exist"
-        print_line(f"{_counted(extras, 'object')} {are} at the target only; see --delete")
+        print_line(f"{counted(extras, 'object')} {are} at the target only; see --delete")
     if not lists_all:
         print_line(f"{'' if report.differences else 'unknown: '}a side does not list all keys")
 
 
-def print_key(key: VerifiedKey, number: int, *, as_json: bool) -> None:
-    """A key that differs or is unknown, the `number`th from 1."""
-    if as_json:
-        document: JsonObject = {"kind": _kind_text(key), "key": key.key}
+def print_key(key: VerifiedKey, number: int, show: Callable[[str], None], *, as_json: bool) -> None:
+    """A key that differs or changed meanwhile, the `number`th from 1; `show` prints
+    lines for people. What changed is no difference: `as_json` it goes to stderr.
+    """
+    if as_json and key.kind is not None:
+        document: JsonObject = {"kind": key.kind.value, "key": key.key}
         print_json({**document, "level": key.level.name.lower()})
+        return
+    if as_json:
+        print_line(f"in flight: {key.key}", stderr=True)
     elif number <= _LINES_SHOWN:
-        print_line(f"{_kind_text(key):10} {key.key}{_DAMAGE_TEXTS[key.damage]}")
+        kind = key.kind.value if key.kind else "in flight"
+        show(f"{kind:10} {key.key}{_DAMAGE_TEXTS[key.damage]}")
     elif number == _LINES_SHOWN + 1:
-        print_line("... and more; --json prints all")
-
-
-def _kind_text(key: VerifiedKey) -> str:
-    return key.kind.value if key.kind else "unsettled"
+        show("... and more; --json prints all")
 
 
 def print_verification(
@@ -114,22 +138,22 @@ def print_verification(
                 "equal": tally.is_equal and lists_all,
                 "objects": tally.objects,
                 "differences": tally.differences,
+                "inFlight": tally.unsettled,
                 "bytesCrossed": traffic.bytes if traffic else 0,
                 "roundTrips": traffic.requests if traffic else 0,
                 "levels": {name: tally.levels[level] for name, level in LEVELS.items()},
+                "oldestReadAt": time_text(tally.sets.oldest_read_at_s),
             }
         )
         return
-    levels = [f"{n} {_LEVEL_WORDS[level]}" for level, n in sorted(tally.levels.items()) if n]
-    print_line(f"{_counted(tally.objects, 'key')} compared: {', '.join(levels) or 'none'}")
+    print_line(levels_text(tally.objects, tally.levels, tally.sets.oldest_read_at_s))
     if traffic is not None:
         print_line(
             f"{size_text(traffic.bytes)} to and from the target in {traffic.requests} requests"
         )
     if tally.differences:
-        kinds = ", ".join(f"{tally.kinds[kind]} {kind.value}" for kind in KeyDifferenceKind)
-        text = f"not equal: {_counted(tally.differences, 'difference')} ({kinds})"
-        print_line(text, style="red")
+        kinds = {kind.value: number for kind, number in tally.kinds.items()}
+        print_line(not_equal_text(tally.differences, kinds), style="red")
     elif tally.unsettled or not lists_all:
         print_line("unknown whether they are equal", style="yellow")
     else:
@@ -138,13 +162,51 @@ def print_verification(
         print_line(note)
 
 
+def levels_text(
+    objects: int, levels: Mapping[EvidenceLevel, int], oldest_read_at_s: int | None
+) -> str:
+    """How many keys were compared, and how they are known."""
+    known = ", ".join(f"{n} {_LEVEL_WORDS[level]}" for level, n in sorted(levels.items()) if n)
+    text = f"{counted(objects, 'key')} compared" + (f": {known}" if known else "")
+    if oldest_read_at_s is not None:
+        text += f"; no read is older than {time_text(oldest_read_at_s)}"
+    return text
+
+
+def not_equal_text(differences: int, kinds: Mapping[str, int]) -> str:
+    """How many keys differ, by the names of how."""
+    named = ", ".join(f"{number} {kind}" for kind, number in sorted(kinds.items()) if number)
+    return f"not equal: {counted(differences, 'difference')} ({named})"
+
+
+def nothing_text(prefix: str) -> str:
+    """What it means that no key was compared."""
+    if prefix:
+        return f"At neither side a key begins with {prefix!r}."
+    return "Both sides are empty."
+
+
+def time_text(time_s: int | None) -> str | None:
+    """A time in seconds since 1970, as reports write it."""
+    if time_s is None:
+        return None
+    return datetime.fromtimestamp(time_s, UTC).isoformat().replace("+00:00", "Z")
+
+
 def verification_notes(
-    tally: VerificationTally, level: EvidenceLevel, groups: Sequence[str], *, lists_all: bool
+    tally: VerificationTally,
+    level: EvidenceLevel,
+    groups: Sequence[str],
+    prefix: str,
+    *,
+    lists_all: bool,
 ) -> list[str]:
     """What a verification does not show, in sentences."""
+    if not tally.objects and lists_all:
+        return [nothing_text(prefix)]
     notes = list[str]()
     if tally.unsettled:
-        notes.append(f"{_counted(tally.unsettled, 'key')} changed while they were compared.")
+        notes.append(f"{counted(tally.unsettled, 'key')} changed while they were compared.")
     if not lists_all:
         notes.append("A side does not list all keys: equality cannot be shown.")
     if level is EvidenceLevel.LISTED:
@@ -152,7 +214,7 @@ def verification_notes(
     if level is EvidenceLevel.RECORDED:
         if unhashed := tally.sets.levels[EvidenceLevel.LISTED]:
             notes.append(
-                f"Of {_counted(unhashed, 'equal key')} both sides have no hash in common: only"
+                f"Of {counted(unhashed, 'equal key')} both sides have no hash in common: only"
                 " sizes and properties were compared."
             )
         notes.append(
@@ -196,8 +258,10 @@ def print_capabilities(
 def _capability_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text or "none"
 
 
-def _counted(count: int, noun: str) -> str:
+def counted(count: int, noun: str) -> str:
+    """A number of things."""
     return f"{count} {noun}{'' if count == 1 else 's'}"

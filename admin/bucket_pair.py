@@ -16,10 +16,11 @@ from replicator.ledger import PairLedger
 from replicator.pair import check_pair
 from replicator.pair_receipts import PairReceipts
 from replicator.stores.address import LocalAddress, canonical_address, parse_address
-from replicator.stores.opening import open_store
+from replicator.stores.opening import effective_address, open_store
 from replicator.stores.port import Store
 from runtime.disk import Disk
-from runtime.progress import ProgressSink
+from runtime.errors import UsageError
+from runtime.output import print_line
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
 prefix_option = click.option(
@@ -48,6 +49,18 @@ class OpenPair:
     state: Path | None
 
 
+def check_addresses(source: str, target: str) -> None:
+    """Check that two addresses are not one bucket, nor one inside the other, with the
+    endpoints that the environment and profiles give them.
+
+    Raises:
+        PairRefusedError: they are.
+        UsageError, ConfigError: an address is invalid, or names an unknown profile.
+    """
+    check_pair(source, target)
+    check_pair(effective_address(source), effective_address(target))
+
+
 @contextmanager
 def open_pair(
     source: str, target: str, state: Path | None, *, may_write: bool, is_trial: bool = False
@@ -65,8 +78,8 @@ def open_pair(
         DatabaseError, DiskError: the state cannot be used.
     """
     source, target = canonical_address(source), canonical_address(target)
-    check_pair(source, target)
-    folder = (state or default_state(source, target)).absolute()
+    check_addresses(source, target)
+    folder = state_folder(state, source, target)
     is_known = PairLedger.exists_in(folder)
     with ExitStack() as opened:
         ours = opened.enter_context(open_store(source, may_write=False))
@@ -122,32 +135,63 @@ def is_missing(address: str) -> bool:
             return False
 
 
-def append_receipt(state: Path | None, receipt: Receipt | None, progress: ProgressSink) -> None:
-    """Sign what a comparison found, and append it to the receipts of a state folder.
+def open_receipts(state: Path | None) -> PairReceipts | None:
+    """The receipts of a state folder, opened before the work that they are for: a
+    damaged chain is refused before anything is copied. None where nothing is kept.
 
     Raises:
         ReceiptChainError, SigningKeyError: the receipts of the folder are damaged.
-        DiskError: they cannot be written.
+        DiskError: they cannot be read or written.
+    """
+    return None if state is None else PairReceipts(state, Disk())
+
+
+def append_receipt(receipts: PairReceipts | None, receipt: Receipt | None) -> None:
+    """Sign what a comparison found, and append it to the receipts of the pair.
+
+    Raises:
+        DiskError: it cannot be written.
     """
     if receipt is None:
-        progress.note("no receipt: it is not known which set of keys a side holds")
-        return
-    if state is None:
-        return
-    receipts = PairReceipts(state, Disk())
-    head = receipts.append(receipt)
-    progress.note(
-        f"receipt {head.records} in {receipts.path}: head {head.hash.hex()},"
-        f" key {receipts.public_key.hex()}"
-    )
+        text = "no receipt: it is not known which set of keys a side holds"
+        print_line(text, stderr=True)
+    elif receipts is not None:
+        head = receipts.append(receipt)
+        print_line(
+            f"receipt {head.records} in {receipts.path}: head {head.hash.hex()},"
+            f" key {receipts.public_key.hex()}",
+            stderr=True,
+        )
 
 
 def _scratch_folder() -> AbstractContextManager[str]:
     return tempfile.TemporaryDirectory(prefix="treefold-")
 
 
-def default_state(source: str, target: str) -> Path:
-    """The state folder of two canonical addresses where none is named."""
+def state_folder(state: Path | None, source: str, target: str) -> Path:
+    """The state folder of two canonical addresses: `state`, or one of their own.
+
+    Raises:
+        UsageError: it is inside one of the buckets.
+    """
+    folder = (state or _default_state(source, target)).absolute()
+    for address in (source, target):
+        match parse_address(address):
+            case LocalAddress(bucket) if _is_inside(folder, bucket):
+                raise UsageError(
+                    f"--state: {folder} is inside the bucket {address}",
+                    hint="Choose a folder beside it: a bucket has only files of its own.",
+                )
+            case _:
+                pass
+    return folder
+
+
+def _is_inside(folder: Path, bucket: Path) -> bool:
+    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(bucket))
+
+
+def _default_state(source: str, target: str) -> Path:
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     pair = blake3_of(f"{source}\n{target}".encode()).hex()[:16]
     return Path(home) / "treefold" / "buckets" / pair

@@ -1,21 +1,30 @@
 """A pair of buckets of which the target has a verifier."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
+from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
 from admin.answer import check_option_address, tls_of, tls_options
-from admin.bucket_pair import default_state
+from admin.bucket_output import (
+    LEVELS,
+    counted,
+    levels_text,
+    not_equal_text,
+    nothing_text,
+    time_text,
+)
+from admin.bucket_pair import check_addresses, state_folder
+from proof.column_naming import difference_names
 from proof.item import EvidenceLevel
-from proof.naming import ItemDifference
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
-from replicator.pair import check_pair
 from replicator.proving import PairProof
 from replicator.refresh import IndexedBucket
 from replicator.stores.address import canonical_address
@@ -95,7 +104,7 @@ def open_proven_pair(
             see `open_pair`.
     """
     source, target = canonical_address(source), canonical_address(target)
-    check_pair(source, target)
+    check_addresses(source, target)
     said = client.describe()
     if _bucket_of(said.address) != _bucket_of(target):
         raise UsageError(
@@ -103,7 +112,7 @@ def open_proven_pair(
             hint="Name its bucket as TARGET, or another verifier.",
         )
     progress.note(f"verifier {client.address}: beside {said.address}")
-    folder = (state or default_state(source, target)).absolute()
+    folder = state_folder(state, source, target)
     with ExitStack() as opened:
         store = opened.enter_context(open_store(source, may_write=False))
         ledger = PairLedger(folder, source=source, target=target)
@@ -115,60 +124,65 @@ def open_proven_pair(
         yield ProvenPair(IndexedBucket(store, index, said.profile, SystemClock()), ledger, folder)
 
 
-def print_proof(proof: PairProof, client: VerifierClient, *, as_json: bool) -> None:
-    """What a comparison with a verifier found, and what it does not show."""
-    found = proof.comparison
-    for number, one in enumerate(proof.differences):
-        if as_json:
-            version = {"version": one.version} if one.version else {}
-            print_json({"kind": one.kind.value, "key": one.key, **version, "level": _level(one)})
-        elif number < _LINES_SHOWN:
-            print_line(f"{one.kind.value:10} {one.key}")
+def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_json: bool) -> None:
+    """What a comparison with a verifier found of the keys below a prefix, and what it
+    does not show; with `as_json` the latter goes to stderr.
+    """
+    for one in proof.differences if as_json else ():
+        version = {"version": one.version} if one.version else {}
+        level = proof.level_of(one).name.lower()
+        print_json({"kind": one.kind.value, "key": one.key, **version, "level": level})
+    for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
+        print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
-    listed = max(found.ours_evidence.listed, found.theirs_evidence.listed)
-    read = min(found.ours_evidence.read, found.theirs_evidence.read)
-    known = max(found.ours.count - listed, 0)
-    levels = {"listed": listed, "recorded": max(known - read, 0), "read": min(read, known)}
+    notes = _proof_notes(proof, prefix)
     if as_json:
+        for note in notes:
+            click.echo(note, err=True)
         print_json(
             {
                 "equal": proof.is_equal,
-                "objects": found.ours.count,
+                "objects": proof.objects,
                 "differences": len(proof.differences),
+                "inFlight": proof.in_flight,
                 "bytesCrossed": crossed,
                 "roundTrips": client.calls,
-                "levels": levels,
+                "levels": {name: proof.levels[level] for name, level in LEVELS.items()},
+                "oldestReadAt": time_text(proof.oldest_read_at_s),
             }
         )
         return
     if len(proof.differences) > _LINES_SHOWN:
         print_line("... and more; --json prints all")
+    print_line(levels_text(proof.objects, proof.levels, proof.oldest_read_at_s))
     print_line(
-        f"{found.ours.count} objects at the source, {found.theirs.count} at the target; of both"
-        f" sides at least {levels['read']} read, {levels['recorded']} by recorded hashes, and at"
-        f" most {levels['listed']} by listing"
+        f"{size_text(crossed)} crossed in {counted(client.calls, 'call')}; the comparison"
+        f" took {counted(proof.round_trips, 'trip')} and {proof.bytes_crossed} bytes"
     )
-    print_line(
-        f"{size_text(crossed)} crossed in {client.calls} calls; the comparison took"
-        f" {proof.round_trips} trips and {proof.bytes_crossed} bytes"
-    )
-    if proof.in_flight:
-        print_line(f"{proof.in_flight} differences are in flight: what they are is not known yet")
     if proof.is_equal:
-        print_line(f"equal: root {found.ours.total:032x}", style="green")
+        print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
-        print_line(f"not equal: {len(proof.differences)} differences", style="red")
+        kinds = Counter(one.kind.value for one in proof.differences)
+        print_line(not_equal_text(len(proof.differences), kinds), style="red")
     else:
         print_line("unknown whether they are equal", style="yellow")
-    if levels["read"] < found.ours.count:
-        print_line("Damage behind a store's own index is found by --level read only.")
+    for note in notes:
+        print_line(note)
 
 
-def _level(difference: ItemDifference) -> str:
-    sides = [
-        side.evidence.level for side in (difference.ours, difference.theirs) if side is not None
-    ]
-    return min(sides, default=EvidenceLevel.LISTED).name.lower()
+def _proof_notes(proof: PairProof, prefix: str) -> list[str]:
+    """What a comparison with a verifier does not show, in sentences."""
+    notes = list[str]()
+    if proof.in_flight:
+        notes.append(f"{counted(proof.in_flight, 'key')} changed while they were compared.")
+    if not proof.objects and not proof.in_flight:
+        notes.append(nothing_text(prefix))
+    elif proof.levels[EvidenceLevel.READ] < proof.objects:
+        notes.append(
+            "Not every object was read at both sides: damage behind a store's own index is found"
+            " by --level read only."
+        )
+    return notes
 
 
 def _bucket_of(address: str) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ ReconcileError ends the command with a message, its stable code and its exit sta
 without a traceback.
 """
 
+import io
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from importlib import import_module
 
 import click
+from click.shell_completion import CompletionItem
 
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
@@ -56,6 +58,9 @@ COMMANDS: Mapping[str, _LazyCommand] = {
     "bucket": _LazyCommand(
         "admin.bucket:bucket", "Copy a bucket between two stores, and show that it is equal."
     ),
+    "completion": _LazyCommand(
+        "admin.completion:completion", "Print what makes a shell complete commands and options."
+    ),
     "container": _LazyCommand(
         "admin.containers:container", "Show containers, their replicas and how they differ."
     ),
@@ -94,7 +99,24 @@ class Root(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of this name, imported now; None if there is none."""
-        return COMMANDS[cmd_name].load() if cmd_name in COMMANDS else None
+        if cmd_name not in COMMANDS:
+            return None
+        try:
+            return COMMANDS[cmd_name].load()
+        except UsageError:
+            # Who presses Tab has not asked for a command that needs an extra.
+            if ctx.resilient_parsing:
+                return None
+            raise
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names that begin so, without importing any command, and our options."""
+        names = [
+            CompletionItem(name, help=command.summary)
+            for name, command in sorted(COMMANDS.items())
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write names and summaries without importing any command."""
@@ -139,7 +161,7 @@ def _open_standard_streams() -> None:
     """Open the streams that the caller closed (`>&-`) on the null device.
 
     Otherwise Python has None in their place, and the next file that is opened gets the
-    number of stdout.
+    number of stdout. Stdout escapes what its encoding lacks, as stderr does.
     """
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
@@ -150,6 +172,9 @@ def _open_standard_streams() -> None:
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115
+    # The name of an object may have letters that the terminal's encoding lacks.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

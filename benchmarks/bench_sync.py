@@ -4,7 +4,7 @@
 
 `emulator` starts two ministacks. `rgw` takes the pair of Ceph stores that
 tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR. `ozone` copies from a ministack
-to the S3 gateway at --endpoint.
+to the S3 gateway at --endpoint, and without it starts a cluster (wants Maven and Java).
 
 Bytes are those of plain HTTP in both directions, headers included, counted by a proxy
 before the target. What a run costs is told apart: its listings (the comparison), the
@@ -26,7 +26,7 @@ from benchmarks.sync_runs import (
     listings,
     opened_stores,
     others,
-    part_bytes,
+    parts_of,
     put_changed,
 )
 from tests.support.rclone import RcloneRun, rclone_check, rclone_sync, rclone_version
@@ -40,6 +40,9 @@ LARGE_BYTES = 64 << 20
 LARGE_OBJECTS = 4
 DELETES = 100
 CUT_MIB = 256
+# One way, and in each direction.
+DELAY_MS = 25
+DELAYED_MBIT = 400
 # The parts of a copy, as `treefold bucket sync` makes them.
 PART_BYTES = 8 << 20
 # As many as ours; rclone's own default is 4. It copies no tags.
@@ -56,7 +59,7 @@ BYTE_RATE_MIN = 0.9
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=("emulator", "rgw", "ozone"), default="emulator")
-    parser.add_argument("--endpoint", help="Ozone's gateway. Default: http://127.0.0.1:9878.")
+    parser.add_argument("--endpoint", help="A running gateway of Ozone.")
     parser.add_argument("--objects", type=int, default=OBJECTS, help="Small objects.")
     parser.add_argument(
         "--cut-mib", type=int, default=CUT_MIB, help="Size of the copy that is cut; 1024 is 1 GiB."
@@ -112,14 +115,16 @@ def small_objects(
         [(listings(idle.traffic)) / count], [again.traffic.total.length_bytes / count],
     )  # fmt: skip
     verified, checked = kept[0].verify(), rclone_check(kept[1].source, kept[1].target, pair.link)
-    assert verified.report["equal"]
+    assert verified.report["equal"] == pair.shows_equality
     assert checked.exit_status == 0, checked.log
     _beside(
         report, f"{job}, verify and check", "B/object",
         [verified.traffic.total.length_bytes / count],
         [checked.traffic.total.length_bytes / count],
     )  # fmt: skip
-    _deletes(report, kept, opening)
+    if pair.shows_equality:
+        # Elsewhere a sync deletes nothing.
+        _deletes(report, kept, opening)
 
 
 def _deletes(report: Report, kept: tuple[BucketPair, BucketPair], opening: int) -> None:
@@ -185,39 +190,55 @@ def large_objects(report: Report, stores: PairFactory, rounds: int) -> None:
 
 
 def cut_copies(report: Report, stores: PairFactory, size_bytes: int) -> None:
-    """What is sent twice of an object whose copy is cut at a random point."""
-    pair = stores.pair()
+    """What is sent twice of an object whose copy is cut at a random point, and how fast
+    one object crosses a link with delay.
+    """
+    small, pair = stores.pair(), stores.pair()
+    fill(small.source, 1, 2 * PART_BYTES)
     fill(pair.source, 1, size_bytes)
+    parts = parts_of(small.sync().traffic)
+    head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
     share = random.SystemRandom()
     for what in ("process killed", "link cut"):
         found = [
-            _resent(pair.fresh_target(), size_bytes, share.uniform(0.1, 0.9), what)
+            _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
             for _ in range(ROUNDS)
         ]
         job = f"{size_bytes >> 20} MiB, {what}: sent again"
         _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
+    pair.link.shape(delay_ms=DELAY_MS, mbit=DELAYED_MBIT)
+    runs = [pair.fresh_target().sync() for _ in range(ROUNDS)]
+    pair.link.shape(delay_ms=0, mbit=0)
+    rate = _samples("ours", (size_bytes / 1e6 / run.seconds for run in runs))
+    job = f"{size_bytes >> 20} MiB, {2 * DELAY_MS} ms there and back, {DELAYED_MBIT} Mbit/s"
+    report.add(job, "MB/s", rate, _samples("the link", (DELAYED_MBIT / 8,)))
 
 
-def _resent(pair: BucketPair, size_bytes: int, share: float, what: str) -> int:
+def _resent(pair: BucketPair, size_bytes: int, head_bytes: int, share: float, what: str) -> int:
     """Bytes of parts beyond the object, after a cut when this share has crossed."""
     pair.link.reset()
     process = pair.start_sync()
 
+    def crossed() -> int:
+        parts = parts_of(pair.link.traffic())
+        return parts.bytes_to - head_bytes * parts.requests
+
     def has_crossed() -> bool:
         assert process.poll() is None, process.communicate()
-        return part_bytes(pair.link.traffic()) >= share * size_bytes
+        return crossed() >= share * size_bytes
 
     wait_until(has_crossed, f"{share:.2f} of the object to cross", timeout_s=600)
     if what == "link cut":
         pair.link.cut()
         pair.link.mend()
         pair.finished(process)
-        return max(part_bytes(pair.link.traffic()) - size_bytes, 0)
+        return max(crossed() - size_bytes, 0)
     process.kill()
     process.communicate()
-    crossed = part_bytes(pair.link.traffic())
-    crossed += part_bytes(pair.sync().traffic)
-    return max(crossed - size_bytes, 0)
+    before = crossed()
+    # The link is reset.
+    pair.sync()
+    return max(before + crossed() - size_bytes, 0)
 
 
 def _first_syncs(

@@ -1,5 +1,6 @@
 """The command `treefold verifier run`: the process beside a bucket."""
 
+import os
 from pathlib import Path
 
 import click
@@ -13,8 +14,10 @@ from runtime.process import (
     config_option,
     print_settings,
     process_options,
+    run_until_stopped,
     stop_on_signals,
 )
+from runtime.service_manager import ServiceManager
 
 
 @click.group()
@@ -59,8 +62,14 @@ def run(
     """Run a verifier until SIGTERM or SIGINT.
 
     It lists the bucket every hour, and reads every object again within 30 days at a
-    limited rate, near the store. docs/formats.md lists every key of the file. One
-    verifier at a time may use a state folder: a second one ends with exit status 8.
+    limited rate, near the store. docs/formats.md lists every key of the file, also
+    those of TLS. `treefold bucket sync` and `verify` reach it by --verifier.
+
+    \b
+    Exit status:
+      0  stopped by a signal
+      1  failed, 2 usage or settings
+      7  the store does not answer, 8 another verifier uses the state folder
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -78,8 +87,10 @@ def run(
     try:
         if port_file:
             announce(port_file, process.address)
-        click.echo(f"verifier of {config.bucket} is ready on {process.address}", err=True)
-        stop.wait()
+        status = f"verifier of {config.bucket} is ready on {process.address}"
+        click.echo(status, err=True)
+        manager = ServiceManager(os.environ, os.getpid())
+        run_until_stopped(stop, manager, process.liveness, status=status)
         get_logger("verifier").info("process_stopping")
     finally:
         process.stop()

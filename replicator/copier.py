@@ -177,8 +177,9 @@ class Copier:
                 return tuple(target.upload_reader.parts(key, upload))
             case CopyPart(key, upload, number, copied):
                 return target.upload_writer.copy_part(key, upload, number, copied)
-            case CompleteUpload(key, upload, parts, properties, condition):
-                return target.upload_writer.complete(key, upload, parts, properties, condition)
+            case CompleteUpload(key, upload, parts, properties, condition, whole):
+                uploads = target.upload_writer
+                return uploads.complete(key, upload, parts, properties, condition, whole)
             case ReadRange() | ReadSourceFacts() | ReadSourceProperties():
                 raise AssertionError(f"{request} is no call of the target")
             case StartPart() | JoinPart() | SaveUpload() | SavePart():
@@ -191,7 +192,7 @@ class Copier:
     def _stitch(self, request: StitchObject, uploads: RecordedUploads) -> ObjectFacts:
         self._rate.take(request.plan.sent_bytes)
         target = replace(self._target, upload_writer=uploads)
-        return stitch(target, request.base, request.plan, request.properties)
+        return stitch(target, request.base, request.plan, request.properties, request.whole)
 
     def _read(self, request: ReadRange) -> bytes:
         length = request.end - request.first

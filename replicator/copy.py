@@ -13,7 +13,6 @@ from replicator.copy_requests import (
     CopyResult,
     FailureReason,
     PutObject,
-    SentPart,
     Steps,
 )
 from replicator.copy_task import (
@@ -29,22 +28,20 @@ from replicator.copy_task import (
     target_facts,
     target_properties,
 )
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, WholeCrc, with_whole
 from replicator.stores.port import (
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
-    UploadedPart,
 )
 from replicator.uploads import (
     PartTransfer,
     adopt_finished,
-    begin_upload,
     complete_upload,
     drop_upload,
-    is_held,
-    resume_upload,
+    open_upload,
 )
 from replicator.windows import WindowHasher
 
@@ -150,43 +147,41 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         SourceChangedError: the source has another version by now.
         ObjectMissingError: the upload is gone.
     """
-    digest = task.crossing.digest(properties)
     part_bytes = part_bytes_of(task.source, task.limits.part_bytes)
-    resumed = yield from resume_upload(task, digest, part_bytes)
-    if resumed is None:
-        upload = yield from begin_upload(task, properties, part_bytes)
-        held = dict[int, UploadedPart]()
-        sent = dict[int, SentPart]()
-    else:
-        upload, held, sent = resumed
+    opened = yield from open_upload(task, properties, part_bytes)
     hasher = ContentHasher()
     windows = WindowHasher(task.window_key, task.source.size_bytes)
-    transfer = PartTransfer(task, upload)
+    whole = WholeCrc(task.capabilities.upload_crc)
+    transfer = PartTransfer(task, opened.upload)
     try:
         for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
             body = yield from read_range(task, first, end)
             hasher.update(body)
             windows.update(body)
-            part = held.get(number)
-            if part is not None and is_held(task.capabilities, part, sent.get(number), body):
+            whole.update(body)
+            part = yield from opened.take_over(task, number, body)
+            if part is not None:
                 transfer.parts[number] = part
             else:
                 yield from transfer.send(number, body)
-        yield from transfer.join_all()
-        facts = yield from complete_upload(task, upload, transfer, properties)
+        yield from transfer.join()
+        facts = yield from complete_upload(task, transfer, properties, whole.hash())
     except SourceChangedError:
         yield from transfer.abandon()
         raise
+    except DigestMismatchError as error:
+        raise CopyFailedError(FailureReason.TARGET_DISAGREES, error.message) from error
     except CopyFailedError as error:
         if error.reason is FailureReason.TARGET_CHANGED:
             yield from transfer.abandon()
         raise
-    check_answer(task, facts, hasher.hashes())
+    hashes = with_whole(hasher.hashes(), whole.hash())
+    check_answer(task, facts, hashes)
     return CopyResult(
         source=task.source,
         target=facts,
-        hashes=hasher.hashes(),
-        properties=digest,
+        hashes=hashes,
+        properties=task.crossing.digest(properties),
         sent_bytes=transfer.sent_bytes,
         windows=windows.table(),
     )

@@ -39,11 +39,10 @@ _PART_BYTES = 8 << 20
 @dataclass(frozen=True, slots=True)
 class CopyLimits:
     """Of one object: larger ones than `part_bytes` are sent in parts of at least that
-    size, at most `parts_in_flight` at a time.
+    size, one at a time.
     """
 
     part_bytes: int = _PART_BYTES
-    parts_in_flight: int = 4
 
 
 @dataclass(frozen=True, slots=True)

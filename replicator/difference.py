@@ -83,8 +83,8 @@ class DecisionRules:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What must happen, or first be read. Of equal content, `level` and `hashes` say
-    how it is known; `hashes` are equal at both sides.
+    """What must happen, or first be read. `level` says how it is known that contents
+    are equal or not; `hashes` are those that are equal at both sides.
     """
 
     action: Action
@@ -109,7 +109,7 @@ def decide(state: KeyState, rules: DecisionRules) -> Decision:
     if target is None:
         return Decision(Action.COPY, "missing at the target")
     if state.target_is_damaged:
-        return Decision(Action.COPY, "damaged at the target")
+        return Decision(Action.COPY, "damaged at the target", None, EvidenceLevel.RECORDED)
     target_is_known = row is not None and row.target.agrees(target)
     may_patch = rules.patches and target_is_known and row is not None and row.has_windows
     different = Action.PATCH if may_patch else Action.COPY
@@ -120,7 +120,7 @@ def decide(state: KeyState, rules: DecisionRules) -> Decision:
     theirs = _known(target, row if target_is_known else None, None)
     verdict, common = _compare(ours, theirs)
     if verdict is _Content.DIFFERENT:
-        return Decision(different, "another content")
+        return Decision(different, "another content", None, EvidenceLevel.RECORDED)
     if verdict is _Content.UNKNOWN:
         if may_patch:
             # The patch reads the source anyway, and finds out what changed.
@@ -145,7 +145,7 @@ def _extra(state: KeyState, rules: DecisionRules) -> Decision:
         return Decision(Action.LEAVE, "exists at the target only")
     if not state.source_is_fresh:
         return Decision(Action.LEAVE, "exists at the target only", needs=Need.SOURCE_FACTS)
-    return Decision(Action.DELETE, "deleted at the source")
+    return Decision(Action.DELETE, "not at the source")
 
 
 def _with_properties(state: KeyState, rules: DecisionRules, equal: Decision) -> Decision:
@@ -166,7 +166,8 @@ def _with_properties(state: KeyState, rules: DecisionRules, equal: Decision) -> 
         return Decision(Action.NOTHING, "properties unknown", needs=Need.TARGET_PROPERTIES)
     if ours != theirs:
         reason = "other properties"
-        return Decision(Action.PROPERTIES, reason, None, equal.level, equal.hashes, theirs)
+        known = EvidenceLevel.RECORDED
+        return Decision(Action.PROPERTIES, reason, None, known, equal.hashes, theirs)
     return Decision(Action.NOTHING, "equal", None, equal.level, equal.hashes, ours)
 
 

@@ -5,6 +5,7 @@ import hashlib
 from blake3 import blake3
 
 from merkle.checksum import Buffer, fold
+from merkle.object_checksum import Crc, append_crc, crc_of
 from proof.item import ContentHash, HashAlgorithm
 
 
@@ -40,6 +41,39 @@ class ContentHasher:
         return content_hashes(md5=self.md5, crc32c=self.crc32c, blake3=self.blake3)
 
 
+class WholeCrc:
+    """The CRC of a whole object from those of its pieces, by the algorithm that a store
+    declares for uploads; without one there is none.
+    """
+
+    def __init__(self, algorithm: str) -> None:
+        """`algorithm` is the value of a HashAlgorithm, or empty."""
+        self._crc = Crc[HashAlgorithm(algorithm).name] if algorithm else None
+        self._value = 0
+
+    def update(self, piece: Buffer) -> None:
+        """Add the next piece."""
+        if self._crc is not None:
+            length_bytes, crc = memoryview(piece).nbytes, crc_of(self._crc, piece)
+            self._value = append_crc(self._crc, self._value, crc, second_bytes=length_bytes)
+
+    def hash(self) -> ContentHash | None:
+        """That of all pieces so far."""
+        return None if self._crc is None else _crc_hash(self._crc, self._value)
+
+
+def with_whole(
+    hashes: tuple[ContentHash, ...], whole: ContentHash | None
+) -> tuple[ContentHash, ...]:
+    """These hashes of an object, and its CRC if that is none of them."""
+    return hashes if whole is None or whole in hashes else (*hashes, whole)
+
+
+def crc_hash(crc: Crc, data: Buffer) -> ContentHash:
+    """The CRC of some bytes, as evidence of content."""
+    return _crc_hash(crc, crc_of(crc, data))
+
+
 def content_hashes(
     *, md5: bytes | None, crc32c: int, blake3: bytes | None
 ) -> tuple[ContentHash, ...]:
@@ -66,3 +100,8 @@ def md5_of(data: Buffer) -> bytes:
 def blake3_of(data: Buffer) -> bytes:
     """The BLAKE3 of some bytes, 32 bytes."""
     return blake3(data).digest()
+
+
+def _crc_hash(crc: Crc, value: int) -> ContentHash:
+    width_bits, _ = crc.value
+    return ContentHash(HashAlgorithm[crc.name], value.to_bytes(width_bits // 8, "big"))

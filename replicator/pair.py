@@ -1,7 +1,7 @@
 """Whether two addresses are a source and a target, or one bucket under two names."""
 
 import os
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from merkle.errors import RefusalError
 
@@ -42,9 +42,24 @@ def _place(address: str) -> tuple[tuple[str, ...], str]:
         return ("local",), os.path.realpath(rest) + os.sep
     parts = urlsplit(address)
     endpoint = parse_qs(parts.query).get("endpoint_url", [""])[0]
+    prefix = unquote(parts.path.removeprefix("/"))
+    if prefix and not prefix.endswith("/"):
+        # It is a folder: `x` and `xy` do not overlap.
+        prefix += "/"
+    return (parts.scheme, _server(endpoint), parts.netloc), prefix
+
+
+def _server(endpoint: str) -> str:
+    """Who answers at an endpoint, by one name of several."""
     where = urlsplit(endpoint)
-    host = f"{(where.hostname or '').lower()}:{where.port or _PORTS.get(where.scheme, '')}"
-    return (parts.scheme, host, parts.netloc), parts.path.lstrip("/")
+    host = (where.hostname or "").lower()
+    if not host or host.endswith(".amazonaws.com"):
+        # Whichever region is asked: the name of a bucket is one in all of AWS.
+        return ""
+    if host in _LOOPBACK:
+        host = "localhost"
+    return f"{host}:{where.port or _PORTS.get(where.scheme, '')}"
 
 
 _PORTS = {"http": 80, "https": 443}
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}

@@ -1,7 +1,7 @@
 """The receipts of a pair of buckets, in its state folder.
 
-`receipts.jsonl` is the chain, `receipts.key` the key that signs it. Both are made by
-the first comparison that ends. The caller holds the lock of the folder.
+`receipts.jsonl` is the chain, which the first comparison that ends begins.
+`receipts.key` is the key that signs it. The caller holds the lock of the folder.
 """
 
 from pathlib import Path

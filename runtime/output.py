@@ -38,10 +38,10 @@ def print_json(value: object) -> None:
         click.echo(json.dumps(value))
 
 
-def print_line(text: str, *, style: str = "") -> None:
+def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
     """One line for people, however long."""
     with _printing():
-        console().print(_printable(text), style=style, soft_wrap=True)
+        console(stderr=stderr).print(printable(text), style=style, soft_wrap=True)
 
 
 def print_table(
@@ -62,7 +62,7 @@ def print_table(
         justify: JustifyMethod = "right" if column in numbers else "left"
         table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in folded)
     for row in rows:
-        table.add_row(*(_printable(str(cell)) for cell in row))
+        table.add_row(*(printable(str(cell)) for cell in row))
     with _printing():
         out.print(table)
 
@@ -83,7 +83,8 @@ def _printing() -> Iterator[None]:
         raise DiskError(f"the answer cannot be written: {error.strerror}") from error
 
 
-def _printable(text: str) -> str:
+def printable(text: str) -> str:
+    """A text without what could move the cursor or is not text: that is escaped."""
     # The name of a file can hold what moves the cursor, or is no text at all.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 

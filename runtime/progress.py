@@ -13,7 +13,7 @@ from typing import Protocol
 import click
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from runtime.output import console, size_text
+from runtime.output import console, printable, size_text
 
 # The unit whose counts are shown as sizes.
 BYTES = "bytes"
@@ -112,7 +112,7 @@ class _LineSink:
 
     def note(self, text: str) -> None:
         """Print a remark."""
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
     def begin(self, what: str, total: int | None, unit: str) -> None:
         """Begin a stage of `total` units."""
@@ -140,7 +140,8 @@ class _BarSink:
 
     def note(self, text: str) -> None:
         """Print a remark above the bar."""
-        self._progress.console.print(text)
+        # Not wrapped: a hash or an address that is copied from here stays whole.
+        self._progress.console.print(printable(text), soft_wrap=True)
 
     def begin(self, what: str, total: int | None, unit: str) -> None:
         """Replace the bar by that of a stage of `total` units."""

@@ -309,17 +309,13 @@ def open_client(
     """
     if settings.addressing not in ("", "path", "virtual"):
         raise ConfigError(f"addressing is {settings.addressing!r}, not path or virtual")
-    try:
+    with _configuration():
         session = Session(profile=settings.profile or None)
         region = settings.region or session.get_config_variable("region") or _DEFAULT_REGION
         credentials = session.get_credentials()
         configured = settings.endpoint_url or _configured_endpoint(session)
         endpoint_url = configured or _public_endpoint(region)
         ca_bundle = session.get_config_variable("ca_bundle")
-    except BotoCoreError as error:
-        raise ConfigError(
-            str(error), hint="Check the profile's name and ~/.aws/config and ~/.aws/credentials."
-        ) from error
     if credentials is None:
         raise ConfigError(
             "no S3 credentials were found",
@@ -334,6 +330,28 @@ def open_client(
         backoff=backoff,
         sleep=sleep,
     )
+
+
+def configured_endpoint(settings: S3Settings) -> str:
+    """The endpoint of the settings, of the environment or of the profile; empty for
+    that of AWS.
+
+    Raises:
+        ConfigError: there is no such profile.
+    """
+    with _configuration():
+        session = Session(profile=settings.profile or None)
+        return settings.endpoint_url or _configured_endpoint(session) or ""
+
+
+@contextmanager
+def _configuration() -> Iterator[None]:
+    try:
+        yield
+    except BotoCoreError as error:
+        raise ConfigError(
+            str(error), hint="Check the profile's name and ~/.aws/config and ~/.aws/credentials."
+        ) from error
 
 
 def _lengths(headers: Mapping[str, str]) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from urllib.parse import quote
 
 from replicator.stores.address import LocalAddress, S3Address, parse_address
 from replicator.stores.local import LocalBucket
@@ -9,7 +10,24 @@ from replicator.stores.port import Store
 from replicator.stores.s3 import open_s3
 from replicator.stores.s3_bucket import S3Location
 from runtime.disk import Disk
-from runtime.s3 import open_client
+from runtime.s3 import configured_endpoint, open_client
+
+
+def effective_address(address: str) -> str:
+    """The address with the endpoint that its requests go to, wherever that is set.
+
+    Raises:
+        UsageError: the address is invalid.
+        ConfigError: it names a profile that does not exist.
+    """
+    match parse_address(address):
+        case LocalAddress():
+            return address
+        case S3Address(text):
+            location = S3Location.parse(text)
+            endpoint = configured_endpoint(location.settings)
+            path = f"s3://{location.bucket}/{quote(location.prefix)}"
+            return f"{path}?endpoint_url={quote(endpoint, safe='')}" if endpoint else path
 
 
 @contextmanager

@@ -221,6 +221,20 @@ class S3Bucket:
         return tuple(found)
 
 
+def crc_headers(crc: HashAlgorithm) -> dict[str, str]:
+    """The headers by which an upload in parts asks for a CRC of the whole object."""
+    return {
+        "x-amz-checksum-algorithm": crc.value.upper(),
+        "x-amz-checksum-type": "FULL_OBJECT",
+    }
+
+
+def digest_header(one: ContentHash) -> dict[str, str]:
+    """The header that states a hash of a body, or of a whole object."""
+    text = base64.b64encode(one.digest).decode()
+    return {f"x-amz-checksum-{one.algorithm.value}": text}
+
+
 def is_md5(etag: str) -> bool:
     """Whether an ETag has the form of an MD5, as those of one PUT have."""
     return len(etag) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in etag)

@@ -166,7 +166,8 @@ class S3Reader:
             StoreError: the store did not say.
         """
         behaviour = self._bucket.behaviour
-        mode = {"x-amz-checksum-mode": "ENABLED"} if behaviour.declares_checksums else {}
+        is_asked = behaviour.declares_checksums or behaviour.upload_crc is not None
+        mode = {"x-amz-checksum-mode": "ENABLED"} if is_asked else {}
         query = (("versionId", version),) if version else ()
         with translated(f"cannot look at {key!r}"):
             return self._bucket.request("HEAD", key, query=query, headers=mode).headers

@@ -10,10 +10,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from merkle.checksum import fold
-from replicator.hashing import md5_of
+from merkle.object_checksum import Crc
+from proof.item import ContentHash, HashAlgorithm
+from replicator.hashing import crc_hash, md5_of
 from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
-from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
+from replicator.stores.s3_bucket import (
+    S3Bucket,
+    crc_headers,
+    digest_header,
+    etag_of,
+    is_md5,
+    store_error,
+    translated,
+)
 from replicator.stores.s3_documents import (
     complete_document,
     parse_copied_etag,
@@ -53,6 +63,8 @@ _REPLACEMENT = {
     "x-amz-tagging": "other=2",
     "x-amz-meta-other": "2",
 }
+# Ours first, then the stronger of the others.
+_UPLOAD_CRCS = (HashAlgorithm.CRC32C, HashAlgorithm.CRC64NVME, HashAlgorithm.CRC32)
 # Large enough to prove something, small enough to be read.
 _PROOF_BYTES_MAX = 64 << 10
 # An ETag of one PUT is proven as MD5 by so many objects of a store that is only read.
@@ -112,6 +124,7 @@ class _Probe:
                 self._ask_upload()
                 self._ask_copy()
                 if not self._found.is_ozone:
+                    self._ask_upload_crc()
                     self._ask_acl()
                     self._ask_checksum()
         finally:
@@ -308,7 +321,7 @@ class _Probe:
     def _ask_acl(self) -> None:
         group = 'uri="http://acs.amazonaws.com/groups/global/AuthenticatedUsers"'
         try:
-            self._upload(_BODY)
+            # Of what was uploaded: moto then fails to answer.
             owner = parse_owner(self._request("GET", (("acl", ""),)).body)
             own = {"x-amz-grant-full-control": f'id="{owner}"', "x-amz-grant-read": group}
             self._put(_BODY, own)
@@ -328,13 +341,36 @@ class _Probe:
             declared = any(name.startswith("x-amz-checksum-") for name in seen)
         self._learn(replace(self._found, declares_checksums=declared))
 
-    def _upload(self, body: bytes) -> None:
-        """Make the object of one part: moto then fails to answer for its ACL."""
-        upload = parse_upload_id(self._request("POST", (("uploads", ""),)).body)
-        query = (("partNumber", "1"), ("uploadId", upload))
-        etag = etag_of(self._request("PUT", query, {}, body).headers)
-        document = complete_document((UploadedPart(1, len(body), etag),))
-        self._request("POST", (("uploadId", upload),), {}, document)
+    def _ask_upload_crc(self) -> None:
+        """Which CRC the store declares of the whole of what was uploaded in parts."""
+        found, reason = None, "the store declares no CRC of the whole of an upload"
+        for crc in _UPLOAD_CRCS:
+            compares = self._upload(crc_headers(crc), crc_hash(Crc[crc.name], _BODY))
+            seen = self._head({"x-amz-checksum-mode": "ENABLED"})
+            if seen.get("x-amz-checksum-type") != "FULL_OBJECT":
+                break
+            # moto declares CRC32s as if they were others.
+            if crc_hash(Crc[crc.name], _BODY) in self._bucket.hashes("", seen):
+                found, reason = crc, "" if compares else "it is compared after the object appears"
+                break
+        if reason:
+            self._found.reasons["upload_crc"] = reason
+        self._learn(replace(self._found, upload_crc=found))
+
+    def _upload(self, headers: Mapping[str, str], whole: ContentHash) -> bool:
+        """Make the object of one part; whether the store refused another CRC before."""
+        upload = parse_upload_id(self._request("POST", (("uploads", ""),), headers).body)
+        query, finish = (("partNumber", "1"), ("uploadId", upload)), (("uploadId", upload),)
+        etag = etag_of(self._request("PUT", query, digest_header(whole), _BODY).headers)
+        document = complete_document((UploadedPart(1, len(_BODY), etag),))
+        is_full = {"x-amz-checksum-type": "FULL_OBJECT"}
+        wrong = replace(whole, digest=bytes(len(whole.digest)))
+        if self._is_done("POST", finish, digest_header(wrong) | is_full, document):
+            return False
+        if not self._is_done("POST", finish, digest_header(whole) | is_full, document):
+            # ministack takes it for that of a CRC of CRCs.
+            self._request("POST", finish, {}, document)
+        return True
 
     def _request(
         self,

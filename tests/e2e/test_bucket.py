@@ -106,6 +106,14 @@ def test_a_dry_run_leaves_nothing_and_is_the_plan_that_is_executed(
     assert done.last["bytes"] == dry.last["bytes"]
 
 
+def test_names_that_the_terminal_cannot_show_are_escaped(
+    pair: tuple[str, str], tmp_path: Path
+) -> None:
+    command = BucketCommand(tmp_path / "home", {"PYTHONIOENCODING": "latin-1"})
+    plan = command.run("sync", *pair, "--dry-run", "--prefix", "😀")
+    assert (plan.status, "\\U0001f600" in plan.stdout) == (0, True)
+
+
 def test_damage_behind_the_index_is_found_by_reading_only_and_then_replaced(
     command: BucketCommand, pair: tuple[str, str], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ deadline, always ended.
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,8 +20,12 @@ class TreefoldProcess:
     that ends it.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        """Start it; what it prints goes to files in `folder`."""
+    def __init__(
+        self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it; what it prints goes to files in `folder`. Without an `environment`
+        it has ours.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._port_file = folder / "port"
         self._port_file.unlink(missing_ok=True)
@@ -35,7 +40,12 @@ class TreefoldProcess:
         ]
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
             )
 
     def __enter__(self) -> Self:

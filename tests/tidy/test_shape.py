@@ -46,7 +46,7 @@ ONE_LOOP = {
 # Public names that only a library calls, by its own rules.
 CALLED_BY_LIBRARIES: dict[str, str] = {}
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def relative(path: Path) -> str:

@@ -14,7 +14,7 @@ from admin.cli import treefold
 from proof.receipts import load_signing_key, public_key_bytes
 from runtime.disk import Disk
 from runtime.folder_lock import FolderLock
-from tests.support.bucket_command import opened, write
+from tests.support.bucket_command import bodies_in, opened, write
 from tests.support.receipts import OUR_KEY, THEIR_KEY, chain_of
 
 
@@ -68,6 +68,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         (("sync", "local:DIR/source", "local:DIR/t", "--state", "DIR/plain/file"), 2, "is a file"),
         (("sync", "local:DIR/source", "local:DIR/t", "--state", "/proc/x"), 1, "/proc/x"),
         (("sync", "local:DIR/source", "local:DIR/t", "--state", "s3://x/y"), 2, "is an address"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", "DIR/t"), 2, "inside the bucket"),
+        (("sync", "local:DIR/source", "local:DIR/t", "--state", "DIR/source/x"), 2, "inside the"),
         (("sync", "local:DIR/source", "local:DIR/t", "--rate", "fast"), 2, "5MiB/s"),
         (("sync", "local:DIR/source", "local:DIR/t", "--verifier", "host"), 2, "--verifier"),
         (("sync", "local:DIR/source", "local:DIR/t", "--insecure"), 2, "need --verifier"),
@@ -137,6 +139,57 @@ def test_a_trial_keeps_nothing(place: Place) -> None:
     assert place.names() == before
     assert place.bucket("precheck", *addresses).exit_code == 0
     assert place.names() == before
+
+
+def test_an_empty_source_is_named_before_all_is_deleted(place: Place) -> None:
+    pair = ("sync", "local:DIR/source", "local:DIR/one", "--delete")
+    assert "warning" not in place.bucket(*pair).output
+    with opened(place.folder / "source") as store:
+        store.writer.delete(["a", "b"])
+    part = place.bucket(*pair, "--dry-run", "--prefix", "b")
+    assert "no object with a key that begins with 'b'" in part.stderr
+    assert "all of the target's (1)" in part.stderr
+    assert "warning" not in place.bucket(*pair, "--dry-run").output
+    with opened(place.folder / "source") as store:
+        store.writer.delete(["c"])
+    whole = place.bucket(*pair)
+    assert whole.exit_code == 0
+    assert whole.stderr.index("warning: the source has no object;") < whole.stderr.index("plan:")
+    assert bodies_in(place.folder / "one") == {}
+    assert "Both sides are empty." in whole.stdout
+    assert "not compared" not in whole.output
+
+
+@pytest.mark.parametrize("command", ["sync", "verify"])
+def test_a_prefix_that_no_key_has_is_named(place: Place, command: str) -> None:
+    place.bucket("sync", "local:DIR/source", "local:DIR/one")
+    result = place.bucket(command, "local:DIR/source", "local:DIR/one", "--prefix", "/a")
+    assert (result.exit_code, "a key begins with '/a'" in result.stdout) == (0, True)
+    assert "not compared" not in result.output
+
+
+def test_receipts_that_cannot_be_continued_are_named_before_anything_is_copied(
+    place: Place,
+) -> None:
+    pair = ("local:DIR/source", "local:DIR/one", "--state", "DIR/state")
+    place.bucket("sync", *pair)
+    (place.folder / "state" / "receipts.jsonl").write_bytes(b"{}\n")
+    write(place.folder / "source", {"d": b"4444"})
+    result = place.bucket("sync", *pair)
+    assert (result.exit_code, "does not follow" in result.stderr) == (1, True)
+    assert "d" not in bodies_in(place.folder / "one")
+    assert place.bucket("sync", *pair, "--dry-run").exit_code == 0
+    assert place.bucket("verify", *pair).exit_code == 1
+
+
+def test_a_bucket_that_the_environment_names_is_recognised(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://localhost:1")
+    named = "s3://b/x?endpoint_url=http://127.0.0.1:1"
+    for command in ("sync", "verify", "precheck"):
+        result = place.bucket(command, "s3://b", named)
+        assert (result.exit_code, "inside the other" in result.output) == (6, True)
 
 
 def test_each_comparison_that_ends_is_a_receipt_of_its_chain(place: Place) -> None:

@@ -126,6 +126,26 @@ def test_it_finds_what_brute_force_finds(
         assert all(one.level is level for one in both)
 
 
+def test_a_difference_has_the_level_by_which_it_is_known(pair: Pair) -> None:
+    for key, ours, theirs in (
+        ("size", (b"a", "p"), (b"aa", "p")),
+        ("content", (b"a", "p"), (b"b", "p")),
+        ("properties", (b"a", "p"), (b"a", "q")),
+        ("missing", (b"a", "p"), None),
+        ("extra", None, (b"a", "p")),
+    ):
+        put(pair.source, key, ours)
+        put(pair.target, key, theirs)
+    keys, _, _ = pair.verify(EvidenceLevel.RECORDED)
+    assert {key: one.level.name.lower() for key, one in keys.items()} == {
+        "size": "listed",
+        "content": "recorded",
+        "properties": "recorded",
+        "missing": "listed",
+        "extra": "listed",
+    }
+
+
 def test_where_no_hash_is_common_a_newer_source_is_no_difference(tmp_path: Path) -> None:
     pair = Pair(tmp_path / "state", (MEMORY, UNPROVEN))
     put(pair.target, "k", (b"b", "p"))

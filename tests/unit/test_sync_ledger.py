@@ -177,6 +177,9 @@ def test_threads_commit_together_and_lose_nothing(tmp_path: Path) -> None:
         ("s3://b/x", "s3://b"),
         ("s3://b/x", "s3://b/x/y"),
         ("s3://b?endpoint_url=http://h:80", "s3://b?profile=p&endpoint_url=http://H/"),
+        ("s3://b?endpoint_url=http://localhost:9000", "s3://b?endpoint_url=http://127.0.0.1:9000"),
+        ("s3://b", "s3://b?endpoint_url=https://s3.eu-west-1.amazonaws.com"),
+        ("s3://b/x%20y", "s3://b/x y/z"),
     ],
 )
 def test_a_bucket_is_not_copied_to_itself(source: str, target: str) -> None:
@@ -198,6 +201,7 @@ def test_a_link_to_a_folder_is_that_folder(tmp_path: Path) -> None:
     [
         ("local:a", "local:b"),
         ("s3://b/x", "s3://b/y"),
+        ("s3://b/x", "s3://b/xy"),
         ("s3://b", "s3://c"),
         ("s3://b?endpoint_url=http://h:9000", "s3://b?endpoint_url=http://h:9001"),
         ("s3://b", "local:b"),
