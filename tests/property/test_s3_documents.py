@@ -56,8 +56,11 @@ def test_tags_are_read_as_they_were_written(tags: dict[str, str]) -> None:
 )
 def test_metadata_is_read_as_it_was_sent(metadata: dict[str, str]) -> None:
     given_pairs = tuple(sorted(metadata.items()))
-    headers = headers_of(ObjectProperties(metadata=given_pairs), with_tags=False)
+    properties = ObjectProperties(metadata=given_pairs, tags=(("a", "b"),))
+    headers = headers_of(properties, with_tags=False)
     assert metadata_of(headers) == given_pairs
+    assert len(headers) == len(metadata)
+    assert headers_of(properties, with_tags=True)["x-amz-tagging"] == "a=b"
     assert content_headers_of(headers) == ()
 
 
@@ -88,6 +91,15 @@ def test_a_missing_object_counts_as_deleted_and_others_are_named() -> None:
     )
     (failure,) = documents.parse_delete_failures(f"<DeleteResult>{said}</DeleteResult>".encode())
     assert (failure.key, failure.reason) == ("a&b", "AccessDenied: m")
+
+
+@pytest.mark.parametrize(
+    ("sent", "etag"),
+    [("<ETag>&quot;e-2&quot;</ETag>", "e-2"), ('<ETag>"e"</ETag>', "e"), ("<ETag/>", ""), ("", "")],
+)
+def test_a_completed_upload_has_an_etag_or_none(sent: str, etag: str) -> None:
+    body = f"<CompleteMultipartUploadResult>{sent}</CompleteMultipartUploadResult>"
+    assert documents.parse_completed_etag(body.encode()) == etag
 
 
 def test_parts_are_named_in_order() -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from replicator.stores.port import (
     Store,
     StoreError,
     StoreUnavailableError,
+    same_stamp,
 )
 from replicator.verifier.state import open_index
 from runtime.disk import Disk
@@ -126,6 +128,27 @@ def test_an_unchanged_stamp_needs_no_question(indexed: Indexed) -> None:
     put(indexed.store, "b", b"new")
     indexed.refresh(replace(indexed.store, reader=reader))
     assert reader.asked == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "agrees"),
+    [
+        ({}, True),
+        ({"version": ""}, True),
+        ({"modified_ms": 0}, True),
+        ({"modified_ms": 17_000}, True),
+        ({"modified_ms": 17_124}, False),
+        ({"modified_ms": 18_000}, False),
+        ({"version": "w"}, False),
+        ({"etag": "f"}, False),
+        ({"size_bytes": 6}, False),
+        ({"key": "l"}, False),
+    ],
+)
+def test_stamps_agree_as_far_as_both_say(change: dict[str, Any], agrees: bool) -> None:
+    facts = ObjectFacts("k", 5, "e", 17_123, "v")
+    other = replace(facts, **change)
+    assert same_stamp(facts, other) == same_stamp(other, facts) == agrees
 
 
 def test_a_stamp_is_completed_by_what_a_listing_has(indexed: Indexed) -> None:

@@ -189,12 +189,19 @@ def test_a_crash_finds_the_journal_that_the_saved_sums_need(
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM journal WHERE position = 20", "missing"),
+        ("UPDATE journal SET change = zeroblob(100) WHERE position = 20", "row 20"),
+    ],
+)
 def test_a_lost_row_of_the_journal_is_no_shorter_journal(
-    tmp_path: Path, index: StoredIndex
+    tmp_path: Path, index: StoredIndex, statement: str, said: str
 ) -> None:
     assert len(index.changes(after=Position(10), through=Position(30))) == 20
-    run(tmp_path, "DELETE FROM journal WHERE position = 20")
-    with pytest.raises(IndexDamagedError, match="missing"):
+    run(tmp_path, statement)
+    with pytest.raises(IndexDamagedError, match=said):
         index.changes(after=Position(10), through=Position(30))
     index.close()
 
