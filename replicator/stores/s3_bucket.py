@@ -6,10 +6,13 @@ writes them.
 """
 
 import base64
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.checksum import Buffer
@@ -23,10 +26,16 @@ from replicator.stores.port import (
     UnsupportedObjectError,
 )
 from replicator.stores.s3_behaviour import S3Behaviour
-from replicator.stores.s3_documents import checked_name, parse_etag
+from replicator.stores.s3_documents import (
+    checked_name,
+    parse_etag,
+    parse_number,
+    parse_time_ms,
+)
 from replicator.stores.s3_properties import check_key
 from runtime.errors import UsageError
-from runtime.s3 import Query, S3Client, S3Settings
+from runtime.s3 import Query, S3Client
+from runtime.s3_account import S3Settings
 from runtime.s3_answers import (
     S3Answer,
     S3Error,
@@ -37,7 +46,7 @@ from runtime.s3_answers import (
 
 SCRATCH_PREFIX = ".treefold-scratch/"
 _TOKEN_BYTES = 12
-_MD5_DIGITS = 32
+_MD5 = re.compile("[0-9a-f]{32}")
 _PARAMETERS = ("endpoint_url", "region", "profile", "addressing", "scratch_bucket")
 _ERRORS: tuple[tuple[type[StoreError], frozenset[str]], ...] = (
     (
@@ -178,6 +187,7 @@ class S3Bucket:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: Buffer = b"",
+        signs_body: bool = True,
         idempotent: bool | None = None,
     ) -> S3Answer:
         """A request about one object; see S3Client.request.
@@ -193,6 +203,7 @@ class S3Bucket:
             query=query,
             headers=headers,
             body=body,
+            signs_body=signs_body,
             idempotent=idempotent,
         )
 
@@ -238,7 +249,7 @@ def digest_header(one: ContentHash) -> dict[str, str]:
 
 def is_md5(etag: str) -> bool:
     """Whether an ETag has the form of an MD5, as those of one PUT have."""
-    return len(etag) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in etag)
+    return _MD5.fullmatch(etag) is not None
 
 
 def etag_of(headers: Mapping[str, str]) -> str:
@@ -248,6 +259,41 @@ def etag_of(headers: Mapping[str, str]) -> str:
         S3ProtocolError: there is none.
     """
     return parse_etag(headers.get("etag", ""))
+
+
+def modified_ms_of(headers: Mapping[str, str]) -> int:
+    """When an object was written, in ms since the epoch; S3 says whole seconds here.
+
+    Raises:
+        S3ProtocolError: the answer does not say.
+    """
+    return _time_ms(headers.get("last-modified", ""))
+
+
+def length_of(headers: Mapping[str, str]) -> int:
+    """The length of an answer's body in bytes.
+
+    Raises:
+        S3ProtocolError: the answer does not say.
+    """
+    return parse_number(headers.get("content-length", ""), "Content-Length")
+
+
+def check_range(headers: Mapping[str, str], first: int, end: int) -> None:
+    """Check that an answer has the bytes `first` to `end`, if it says what it has.
+
+    Raises:
+        S3ProtocolError: it has another part of the object.
+    """
+    found = headers.get("content-range", "")
+    if found and not found.startswith(f"bytes {first}-{end - 1}/"):
+        raise S3ProtocolError(f"the store sent {found[:40]!r}, not bytes {first} to {end}")
+
+
+# Objects are often written together.
+@lru_cache(maxsize=1024)
+def _time_ms(text: str) -> int:
+    return parse_time_ms(text, "Last-Modified", parsedate_to_datetime)
 
 
 @contextmanager
