@@ -300,3 +300,6 @@ def _translated(path: Path, verb: str) -> Iterator[None]:
         if code in _DAMAGE_CODES:
             raise _damaged(path, str(error)) from error
         raise DatabaseError(f"cannot {verb} the index {path}: {error}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes the damaged text.
+        raise _damaged(path, "its tables cannot be read") from error

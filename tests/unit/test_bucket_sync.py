@@ -479,6 +479,26 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
     said = " / ".join(lacking(MEMORY, replace(PLAIN, keeps_acls=False, lists_all_keys=False)))
     for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
         assert word in said
+    # What neither has, or both, is not said.
+    whole = replace(MEMORY, keeps_versions=True, stamps_cover_properties=True)
+    for name, note in (
+        ("keeps_versions", "no older versions"),
+        ("keeps_tags", "no tags"),
+        ("keeps_headers", "no content headers"),
+        ("keeps_acls", "no ACLs"),
+    ):
+        without = replace(whole, **{name: False})  # type: ignore[arg-type]
+        for source in (whole, without):
+            assert lacking(source, whole) == ()
+        assert lacking(without, without) == ()
+        assert note in " / ".join(lacking(whole, without))
+    for name in ("creates", "replaces", "completes"):
+        without = replace(whole, **{f"{name}_conditionally": False})  # type: ignore[arg-type]
+        assert lacking(without, whole) == ()
+        assert "does not guard every write" in " / ".join(lacking(whole, without))
+    unlisted = replace(whole, lists_all_keys=False)
+    for pair, side in (((unlisted, whole), "source"), ((whole, unlisted), "target")):
+        assert f"the {side} does not list all keys" in " / ".join(lacking(*pair))
 
 
 def test_an_interrupted_run_ends_by_name_and_the_next_one_goes_on(tmp_path: Path) -> None:

@@ -97,6 +97,14 @@ def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
     assert [one.method for one in server.arrived if "tagging" in one.target] == ["GET"]
 
 
+def test_a_probe_that_only_reads_reads_small_objects(server: WireServer, client: S3Client) -> None:
+    for size in (0, 1 << 30):
+        page = listing("x").replace(b"<Size>1<", b"<Size>%d<" % size)
+        server.answers += [answer(200, page), answer(200, VERSIONING)]
+        open_s3("s3://bucket", may_write=False, client=client)
+    assert {one.target.partition("?")[0] for one in server.arrived} == {"/bucket"}
+
+
 @pytest.mark.parametrize(
     "pages",
     [
