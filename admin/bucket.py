@@ -45,6 +45,7 @@ from replicator.crossing import lacking
 from replicator.proven_receipt import proven_receipt
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
+from replicator.refresh import READ_ALL_S
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
@@ -348,7 +349,7 @@ def _prove(
             hint="A verifier knows more than a listing: leave --level out, or --verifier.",
         )
     clock = SystemClock()
-    read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
+    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
         pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
@@ -368,10 +369,10 @@ def _prove(
         )
         bar.close()
         try:
-            append_receipt(receipts, receipt)
+            append_receipt(receipts, receipt if pair.lists_all else None)
         finally:
-            print_proof(proof, verifier, prefix, as_json=as_json)
-    _end(len(proof.differences), is_equal=proof.is_equal)
+            print_proof(proof, verifier, prefix, lists_all=pair.lists_all, as_json=as_json)
+    _end(len(proof.differences), is_equal=proof.is_equal and pair.lists_all)
 
 
 def _end(differences: int, *, is_equal: bool, failed: int = 0) -> None:

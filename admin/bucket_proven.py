@@ -13,6 +13,7 @@ import click
 
 from admin.answer import check_option_address, tls_of, tls_options
 from admin.bucket_output import (
+    HIDDEN_KEYS,
     LEVELS,
     counted,
     levels_text,
@@ -42,11 +43,14 @@ _LINES_SHOWN = 50
 
 @dataclass(frozen=True, slots=True)
 class ProvenPair:
-    """A source with its index, and the ledger and folder of the pair."""
+    """A source with its index, and the ledger and folder of the pair. Unless both sides
+    list all keys, equality cannot be shown.
+    """
 
     bucket: IndexedBucket
     ledger: PairLedger
     state: Path
+    lists_all: bool
 
 
 def verifier_option(command: Callable[..., None]) -> Callable[..., None]:
@@ -121,10 +125,14 @@ def open_proven_pair(
         name = f"index-{said.profile.digest.hex()}"
         index = StoredIndex(folder / name, said.profile, disk=Disk())
         opened.callback(index.close)
-        yield ProvenPair(IndexedBucket(store, index, said.profile, SystemClock()), ledger, folder)
+        lists_all = store.capabilities.lists_all_keys and said.lists_all_keys
+        bucket = IndexedBucket(store, index, said.profile, SystemClock())
+        yield ProvenPair(bucket, ledger, folder, lists_all)
 
 
-def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_json: bool) -> None:
+def print_proof(
+    proof: PairProof, client: VerifierClient, prefix: str, *, lists_all: bool, as_json: bool
+) -> None:
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
     """
@@ -135,13 +143,13 @@ def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_jso
     for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
         print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
-    notes = _proof_notes(proof, prefix)
+    notes = _proof_notes(proof, prefix, lists_all=lists_all)
     if as_json:
         for note in notes:
             click.echo(note, err=True)
         print_json(
             {
-                "equal": proof.is_equal,
+                "equal": proof.is_equal and lists_all,
                 "objects": proof.objects,
                 "differences": len(proof.differences),
                 "inFlight": proof.in_flight,
@@ -159,7 +167,7 @@ def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_jso
         f"{size_text(crossed)} crossed in {counted(client.calls, 'call')}; the comparison"
         f" took {counted(proof.round_trips, 'trip')} and {proof.bytes_crossed} bytes"
     )
-    if proof.is_equal:
+    if proof.is_equal and lists_all:
         print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
         kinds = Counter(one.kind.value for one in proof.differences)
@@ -170,11 +178,13 @@ def print_proof(proof: PairProof, client: VerifierClient, prefix: str, *, as_jso
         print_line(note)
 
 
-def _proof_notes(proof: PairProof, prefix: str) -> list[str]:
+def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]:
     """What a comparison with a verifier does not show, in sentences."""
     notes = list[str]()
     if proof.in_flight:
         notes.append(f"{counted(proof.in_flight, 'key')} changed while they were compared.")
+    if not lists_all:
+        notes.append(HIDDEN_KEYS)
     if not proof.objects and not proof.in_flight:
         notes.append(nothing_text(prefix))
     elif proof.levels[EvidenceLevel.READ] < proof.objects:

@@ -14,10 +14,16 @@ import numpy as np
 from proof.cuts import RewoundSnapshot
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.index_state import damaged
-from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemId
+from proof.item import KEY_HASH_BYTES
 from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
 from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult
-from proof.symbols import IdDifference, Ids, ids_to_bytes, key_hashes, key_hashes_from_bytes
+from proof.symbols import (
+    IdDifference,
+    Ids,
+    each_id,
+    key_hashes,
+    key_hashes_from_bytes,
+)
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -93,7 +99,7 @@ class ItemDifferences(Sequence[ItemDifference]):
 
     def _plain(self) -> Iterator[ItemDifference]:
         rows = {row.id: row for row in self._read(key_hashes(self._ours))}
-        ours, theirs = _each(self._ours), _each(self._theirs)
+        ours, theirs = each_id(self._ours), each_id(self._theirs)
         changed = len(theirs) - len(self._extras)
         extras, names = iter(self._extras), zip(self._keys, self._versions, strict=True)
         for at, (kind, name) in enumerate(zip(self._kinds, names, strict=True)):
@@ -293,8 +299,3 @@ def _joined(parts: Sequence[ItemColumns]) -> ItemColumns:
     if len(parts) == 1:
         return parts[0]
     return ItemColumns.of([facts for part in parts for facts in part])
-
-
-def _each(ids: Ids) -> list[ItemId]:
-    data = ids_to_bytes(ids)
-    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]

@@ -164,5 +164,15 @@ def rewound(index: ItemIndex, applied: AppliedPositions) -> Iterator[RewoundSnap
         yield RewoundSnapshot(snapshot, undone_changes(changes, applied), applied.through)
 
 
+def with_extras(
+    view: RewoundSnapshot, extras: Iterable[tuple[str, str, ItemId]]
+) -> RewoundSnapshot:
+    """The snapshot with items that it does not have, by key, version and ID: what a
+    target holds that has these besides.
+    """
+    undone = [UndoneChange(*item, None, Position(0)) for item in extras]
+    return RewoundSnapshot(view, undone, view.position)
+
+
 def _ids(ids: Iterable[ItemId | None]) -> Ids:
     return ids_from_bytes(b"".join(one for one in ids if one is not None))

@@ -27,6 +27,7 @@ from proof.item import (
     MIX_SECOND,
     MIX_STEP,
     WORD_MASK,
+    ItemId,
     check_bits,
     mix,
 )
@@ -163,6 +164,12 @@ def ids_from_bytes(data: bytes) -> Ids:
 def ids_to_bytes(ids: Ids) -> bytes:
     """The reverse of `ids_from_bytes`."""
     return ids.astype(">u8").tobytes()
+
+
+def each_id(ids: Ids) -> list[ItemId]:
+    """The IDs of an array, one by one."""
+    data = ids_to_bytes(ids)
+    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
 
 
 def ids_from_hashes(hashes: bytes) -> Ids:

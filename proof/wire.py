@@ -26,6 +26,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -40,7 +42,7 @@ from proof.messages import (
     WindowsAnswer,
     WindowsQuestion,
 )
-from proof.names_wire import decode_items, encode_items
+from proof.names_wire import decode_items, decode_keys, encode_items, encode_keys
 from proof.root import SetRoot
 from proof.symbols import SYMBOL_BYTES
 from runtime.errors import RemoteProtocolError
@@ -240,7 +242,7 @@ def _write_question(writer: _Writer, question: Question) -> None:
             _write_ranges(writer, [key_range])
             writer.number(skip)
             writer.sized(short)
-        case NamesQuestion(at, hashes):
+        case NamesQuestion(at, hashes) | KeysQuestion(at, hashes):
             writer.number(at)
             writer.sized(hashes)
         case WindowsQuestion(key, version, level, index):
@@ -275,6 +277,10 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
             writer.number(answered)
             writer.number(len(items))
             writer.raw(encode_items(ItemColumns.of(items)))
+        case KeysAnswer(answered, names):
+            writer.number(answered)
+            writer.number(len(names))
+            writer.raw(encode_keys(names))
         case WindowsAnswer(checksums):
             writer.numbers(checksums)
 
@@ -310,6 +316,11 @@ def _read_names_question(reader: _Reader) -> NamesQuestion:
     return NamesQuestion(at, _multiple(reader.sized(NAMES_MAX * KEY_HASH_BYTES), KEY_HASH_BYTES))
 
 
+def _read_keys_question(reader: _Reader) -> KeysQuestion:
+    asked = _read_names_question(reader)
+    return KeysQuestion(asked.at, asked.key_hashes)
+
+
 def _read_windows_question(reader: _Reader) -> WindowsQuestion:
     return WindowsQuestion(reader.text(), reader.text(), reader.number(), reader.number())
 
@@ -341,6 +352,11 @@ def _read_names_answer(reader: _Reader) -> NamesAnswer:
     answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
     items = decode_items(reader.rest(), count, unfolded_max=_NAMES_BYTES_MAX)
     return NamesAnswer(answered, items)
+
+
+def _read_keys_answer(reader: _Reader) -> KeysAnswer:
+    answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
+    return KeysAnswer(answered, decode_keys(reader.rest(), count, unfolded_max=_NAMES_BYTES_MAX))
 
 
 def _read_windows_answer(reader: _Reader) -> WindowsAnswer:
@@ -438,6 +454,7 @@ _QUESTIONS = (
     ListQuestion,
     NamesQuestion,
     WindowsQuestion,
+    KeysQuestion,
 )
 _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_root_question,
@@ -446,6 +463,7 @@ _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_list_question,
     _read_names_question,
     _read_windows_question,
+    _read_keys_question,
 )
 _ANSWERS = (
     RootAnswer,
@@ -454,6 +472,7 @@ _ANSWERS = (
     BitmapAnswer,
     NamesAnswer,
     WindowsAnswer,
+    KeysAnswer,
 )
 _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_root_answer,
@@ -462,4 +481,5 @@ _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_bitmap_answer,
     _read_names_answer,
     _read_windows_answer,
+    _read_keys_answer,
 )

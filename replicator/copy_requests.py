@@ -78,6 +78,8 @@ class FailureReason(Enum):
     UNAVAILABLE = "unavailable"
     """A store did not answer after several attempts."""
     DELETE_REFUSED = "delete_refused"
+    IN_FLIGHT = "in_flight"
+    """It changed between the looks that a delete needs, and was not deleted."""
 
 
 class CopyFailedError(StoreError):

@@ -7,6 +7,7 @@ releases take `PUT key?tagging` for a new content of the object.
 
 import base64
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from merkle.checksum import fold
@@ -127,8 +128,12 @@ class _Probe:
                     self._ask_upload_crc()
                     self._ask_acl()
                     self._ask_checksum()
-        finally:
-            self._remove(self._key)
+        except BaseException:
+            # What was refused first says more than that this is refused, too.
+            with suppress(StoreError):
+                self._remove(self._key)
+            raise
+        self._remove(self._key)
         return self._found
 
     def _remove(self, key: str) -> None:

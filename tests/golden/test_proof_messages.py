@@ -5,7 +5,7 @@ different versions understand each other, or this file changes with the format.
 import json
 from pathlib import Path
 
-from proof.messages import NamesAnswer
+from proof.messages import KeysAnswer, NamesAnswer
 from proof.wire import decode_answer, decode_question, encode_answer, encode_question
 from tests.support.proof_messages import ANSWERS, QUESTIONS
 
@@ -25,4 +25,4 @@ def test_answers_have_the_bytes_that_they_had() -> None:
     messages = [decode_answer(raw) for raw in stored]
     assert [message.answer for message in messages] == list(ANSWERS)
     for message, raw in zip(messages, stored, strict=True):
-        assert encode_answer(message) == raw or isinstance(message.answer, NamesAnswer)
+        assert encode_answer(message) == raw or isinstance(message.answer, NamesAnswer | KeysAnswer)

@@ -23,6 +23,7 @@ from proof.index import (
 )
 from proof.item import EvidenceLevel, Item, ItemHasher, ItemId, Profile
 from proof.messages import AnswerMessage, QuestionMessage, WindowsAnswer, WindowsQuestion
+from proof.naming import ItemDifference
 from proof.root import SetRoot
 from proof.symbols import (
     KEPT_SYMBOLS,
@@ -220,10 +221,20 @@ def compare(
     job: bytes = b"job 1234",
     applied: AppliedPositions | None = None,
     key_range: KeyRange = WHOLE,
+    known: Iterable[ItemDifference] = (),
+    only_keys: bool = False,
     link: Link | None = None,
 ) -> BucketComparison:
     """A whole comparison over a link."""
-    side = SourceComparison(source, PROFILE, job, applied=applied, key_range=key_range)
+    side = SourceComparison(
+        source,
+        PROFILE,
+        job,
+        applied=applied,
+        key_range=key_range,
+        known=known,
+        only_keys=only_keys,
+    )
     link, questions = link or Link(target), side.start()
     while questions:
         questions = side.step(link.carry(questions))

@@ -110,8 +110,8 @@ class MemoryStore:
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
     `has_feed` its changes can be read. `payload` are the object bytes that were written
-    from outside, `calls` the operations by name. Keys in `lost`
-    are listed, and do not exist.
+    from outside, `calls` the operations by name, `deleted` the keys of
+    bulk deletes. Keys in `lost` are listed, and do not exist.
     """
 
     def __init__(
@@ -131,6 +131,7 @@ class MemoryStore:
         self.faults = StoreFaults()
         self.lost = set[str]()
         self.payload = 0
+        self.deleted: list[str] = []
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
@@ -278,6 +279,7 @@ class MemoryStore:
         with self._operation("delete", ""), self._lock:
             for key in keys:
                 self._drop(key)
+            self.deleted += keys
             return []
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:

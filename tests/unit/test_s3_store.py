@@ -120,6 +120,18 @@ def test_a_listing_that_cannot_be_whole_is_an_error(
         list(store.lister.list_objects(prefix))
 
 
+def test_of_a_store_that_is_read_only_the_refused_write_is_named(
+    server: WireServer, client: S3Client
+) -> None:
+    refused = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    server.answers += [answer(200, listing("x")), answer(200, VERSIONING)]
+    server.answers += [answer(403, refused)] * 2
+    with pytest.raises(StoreError, match="cannot probe bucket: PUT"):
+        open_s3("s3://bucket", may_write=True, client=client)
+    # The scratch object could be there all the same.
+    assert [one.method for one in server.arrived] == ["GET", "GET", "PUT", "POST"]
+
+
 def test_an_etag_is_an_md5_only_if_an_object_proves_it(
     server: WireServer, client: S3Client
 ) -> None:
