@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from proof.item import EvidenceLevel
+from merkle.object_checksum import Crc
+from proof.item import ContentHash
 from replicator.copier import CopierLimits
+from replicator.copy_requests import CopyResult
 from replicator.crossing import lacking
+from replicator.hashing import crc_hash
+from replicator.ledger import PairLedger
 from replicator.listing import ListingOrderError
 from replicator.stores.port import (
     Capabilities,
@@ -381,15 +385,22 @@ def test_a_patch_of_other_bytes_than_were_copied_ends_as_the_whole_object(
 
 
 def test_the_crc_that_a_target_declares_of_a_whole_is_recorded(tmp_path: Path) -> None:
+    class NotedCopies(PairLedger):
+        hashes: tuple[ContentHash, ...] = ()
+
+        def save_copy(self, result: CopyResult) -> None:
+            self.hashes = result.hashes
+            super().save_copy(result)
+
     pair = MemoryStore("memory:a"), MemoryStore("memory:b", DECLARING)
     pair[0].write("large", large(10), PROPERTIES)
     run = runner(pair, tmp_path)
-    assert run().level == "recorded:blake3"
-    with run._ledger() as ledger:
-        row = ledger.row("large")
-    assert row is not None
-    assert row.level is EvidenceLevel.RECORDED
-    assert set(pair[1].objects["large"].facts.hashes) & set(row.hashes)
+    with (
+        NotedCopies(run.folder, source="memory:a", target="memory:b") as ledger,
+        run.open(ledger) as sync,
+    ):
+        assert sync.execute(sync.plan()).level == "recorded:blake3"
+    assert crc_hash(Crc.CRC64NVME, large(10)) in ledger.hashes
 
 
 def test_a_plan_changes_nothing_and_says_what_will_happen(tmp_path: Path) -> None:
