@@ -181,6 +181,24 @@ def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_err
     assert found.properties == ObjectProperties(metadata=(("a", "b"),))
 
 
+@pytest.mark.parametrize("second", [0, 1])
+def test_a_whole_object_with_the_same_bytes_and_a_later_time_is_another_one(
+    server: WireServer, client: S3Client, second: int
+) -> None:
+    """Its properties may be others."""
+    server.answers += [answer(200, listing()), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    server.answers.append(answer(200, listing("x")))
+    (facts,) = store.lister.list_objects("")
+    said = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:0{second} GMT\r\n'
+    server.answers += [answer(200, b"<Tagging><TagSet/></Tagging>"), answer(200, A, said)]
+    if second:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(facts)
+    else:
+        assert store.reader.read_whole(facts).body == A
+
+
 def test_an_address_has_all_that_a_store_needs() -> None:
     location = S3Location.parse(
         "s3://bucket/a%20b/c?endpoint_url=http%3A%2F%2Fhost%3A1&region=r&profile=p&scratch_bucket=s"
