@@ -304,7 +304,7 @@ def verify(
         try:
             append_receipt(receipts, run.receipt(tally, prefix))
         finally:
-            print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
+            print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
     _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
 
 
@@ -370,7 +370,7 @@ def _prove(
         try:
             append_receipt(receipts, receipt if pair.lists_all else None)
         finally:
-            print_proof(proof, verifier, prefix, lists_all=pair.lists_all, as_json=as_json)
+            print_proof(proof, pair, verifier, prefix, as_json=as_json)
     _end(len(proof.differences), is_equal=proof.is_equal and pair.lists_all)
 
 

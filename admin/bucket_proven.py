@@ -1,7 +1,7 @@
 """A pair of buckets of which the target has a verifier."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -19,6 +19,7 @@ from admin.bucket_output import (
     not_equal_text,
     nothing_text,
     time_text,
+    uncompared_notes,
 )
 from admin.bucket_pair import check_addresses, state_folder
 from proof.item import EvidenceLevel
@@ -129,7 +130,7 @@ def open_proven_pair(
 
 
 def print_proof(
-    proof: PairProof, client: VerifierClient, prefix: str, *, lists_all: bool, as_json: bool
+    proof: PairProof, pair: ProvenPair, client: VerifierClient, prefix: str, *, as_json: bool
 ) -> None:
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
@@ -142,13 +143,13 @@ def print_proof(
         elif number < _LINES_SHOWN:
             print_line(f"{one.kind.value:10} {one.key}")
     crossed = client.bytes_sent + client.bytes_received
-    notes = _proof_notes(proof, prefix, lists_all=lists_all)
+    notes = _proof_notes(proof, prefix, pair.bucket.profile.properties, lists_all=pair.lists_all)
     if as_json:
         for note in notes:
             click.echo(note, err=True)
         print_json(
             {
-                "equal": proof.is_equal and lists_all,
+                "equal": proof.is_equal and pair.lists_all,
                 "objects": proof.objects,
                 "differences": len(proof.differences),
                 "inFlight": proof.in_flight,
@@ -166,7 +167,7 @@ def print_proof(
         f"{size_text(crossed)} crossed in {counted(client.calls, 'call')}; the comparison"
         f" took {counted(proof.round_trips, 'trip')} and {proof.bytes_crossed} bytes"
     )
-    if proof.is_equal and lists_all:
+    if proof.is_equal and pair.lists_all:
         print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
         kinds = Counter(one.kind.value for one in proof.differences)
@@ -177,7 +178,9 @@ def print_proof(
         print_line(note)
 
 
-def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]:
+def _proof_notes(
+    proof: PairProof, prefix: str, groups: Sequence[str], *, lists_all: bool
+) -> list[str]:
     """What a comparison with a verifier does not show, in sentences."""
     notes = list[str]()
     if proof.in_flight:
@@ -191,7 +194,8 @@ def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]
             "Not every object was read at both sides: damage behind a store's own index is found"
             " by --level read only."
         )
-    return notes
+    # An item has none: they name accounts of one store.
+    return [*notes, *uncompared_notes((*groups, "acl")), "ACLs were not compared."]
 
 
 def _bucket_of(address: str) -> tuple[str, ...]:

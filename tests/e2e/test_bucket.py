@@ -176,6 +176,8 @@ def test_an_emulator_gets_a_copy_and_gives_it_back(s3_bucket: S3Bucket, tmp_path
     assert "ACLs" in there.stderr
     assert command.run("verify", source, remote, "--level", "read", "--json").status == 0
     assert command.run("sync", remote, back).status == 0
+    listed = command.run("verify", remote, back, "--level", "listed", "--json")
+    assert (listed.status, listed.last["roundTrips"] != 0) == (0, True)
     assert bodies_in(tmp_path / "back") == bodies_in(tmp_path / "source")
     # A pair that nobody has synced is compared by what both stores say.
     fresh = BucketCommand(tmp_path / "other", endpoint.environment)

@@ -413,6 +413,9 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
     assert lacking(MEMORY, MEMORY) == (
         "the stamps of the source do not show all changes of properties: they are read",
     )
+    # No older version crosses, whatever the target keeps.
+    versioned = replace(MEMORY, keeps_versions=True)
+    assert "older versions do not cross" in lacking(versioned, versioned)[0]
     said = " / ".join(lacking(MEMORY, replace(PLAIN, keeps_acls=False, lists_all_keys=False)))
     for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
         assert word in said

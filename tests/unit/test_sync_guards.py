@@ -201,7 +201,7 @@ def test_a_delete_that_cannot_be_checked_fails_by_name(tmp_path: Path) -> None:
         pair[1].write(key, b"2", ANN)
 
     def fail(name: str, key: str) -> None:
-        if (name, key, run.progress.stages[-1][0]) == ("facts", "x", "copy"):
+        if (name, key, run.progress.stages[-1][0]) == ("facts", "x", "delete"):
             raise StoreError("AccessDenied")
 
     pair[0].faults.before = fail
