@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help setup setup-tests demo test test-long check format lint types protos bench pictures test-ozone setup-peers test-peers lock clean
+.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image bench pictures test-ozone setup-peers test-peers lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -17,7 +17,7 @@ $(STAMP): requirements.lock pyproject.toml tools/setup.sh
 demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and three agents on loopback
 	@$(BIN)/treefold demo
 
-setup-tests: $(STAMP)  ## Java 17, Chromium and systemd-analyze, which only tests run
+setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which only tests run
 	@sh tools/setup.sh tests
 
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
@@ -46,6 +46,18 @@ protos:  ## generate protos/*_pb2* anew
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto
 	sha256sum protos/*.proto > protos/generated.sha256
 
+man: $(STAMP)  ## man/*.1 anew, from the help of the commands
+	$(BIN)/python -m tools.man_pages
+
+dashboard: $(STAMP)  ## deploy/grafana/treefold.json anew, from the tables of metrics
+	$(BIN)/python -m tools.dashboard
+
+# Whichever there is.
+BUILDER = $(shell command -v podman || echo docker)
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+image:  ## the container image treefold:VERSION (wants podman or docker)
+	$(BUILDER) build --file Containerfile --tag treefold:$(VERSION) .
+
 bench: $(STAMP)  ## every benchmark once
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
 
@@ -69,10 +81,12 @@ setup-peers: $(STAMP)  ## Ceph, which only test-peers runs (Debian packages; wan
 test-peers: setup-peers  ## the tests against two real Ceph object stores on loopback
 	$(BIN)/python -m pytest -m peers tests/e2e tests/contract
 
-lock: $(STAMP)  ## resolve requirements.lock anew
+COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
+lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(BIN)/uv pip compile -q pyproject.toml --extra fast --extra spark --extra test --universal --python-version 3.11 \
-		--generate-hashes --no-header --no-annotate --upgrade -o requirements.lock
+	$(COMPILE) pyproject.toml --extra fast --extra spark --extra test -o requirements.lock
+	# With what builds our wheel.
+	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra sweep - -c requirements.lock -o requirements-run.lock
 
 clean:
 	rm -rf .venv .venv-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -272,7 +272,8 @@ def print_capabilities(
 def _capability_text(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return ", ".join(map(str, value)) or "none" if isinstance(value, tuple) else str(value)
+    text = ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return text or "none"
 
 
 def counted(count: int, noun: str) -> str:

@@ -409,16 +409,19 @@ def _check_engine(
 
 
 def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:
-    """Print what a sweep that has just ended found, and which `truth` it compared."""
-    if as_json:
-        # Stdout is one JSON object.
-        click.echo(truth, err=True)
-        print_json(document)
-        return
-    # A long list of findings must not hide what they are about.
-    print_line(truth)
-    _print_sweep(sweeps, str(document["sweepID"]), document)
-    print_line(truth)
+    """Print what a sweep that has just ended found, and first and last which `truth` it
+    compared.
+    """
+    for is_last in (False, True):
+        if is_last and as_json:
+            print_json(document)
+        elif is_last:
+            _print_sweep(sweeps, str(document["sweepID"]), document)
+        if as_json:
+            # Stdout is one JSON object.
+            click.echo(truth, err=True)
+        else:
+            print_line(truth)
 
 
 def _print_sweep(sweeps: SweepStore, sweep_id: str, document: JsonObject) -> None:

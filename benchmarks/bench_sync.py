@@ -4,20 +4,27 @@
 
 `emulator` starts two ministacks. `rgw` takes the pair of Ceph stores that
 tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR. `ozone` copies from a ministack
-to the S3 gateway at --endpoint.
+to the S3 gateway at --endpoint, and without it starts a cluster (wants Maven and Java).
 
 Bytes are those of plain HTTP in both directions, headers included, counted by a proxy
 before the target. What a run costs is told apart: its listings (the comparison), the
 probe of the target when it is opened (what a sync without anything to do costs beside
-its listing), and the copy, which is the rest. Rates include the start of each process.
+its listing), and the copy, which is the rest.
+
+Rates are those of runs without the proxy, which takes CPU. The rounds alternate between
+the two tools. The start of each is told apart: it is a sync of two empty buckets, with
+the start of the process, the probe and the listings. CPU is that of the client, user
+and system, and depends little on other load; the stores' CPU is not in it.
 """
 
 import argparse
 import random
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from benchmarks.measure import Report, Samples
 from benchmarks.sync_runs import (
+    PART_BYTES,
     BucketPair,
     CommandRun,
     PairFactory,
@@ -26,7 +33,7 @@ from benchmarks.sync_runs import (
     listings,
     opened_stores,
     others,
-    part_bytes,
+    parts_of,
     put_changed,
 )
 from tests.support.rclone import RcloneRun, rclone_check, rclone_sync, rclone_version
@@ -40,8 +47,9 @@ LARGE_BYTES = 64 << 20
 LARGE_OBJECTS = 4
 DELETES = 100
 CUT_MIB = 256
-# The parts of a copy, as `treefold bucket sync` makes them.
-PART_BYTES = 8 << 20
+# One way, and in each direction.
+DELAY_MS = 25
+DELAYED_MBIT = 400
 # As many as ours; rclone's own default is 4. It copies no tags.
 RCLONE = ("--transfers", "8", "--checkers", "8", "--metadata")
 
@@ -56,7 +64,7 @@ BYTE_RATE_MIN = 0.9
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--target", choices=("emulator", "rgw", "ozone"), default="emulator")
-    parser.add_argument("--endpoint", help="Ozone's gateway. Default: http://127.0.0.1:9878.")
+    parser.add_argument("--endpoint", help="A running gateway of Ozone.")
     parser.add_argument("--objects", type=int, default=OBJECTS, help="Small objects.")
     parser.add_argument(
         "--cut-mib", type=int, default=CUT_MIB, help="Size of the copy that is cut; 1024 is 1 GiB."
@@ -85,25 +93,22 @@ def small_objects(
     """The first sync of small objects, one without anything to do, checks, deletes."""
     pair = stores.pair()
     fill(pair.source, count, OBJECT_BYTES)
-    pairs, ours, theirs = _first_syncs(pair, rounds)
-    job, kept = f"{count:,} objects of {OBJECT_BYTES >> 10} KiB", pairs[-1]
-    rate = _samples("ours", (count / run.seconds for run in ours))
-    report.add(
-        f"{job}, first sync", "objects/s", rate,
-        _samples("rclone", (count / run.seconds for run in theirs)), OBJECT_RATE_MIN,
-    )  # fmt: skip
+    job = f"{count:,} objects of {OBJECT_BYTES >> 10} KiB"
+    _rates(report, pair, job, count, "objects/s", OBJECT_RATE_MIN, rounds)
+    kept = pair.fresh_target(), pair.fresh_target()
+    ours, theirs = kept[0].sync(), _rclone(kept[1])
     idle = kept[0].sync()
     assert idle.report["copied"] == 0
     opening = others(idle.traffic)
     payload = count * OBJECT_BYTES
-    copied = [(others(run.traffic) - opening) / payload for run in ours]
+    copied = [(others(ours.traffic) - opening) / payload]
     _bar(report, f"{job}, copy", "B/B", copied, SMALL_RATIO_MAX)
-    copied_by_peer = [others(run.traffic) / payload for run in theirs]
+    copied_by_peer = [others(theirs.traffic) / payload]
     _beside(report, f"{job}, copy", "B/B", copied, copied_by_peer)
     _beside(
         report, f"{job}, listings of the first sync", "B/object",
-        [listings(run.traffic) / count for run in ours],
-        [listings(run.traffic) / count for run in theirs],
+        [listings(ours.traffic) / count],
+        [listings(theirs.traffic) / count],
     )  # fmt: skip
     notes.append(f"opening and probing the target cost {opening:,} bytes a run, not counted here")
     again = _rclone(kept[1])
@@ -112,14 +117,16 @@ def small_objects(
         [(listings(idle.traffic)) / count], [again.traffic.total.length_bytes / count],
     )  # fmt: skip
     verified, checked = kept[0].verify(), rclone_check(kept[1].source, kept[1].target, pair.link)
-    assert verified.report["equal"]
+    assert verified.report["equal"] == pair.shows_equality
     assert checked.exit_status == 0, checked.log
     _beside(
         report, f"{job}, verify and check", "B/object",
         [verified.traffic.total.length_bytes / count],
         [checked.traffic.total.length_bytes / count],
     )  # fmt: skip
-    _deletes(report, kept, opening)
+    if pair.shows_equality:
+        # Elsewhere a sync deletes nothing.
+        _deletes(report, kept, opening)
 
 
 def _deletes(report: Report, kept: tuple[BucketPair, BucketPair], opening: int) -> None:
@@ -172,74 +179,138 @@ def one_large_object(report: Report, stores: PairFactory) -> None:
 
 
 def large_objects(report: Report, stores: PairFactory, rounds: int) -> None:
-    """The first sync of large objects."""
-    pair = stores.pair()
-    fill(pair.source, LARGE_OBJECTS, LARGE_BYTES)
-    _, ours, theirs = _first_syncs(pair, rounds)
+    """The first sync of large objects. Of those that came in one PUT, a store declares
+    the MD5 of the whole: ours is compared with it, and rclone sends it along.
+    """
     megabytes = LARGE_OBJECTS * LARGE_BYTES / 1e6
-    report.add(
-        f"{LARGE_OBJECTS} x {LARGE_BYTES >> 20} MiB, first sync", "MB/s",
-        _samples("ours", (megabytes / run.seconds for run in ours)),
-        _samples("rclone", (megabytes / run.seconds for run in theirs)), BYTE_RATE_MIN,
-    )  # fmt: skip
+    for in_parts in (True, False):
+        pair = stores.pair()
+        fill(pair.source, LARGE_OBJECTS, LARGE_BYTES, in_parts=in_parts)
+        way = "in parts" if in_parts else "of one PUT"
+        job = f"{LARGE_OBJECTS} x {LARGE_BYTES >> 20} MiB {way}"
+        _rates(report, pair, job, megabytes, "MB/s", BYTE_RATE_MIN, rounds)
 
 
 def cut_copies(report: Report, stores: PairFactory, size_bytes: int) -> None:
-    """What is sent twice of an object whose copy is cut at a random point."""
-    pair = stores.pair()
+    """What is sent twice of an object whose copy is cut at a random point, and how fast
+    one object crosses a link with delay.
+    """
+    small, pair = stores.pair(), stores.pair()
+    fill(small.source, 1, 2 * PART_BYTES)
     fill(pair.source, 1, size_bytes)
+    parts = parts_of(small.sync().traffic)
+    head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
     share = random.SystemRandom()
     for what in ("process killed", "link cut"):
         found = [
-            _resent(pair.fresh_target(), size_bytes, share.uniform(0.1, 0.9), what)
+            _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
             for _ in range(ROUNDS)
         ]
         job = f"{size_bytes >> 20} MiB, {what}: sent again"
         _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
+    pair.link.shape(delay_ms=DELAY_MS, mbit=DELAYED_MBIT)
+    runs = [pair.fresh_target().sync() for _ in range(ROUNDS)]
+    pair.link.shape(delay_ms=0, mbit=0)
+    rate = Samples("ours", tuple(size_bytes / 1e6 / run.seconds for run in runs))
+    job = f"{size_bytes >> 20} MiB, {2 * DELAY_MS} ms there and back, {DELAYED_MBIT} Mbit/s"
+    report.add(job, "MB/s", rate, Samples("the link", (DELAYED_MBIT / 8,)))
 
 
-def _resent(pair: BucketPair, size_bytes: int, share: float, what: str) -> int:
+def _resent(pair: BucketPair, size_bytes: int, head_bytes: int, share: float, what: str) -> int:
     """Bytes of parts beyond the object, after a cut when this share has crossed."""
     pair.link.reset()
     process = pair.start_sync()
 
+    def crossed() -> int:
+        parts = parts_of(pair.link.traffic())
+        return parts.bytes_to - head_bytes * parts.requests
+
     def has_crossed() -> bool:
         assert process.poll() is None, process.communicate()
-        return part_bytes(pair.link.traffic()) >= share * size_bytes
+        return crossed() >= share * size_bytes
 
     wait_until(has_crossed, f"{share:.2f} of the object to cross", timeout_s=600)
     if what == "link cut":
         pair.link.cut()
         pair.link.mend()
         pair.finished(process)
-        return max(part_bytes(pair.link.traffic()) - size_bytes, 0)
+        return max(crossed() - size_bytes, 0)
     process.kill()
     process.communicate()
-    crossed = part_bytes(pair.link.traffic())
-    crossed += part_bytes(pair.sync().traffic)
-    return max(crossed - size_bytes, 0)
+    before = crossed()
+    # The link is reset.
+    pair.sync()
+    return max(before + crossed() - size_bytes, 0)
 
 
-def _first_syncs(
-    pair: BucketPair, rounds: int
-) -> tuple[list[tuple[BucketPair, BucketPair]], list[CommandRun], list[RcloneRun]]:
-    """Each round copies the source to a fresh bucket by each of the two."""
-    pairs, ours, theirs = [], list[CommandRun](), list[RcloneRun]()
-    for _ in range(rounds):
-        pairs.append((pair.fresh_target(), pair.fresh_target()))
-        ours.append(pairs[-1][0].sync())
-        theirs.append(_rclone(pairs[-1][1]))
-    return pairs, ours, theirs
+def _rates(
+    report: Report,
+    pair: BucketPair,
+    job: str,
+    amount: float,
+    unit: str,
+    least: float,
+    rounds: int,
+) -> None:
+    """Rates and CPU of first syncs to fresh buckets, and of starts."""
+    pair = pair.direct()
+    starts, runs = list[_Timed](), list[_Timed]()
+    for number in range(rounds):
+        starts.append(_timed(pair.fresh_source(), is_first=number % 2 == 0))
+        runs.append(_timed(pair, is_first=number % 2 == 0))
+
+    def add(
+        what: str, unit: str, figures: Iterable[tuple[float, float]], least: float | None
+    ) -> None:
+        found = list(figures)
+        report.add(
+            f"{job}, {what}", unit,
+            Samples("ours", tuple(one for one, _ in found)),
+            Samples("rclone", tuple(one for _, one in found)), least,
+        )  # fmt: skip
+
+    add("start", "s", ((one.ours.seconds, one.theirs.seconds) for one in starts), None)
+    add("start", "s of CPU", ((one.ours.cpu_s, one.theirs.cpu_s) for one in starts), None)
+    add(
+        "first sync", unit,
+        ((amount / one.ours.seconds, amount / one.theirs.seconds) for one in runs), least,
+    )  # fmt: skip
+    add(
+        "first sync without start", unit,
+        (
+            (
+                amount / max(run.ours.seconds - start.ours.seconds, 1e-3),
+                amount / max(run.theirs.seconds - start.theirs.seconds, 1e-3),
+            )
+            for start, run in zip(starts, runs, strict=True)
+        ), None,
+    )  # fmt: skip
+    add("first sync", "s of CPU", ((one.ours.cpu_s, one.theirs.cpu_s) for one in runs), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """The same sync by either tool."""
+
+    ours: CommandRun
+    theirs: RcloneRun
+
+
+def _timed(pair: BucketPair, *, is_first: bool) -> _Timed:
+    """A sync to a fresh bucket each; ours comes first or second."""
+    ours, theirs = pair.fresh_target(), pair.fresh_target()
+    if is_first:
+        run = ours.sync()
+        return _Timed(run, _rclone(theirs))
+    peer = _rclone(theirs)
+    return _Timed(ours.sync(), peer)
 
 
 def _rclone(pair: BucketPair) -> RcloneRun:
-    run = rclone_sync(pair.source, pair.target, pair.link, *RCLONE)
+    link = None if pair.is_direct else pair.link
+    run = rclone_sync(pair.source, pair.target, link, *RCLONE)
     assert run.exit_status == 0, run.log
     return run
-
-
-def _samples(name: str, rates: Iterable[float]) -> Samples:
-    return Samples(name, tuple(rates))
 
 
 def _bar(report: Report, job: str, unit: str, figures: Sequence[float], most: float) -> None:

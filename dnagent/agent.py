@@ -47,6 +47,7 @@ from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
+from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
@@ -89,6 +90,7 @@ class Agent:
         self._scanners: dict[str, Scanner] = {}
         self._heartbeats: HeartbeatSender | None = None
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
+        self.liveness = Liveness()
         self.metrics = Metrics(AGENT_METRICS)
         self.datanode_id = PeerId("")
         self.address = ""
@@ -206,7 +208,11 @@ class Agent:
         self._stack.callback(self._jobs.close)
         for volume in volumes:
             scanner = Scanner(
-                volume, self._scan_pace(), metrics=self.metrics, on_change=self._replica_changed
+                volume,
+                self._scan_pace(),
+                metrics=self.metrics,
+                on_change=self._replica_changed,
+                liveness=self.liveness,
             )
             self._scanners[volume.name] = scanner
         self._start_server()
@@ -217,6 +223,7 @@ class Agent:
         if config.export.to is not None:
             self._start_exports(config.export.to, clock)
         upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
+        self.liveness.watch(upkeep)
         upkeep.start()
         self._stack.callback(upkeep.join)
         self._log.info(
@@ -324,6 +331,7 @@ class Agent:
             running=self._jobs.running,
             on_command=self._execute,
             metrics=self.metrics,
+            liveness=self.liveness,
         )
         self._heartbeats.start()
         self._stack.callback(self._heartbeats.stop)
@@ -348,6 +356,7 @@ class Agent:
             metrics=self.metrics,
             on_bytes=RateLimiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
         )
+        self.liveness.watch(exports.thread)
         exports.start()
         self._stack.callback(exports.stop)
 

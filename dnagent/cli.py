@@ -1,5 +1,6 @@
 """The commands of `treefold agent`: the agent process, exports and imports."""
 
+import os
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +23,11 @@ from runtime.process import (
     config_option,
     print_settings,
     process_options,
+    run_until_stopped,
     stop_on_signals,
 )
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
+from runtime.service_manager import ServiceManager
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
@@ -105,10 +108,10 @@ def run(
     try:
         if port_file:
             announce(port_file, running.address)
-        click.echo(
-            f"agent of datanode {running.datanode_id} is ready on {running.address}", err=True
-        )
-        stop.wait()
+        status = f"agent of datanode {running.datanode_id} is ready on {running.address}"
+        click.echo(status, err=True)
+        manager = ServiceManager(os.environ, os.getpid())
+        run_until_stopped(stop, manager, running.liveness, status=status)
         log.info("process_stopping")
     finally:
         running.stop()

@@ -25,8 +25,8 @@ _RETRY_S = 300.0
 
 
 class ScheduledExport:
-    """Exports at an interval, in its own thread. The time of the last export comes from
-    the table, so a restart does not change the interval.
+    """Exports at an interval, in its own `thread`. The time of the last export comes
+    from the table, so a restart does not change the interval.
     """
 
     def __init__(
@@ -47,16 +47,16 @@ class ScheduledExport:
         self._log = get_logger("export", AGENT_EVENTS)
         self._guard = ThreadGuard("export", metrics, THREAD_FAILURES)
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run_loop, name="export")
+        self.thread = threading.Thread(target=self._run_loop, name="export")
 
     def start(self) -> None:
         """Start the thread."""
-        self._thread.start()
+        self.thread.start()
 
     def stop(self) -> None:
         """Interrupt a running export and wait for the thread."""
         self._stop.set()
-        self._thread.join()
+        self.thread.join()
 
     def _run_loop(self) -> None:
         wait_s, full = self._first_wait_s(), False

@@ -13,6 +13,7 @@ from functools import cache
 from mmap import mmap
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
+import crcmod
 import fastcrc
 import xxhash
 
@@ -92,6 +93,11 @@ def fold(data: Buffer, before: int = 0) -> int:
     return fastcrc.crc32.iscsi(data, before)
 
 
+def crc64nvme(data: Buffer) -> int:
+    """CRC-64/NVME of the bytes, which S3 declares of whole objects."""
+    return _crc64nvme()(data)
+
+
 def window_checksums(
     data: "Buffer | NDArray[np.uint8]", checksum_type: ChecksumType, bytes_per_checksum: int
 ) -> bytes:
@@ -146,6 +152,14 @@ class RunningFingerprint:
     def digest(self) -> bytes:
         """The fingerprint of all pieces so far, 16 bytes."""
         return self._state.digest()
+
+
+@cache
+def _crc64nvme() -> Callable[[Buffer], int]:
+    made: Callable[[Buffer], int] = crcmod.mkCrcFun(
+        0x1_AD93_D235_94C9_3659, initCrc=0, rev=True, xorOut=(1 << 64) - 1
+    )
+    return made
 
 
 def kernels_for(length_bytes: int) -> Kernels | None:

@@ -7,6 +7,7 @@ groups of groups and so on, are a tree that finds the windows in which two objec
 one size differ by comparing a few hundred bytes.
 """
 
+import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,6 +15,8 @@ from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
+
+from merkle.checksum import Buffer, crc64nvme, fold
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +37,17 @@ class Crc(Enum):
     CRC32 = (32, 0xEDB88320)
     CRC32C = (32, 0x82F63B78)
     CRC64NVME = (64, 0x9A6C9329AC4BC9B5)
+
+
+def crc_of(crc: Crc, data: Buffer) -> int:
+    """The CRC of some bytes."""
+    match crc:
+        case Crc.CRC32:
+            return zlib.crc32(data)
+        case Crc.CRC32C:
+            return fold(data)
+        case Crc.CRC64NVME:
+            return crc64nvme(data)
 
 
 def append_crc(crc: Crc, first: int, second: int, *, second_bytes: int) -> int:

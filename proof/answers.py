@@ -4,7 +4,7 @@ It keeps nothing between questions but what the questions carry, so a repeated o
 the same answer, and one process serves any number of jobs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -14,13 +14,13 @@ from proof.errors import ProfileDiffersError
 from proof.index import (
     WHOLE,
     AppliedPositions,
-    ItemFacts,
     ItemIndex,
     ItemSnapshot,
     KeyRange,
     Position,
 )
-from proof.item import KEY_HASH_BYTES, ItemHasher, Profile
+from proof.item import ItemHasher, Profile
+from proof.item_columns import FoundItems, ItemColumns
 from proof.messages import (
     EXTRAS_MAX,
     FIRST_SYMBOLS,
@@ -30,6 +30,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -43,12 +45,24 @@ from proof.messages import (
     WindowsAnswer,
     WindowsQuestion,
 )
-from proof.symbols import KEPT_SYMBOLS, CodedSymbols, ids_to_bytes, short_ids
-from proof.wire import item_bytes_max
+from proof.spans import parts_of
+from proof.symbols import (
+    KEPT_SYMBOLS,
+    CodedSymbols,
+    Ids,
+    ids_from_bytes,
+    ids_to_bytes,
+    key_hashes,
+    key_hashes_from_bytes,
+    short_ids,
+)
 from runtime.errors import RemoteProtocolError
 
 # Before compression, so that names fit a message that do not compress.
 _NAMES_BYTES = MESSAGE_BYTES_MAX - 8192
+# IDs that are read at a time: some MiB with their rows.
+_IDS_AT_ONCE = 1 << 16
+_NO_IDS = ids_from_bytes(b"")
 
 
 class TargetAnswers:
@@ -95,6 +109,10 @@ class TargetAnswers:
                 return self._bitmap(question)
             case NamesQuestion() as question:
                 return self._names(question)
+            case KeysQuestion(at, hashes):
+                answer = self._names(NamesQuestion(at, hashes))
+                texts = ItemColumns.of(answer.items).names.texts()
+                return KeysAnswer(answer.answered, tuple(zip(*texts, strict=True)))
             case WindowsQuestion() as question:
                 return self._windows(question)
 
@@ -133,40 +151,39 @@ class TargetAnswers:
 
     def _bitmap(self, question: ListQuestion) -> BitmapAnswer:
         listed = np.frombuffer(question.short_ids, ">u8").astype(np.uint64)
+        is_present, extras, extras_count = np.zeros(len(listed), np.bool_), _NO_IDS, 0
         with self._at(question.at) as view:
-            ids = view.ids(question.key_range)
-        ours = short_ids(ids)
-        extras = ids[~np.isin(ours, listed)]
-        # In one order, so that an answer can go on where one before ended.
-        extras = extras[np.lexsort((extras[:, 1], extras[:, 0]))]
+            for ids in _ids_in_parts(view, question.key_range):
+                ours = short_ids(ids)
+                is_present |= np.isin(listed, ours)
+                more = ids[~np.isin(ours, listed)]
+                extras_count += len(more)
+                extras = np.concatenate((extras, more))
+                # In one order, so that an answer can go on where one before ended.
+                order = np.lexsort((extras[:, 1], extras[:, 0]))
+                extras = extras[order[: question.skip + EXTRAS_MAX]]
         return BitmapAnswer(
-            present=np.packbits(np.isin(listed, ours)).tobytes(),
-            extras=ids_to_bytes(extras[question.skip : question.skip + EXTRAS_MAX]),
-            extras_count=len(extras),
+            present=np.packbits(is_present).tobytes(),
+            extras=ids_to_bytes(extras[question.skip :]),
+            extras_count=extras_count,
         )
 
     def _names(self, question: NamesQuestion) -> NamesAnswer:
-        data = np.frombuffer(question.key_hashes, np.uint8).reshape(-1, KEY_HASH_BYTES)
-        wanted = np.zeros((len(data), 8), np.uint8)
-        wanted[:, 8 - KEY_HASH_BYTES :] = data
-        hashes = wanted.view(">u8")[:, 0].astype(np.uint64)
+        hashes = key_hashes_from_bytes(question.key_hashes)
         with self._at(question.at) as view:
-            rows = view.find(hashes)
-        place = {key_hash: number for number, key_hash in enumerate(hashes.tolist())}
-        found = [list[ItemFacts]() for _ in place]
-        for row in rows:
-            key_hash = int.from_bytes(row.id[:KEY_HASH_BYTES], "big")
-            found[place[key_hash]].append(ItemFacts(row.item, row.evidence))
+            found = FoundItems.of(view.find(hashes))
+        # Where the hash of each item was asked for.
+        asked = np.argsort(hashes, kind="stable")
+        places = asked[np.searchsorted(hashes[asked], key_hashes(found.ids))]
+        sizes = np.zeros(len(hashes), np.int64)
+        np.add.at(sizes, places, found.items.bytes_max)
         # As many hashes as fit a message, whatever the keys are like.
-        answered, size = 0, 0
-        for items in found:
-            size += sum(map(item_bytes_max, items))
-            if size > _NAMES_BYTES and answered:
-                break
-            answered += 1
-        items = [facts for group in found[:answered] for facts in group]
-        items.sort(key=lambda facts: (facts.item.key, facts.item.version))
-        return NamesAnswer(len(hashes) if answered == len(place) else answered, tuple(items))
+        fitting = int(np.searchsorted(np.cumsum(sizes), _NAMES_BYTES, side="right"))
+        answered = min(len(hashes), max(fitting, 1))
+        names = found.items.names
+        texts = list(zip(names.keys.texts(), names.versions.texts(), strict=True))
+        kept = sorted(np.flatnonzero(places < answered).tolist(), key=texts.__getitem__)
+        return NamesAnswer(answered, found.items.taken(np.array(kept, np.intp)))
 
     def _at(self, position: Position) -> AbstractContextManager[RewoundSnapshot]:
         return rewound(self._index, AppliedPositions(position))
@@ -182,5 +199,14 @@ def coded_symbols(
         return snapshot.symbols(size)
     symbols = CodedSymbols.zeros(size, salt)
     for key_range in ranges:
-        symbols.add(snapshot.ids(key_range))
+        for ids in _ids_in_parts(snapshot, key_range):
+            symbols.add(ids)
     return symbols
+
+
+def _ids_in_parts(snapshot: ItemSnapshot, key_range: KeyRange) -> Iterator[Ids]:
+    """The IDs of a range, some at a time, so that memory is bounded for any range."""
+    count = snapshot.roots([key_range])[0].count
+    bounds = snapshot.split(key_range, count // _IDS_AT_ONCE + 1) if count > _IDS_AT_ONCE else []
+    for part in parts_of(key_range, bounds):
+        yield snapshot.ids(part)

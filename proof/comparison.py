@@ -7,15 +7,16 @@ less. The IDs found must add up to the difference of the roots. No answer can ma
 unequal buckets equal: a target that does not hold the source's root cannot name it.
 """
 
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 
 from proof.answers import coded_symbols
-from proof.cuts import RewoundSnapshot, rewound
+from proof.column_naming import ColumnNaming
+from proof.cuts import RewoundSnapshot, rewound, with_extras
 from proof.decoding import (
     LISTED_IDS_MAX,
     RESPLIT_RANGES,
@@ -28,9 +29,26 @@ from proof.decoding import (
     remaining_estimate,
     should_decode,
 )
-from proof.errors import ComparisonLimitError, NotCertifiedError
-from proof.index import WHOLE, AppliedPositions, EvidenceCounts, ItemIndex, KeyRange, Position
-from proof.item import ItemHasher, Profile, mix
+from proof.errors import ComparisonLimitError, NotCertifiedError, TooManyDifferencesError
+from proof.extra_naming import (
+    Extras,
+    KeyNaming,
+    extras_at,
+    known_extras,
+    split_extras,
+    with_extras_named,
+)
+from proof.index import (
+    WHOLE,
+    AppliedPositions,
+    EvidenceCounts,
+    IndexedItem,
+    ItemIndex,
+    KeyRange,
+    Position,
+)
+from proof.item import Profile, mix
+from proof.item_columns import ColumnHasher
 from proof.messages import (
     JOB_SYMBOLS_MAX,
     LISTED_MAX,
@@ -40,6 +58,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -52,8 +72,8 @@ from proof.messages import (
     SymbolsQuestion,
     UnequalAnswer,
 )
-from proof.naming import ItemDifference, Naming, NamingResult
-from proof.root import SetRoot
+from proof.naming import ItemDifference, NamingResult
+from proof.root import ROOT_EMPTY, SetRoot
 from proof.spans import parts_of
 from proof.symbols import (
     SYMBOL_BYTES,
@@ -93,8 +113,8 @@ class BucketComparison:
     """Of the target's own journal."""
     ours_evidence: EvidenceCounts
     theirs_evidence: EvidenceCounts
-    differences: tuple[ItemDifference, ...] = ()
-    """Certain at this cut; by key and version."""
+    differences: Sequence[ItemDifference] = ()
+    """Certain at this cut; by key and version. To read one reads the index again."""
     in_flight: int = 0
     """Differences of items that changed after the cut, on either side."""
     unknown: tuple[ItemDifference, ...] = ()
@@ -127,7 +147,13 @@ class SourceComparison:
 
     `job` is JOB_BYTES that no other job has. `applied` is what the target acknowledged
     last; the target says itself what it holds, so a wrong one costs bytes only. Answers
-    that break a rule end in a ReconcileError, after which the job is over.
+    that break a rule end in a ReconcileError, after which the job is over. So does a
+    difference of many more than `differences_max` items, since memory grows with it;
+    `unequal` is then what is known of the range.
+
+    `known` are differences that an earlier comparison found. Extras among them that the
+    target still has are found again and cost nothing: the question is then whether it
+    holds our items and these. With `only_keys` extras are named without their facts.
     """
 
     def __init__(
@@ -138,13 +164,21 @@ class SourceComparison:
         *,
         applied: AppliedPositions | None = None,
         key_range: KeyRange = WHOLE,
+        known: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
+        differences_max: int | None = None,
     ) -> None:
+        self._differences_max = differences_max
         self._index = index
         self._profile = profile.digest
-        self._hasher = ItemHasher(profile)
+        self._hasher = ColumnHasher(profile)
         self._job = job
         self._asked = applied
         self._range = key_range
+        self._only_keys = only_keys
+        self._known = known_extras(one for one in known if one.key in key_range)
+        # Of these what the target must have besides our items, at the cut.
+        self._extras: Extras = {}
         self._numbers: list[int] = []
         self._trips = 0
         self._salts = 0
@@ -152,6 +186,8 @@ class SourceComparison:
         self._steps = self._compare()
         self.outcome: BucketComparison | None = None
         """What was found, once no question is left."""
+        self.unequal: BucketComparison | None = None
+        """The roots, where they differ, before the differences are found."""
 
     def start(self) -> list[QuestionMessage]:
         """The first questions."""
@@ -163,6 +199,7 @@ class SourceComparison:
         Raises:
             RemoteProtocolError: an answer is malformed, of another job, or impossible.
             NotCertifiedError: the differences found do not explain the roots.
+            TooManyDifferencesError: there are more than `differences_max`.
             ComparisonLimitError: the difference is too large, or answers lead nowhere.
             CutUnknownError: the target holds positions that our index has not read yet.
             JournalTrimmedError: our journal no longer reaches back to the cut.
@@ -195,24 +232,31 @@ class SourceComparison:
         with self._index.snapshot() as snapshot:
             now = AppliedPositions(snapshot.position)
         with rewound(self._index, self._asked or now) as view:
-            root, ours_evidence = view.roots([self._range])[0], view.evidence
-        digest = self._hasher.root_digest(self._job, root.count, root.total)
+            self._extras, ours_evidence = extras_at(view, self._known), view.evidence
+            root = self._wanted(view).roots([self._range])[0]
+        digest = self._hasher.items.root_digest(self._job, root.count, root.total)
         answers = yield [RootQuestion(self._range, self._asked, digest)]
         answer = _expected(RootAnswer, answers[0])
         self._cut, self._at = answer.applied or now, answer.position
         with rewound(self._index, self._cut) as view:
-            root = view.roots([self._range])[0]
+            self._extras = extras_at(view, self._known)
+            root, wanted = (one.roots([self._range])[0] for one in (view, self._wanted(view)))
         outcome = BucketComparison(
             self._job, root, answer.root, self._cut, self._at, ours_evidence, answer.evidence
         )
         if root == answer.root:
             return outcome
-        if not answer.symbols:
-            raise RemoteProtocolError("the target claims to be equal without holding our root")
         self._theirs_count = answer.root.count
-        found = yield from self._decode(root, answer)
+        found = IdDifference(_NO_IDS, _NO_IDS)
+        if wanted != answer.root:
+            if not answer.symbols:
+                raise RemoteProtocolError("the target claims to be equal without holding our root")
+            self.unequal = outcome
+            found = yield from self._decode(wanted, answer)
+            # The estimate is a rough one; naming takes the most memory.
+            self._check_size(wanted, answer.root, (len(found.ours) + len(found.theirs)) / 2)
         ours, theirs = SetRoot.of(found.ours), SetRoot.of(found.theirs)
-        if root - answer.root != ours - theirs:
+        if wanted - answer.root != ours - theirs:
             raise NotCertifiedError(
                 f"{len(found.ours) + len(found.theirs)} differing IDs do not add up to the"
                 " difference of the roots",
@@ -226,14 +270,26 @@ class SourceComparison:
             unknown=named.unknown,
         )
 
-    def _view(self) -> AbstractContextManager[RewoundSnapshot]:
-        return rewound(self._index, self._cut)
+    @contextmanager
+    def _view(self) -> Iterator[RewoundSnapshot]:
+        """What the target must hold at the cut."""
+        with rewound(self._index, self._cut) as view:
+            yield self._wanted(view)
+
+    def _wanted(self, view: RewoundSnapshot) -> RewoundSnapshot:
+        extras = ((one.key, one.version, one_id) for one_id, one in self._extras.items())
+        return with_extras(view, extras) if self._extras else view
 
     def _decode(self, root: SetRoot, answer: RootAnswer) -> _Asking[IdDifference]:
         """The IDs that only one side has, not certified yet."""
         left = _Unequal((self._range,), root.count, answer.root.count, 0, _NO_IDS)
         theirs = CodedSymbols.from_bytes(answer.symbols)
         is_split, failures = False, 0
+        if answer.root == ROOT_EMPTY:
+            # As before a first sync: all that we have is missing there.
+            self._check_size(root, answer.root, root.count)
+            with self._view() as view:
+                return IdDifference(view.ids(self._range), _NO_IDS)
         while True:
             size = len(theirs)
             if size:
@@ -244,6 +300,8 @@ class SourceComparison:
                     return _joined(found, left.settled)
                 estimate = estimated_difference(difference, left.ours - left.theirs)
                 estimate = min(estimate, left.ours + left.theirs)
+                if not is_split:
+                    self._check_size(root, answer.root, estimate)
                 failures = failures + 1 if should_decode(size, estimate) else 0
                 if failures >= _FAILURES_MAX:
                     theirs, failures = CodedSymbols.zeros(0, self._new_salt()), 0
@@ -266,6 +324,17 @@ class SourceComparison:
                         items=left.ours + left.theirs,
                     )
                     is_split, theirs = True, CodedSymbols.zeros(0)
+
+    def _check_size(self, ours: SetRoot, theirs: SetRoot, estimate: float) -> None:
+        most = self._differences_max
+        if most is not None and estimate > most:
+            raise TooManyDifferencesError(
+                f"about {estimate:.0f} items differ, more than {most}",
+                hint="compare part by part",
+                ours=ours.count,
+                theirs=theirs.count,
+                estimate=int(estimate),
+            )
 
     def _new_salt(self) -> int:
         self._salts += 1
@@ -368,20 +437,43 @@ class SourceComparison:
 
     def _name(self, found: IdDifference) -> _Asking[NamingResult]:
         """Which items the IDs are of."""
-        with self._view() as view:
-            naming = Naming(self._hasher, self._cut, found, view)
+        found, extras = split_extras(found, self._extras)
+        if self._only_keys:
+            by_key = yield from self._name_keys(found)
+            found, extras = by_key.left, extras + by_key.extras
+        with rewound(self._index, self._cut) as view:
+            naming = ColumnNaming(self._hasher, self._cut, found, view, self._items)
         hashes = naming.unnamed_hashes
         while hashes:
-            chunks = [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
+            chunks = _chunks(hashes)
             answers = yield [NamesQuestion(self._at, b"".join(chunk)) for chunk in chunks]
             hashes = []
             for chunk, raw in zip(chunks, answers, strict=True):
                 answer = _expected(NamesAnswer, raw)
-                if not 0 < answer.answered <= len(chunk):
-                    raise RemoteProtocolError("names of more, or of none, of what was asked")
-                naming.take(frozenset(chunk[: answer.answered]), answer.items)
-                hashes += chunk[answer.answered :]
-        return naming.result()
+                asked = chunk[: _checked(answer.answered, chunk)]
+                naming.take(asked, answer.items)
+                hashes += chunk[len(asked) :]
+        return with_extras_named(naming.result(), extras, view, self._cut)
+
+    def _name_keys(self, found: IdDifference) -> _Asking[KeyNaming]:
+        """Ask for keys alone."""
+        naming = KeyNaming(self._hasher.items, found)
+        hashes = naming.hashes
+        while hashes:
+            chunks = _chunks(hashes)
+            answers = yield [KeysQuestion(self._at, b"".join(chunk)) for chunk in chunks]
+            hashes = []
+            for chunk, raw in zip(chunks, answers, strict=True):
+                answer = _expected(KeysAnswer, raw)
+                asked = chunk[: _checked(answer.answered, chunk)]
+                naming.take(asked, answer.names)
+                hashes += chunk[len(asked) :]
+        return naming
+
+    def _items(self, hashes: "NDArray[np.uint64]") -> Sequence[IndexedItem]:
+        """Our items of these key hashes, as they are now."""
+        with self._index.snapshot() as snapshot:
+            return snapshot.find(hashes)
 
 
 _NO_IDS = ids_from_bytes(b"")
@@ -391,6 +483,17 @@ def _expected(kind: type[_AnswerType], answer: Answer) -> _AnswerType:
     if not isinstance(answer, kind):
         raise RemoteProtocolError(f"a {type(answer).__name__} where a {kind.__name__} was due")
     return answer
+
+
+def _chunks(hashes: Sequence[bytes]) -> list[Sequence[bytes]]:
+    return [hashes[at : at + NAMES_MAX] for at in range(0, len(hashes), NAMES_MAX)]
+
+
+def _checked(answered: int, asked: Sequence[bytes]) -> int:
+    """How many of the hashes asked for an answer is about."""
+    if not 0 < answered <= len(asked):
+        raise RemoteProtocolError("names of more, or of none, of what was asked")
+    return answered
 
 
 def _joined(found: IdDifference, settled: Ids) -> IdDifference:

@@ -130,12 +130,16 @@ class RewoundSnapshot:
         """See ItemSnapshot."""
         return self._snapshot.split(key_range, parts)
 
-    def find(self, key_hashes: "NDArray[np.uint64]") -> list[IndexedItem]:
+    def find(self, key_hashes: "NDArray[np.uint64]") -> Sequence[IndexedItem]:
         """The items that have not changed since the cut: what the others were is not
         known any more.
         """
-        now = {one.now for one in self.undone}
-        return [row for row in self._snapshot.find(key_hashes) if row.id not in now]
+        found, now = self._snapshot.find(key_hashes), {one.now for one in self.undone}
+        return [row for row in found if row.id not in now] if now else found
+
+    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+        """See ItemSnapshot; of the present."""
+        return self._snapshot.names(key_hashes)
 
 
 @contextmanager
@@ -158,6 +162,16 @@ def rewound(index: ItemIndex, applied: AppliedPositions) -> Iterator[RewoundSnap
             )
         changes = index.changes(after=applied.through, through=snapshot.position)
         yield RewoundSnapshot(snapshot, undone_changes(changes, applied), applied.through)
+
+
+def with_extras(
+    view: RewoundSnapshot, extras: Iterable[tuple[str, str, ItemId]]
+) -> RewoundSnapshot:
+    """The snapshot with items that it does not have, by key, version and ID: what a
+    target holds that has these besides.
+    """
+    undone = [UndoneChange(*item, None, Position(0)) for item in extras]
+    return RewoundSnapshot(view, undone, view.position)
 
 
 def _ids(ids: Iterable[ItemId | None]) -> Ids:

@@ -42,6 +42,14 @@ class ComparisonLimitError(ReconcileError):
     code = "comparison_limit"
 
 
+class TooManyDifferencesError(ComparisonLimitError):
+    """A range has more differences than one comparison was to find: compare its parts.
+    The facts `ours` and `theirs` count the items, `estimate` about the differences.
+    """
+
+    code = "too_many_differences"
+
+
 class ReceiptChainError(ReconcileError):
     """A line is no receipt, or does not follow the chain that it should extend."""
 

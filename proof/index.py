@@ -136,10 +136,15 @@ class ItemSnapshot(Protocol):
         it into parts of nearly equal counts.
         """
 
-    def find(self, key_hashes: "NDArray[np.uint64]") -> list[IndexedItem]:
+    def find(self, key_hashes: "NDArray[np.uint64]") -> Sequence[IndexedItem]:
         """All items whose key hash (48 bits, see `proof.symbols.key_hashes`) is among
         these, in any order. Hashes without an item are passed over, and twins of one
         hash are all returned.
+        """
+
+    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+        """The keys and the versions of the same items, for less. They are not checked:
+        hash them before use.
         """
 
 

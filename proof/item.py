@@ -121,6 +121,12 @@ class ItemHasher:
         whole.update(canonical_bytes(item))
         return key.digest() + whole.digest()
 
+    def key_hash(self, key: bytes, version: bytes) -> int:
+        """The 48 bits that depend on key and version only."""
+        digest = self._key.copy()
+        digest.update(_joined(key, version))
+        return int.from_bytes(digest.digest(), "big")
+
     def id(self, item: Item) -> ItemId:
         """The 16 bytes that stand for this item."""
         hashes = self.hashes(item)

@@ -66,11 +66,13 @@ def _is_id(high: np.uint64, low: np.uint64) -> bool:
     return bool(check == low & _CHECK)
 
 
-@jit(U64(U64, U64))
-def _stride(place: np.uint64, state: np.uint64) -> np.uint64:
-    """From a symbol to the next one of an ID."""
+@jit(types.float64(types.float64, U64))
+def _next(place: float, state: np.uint64) -> float:
+    """The symbol of an ID that follows the one at `place`. Places are below 2^53, so
+    that a float holds them exactly; converting them would take longer than the rest.
+    """
     share = 4294967296.0 / np.sqrt(float(state) + 1.0) - 1.0
-    return np.uint64(np.ceil((float(place) + 1.5) * share))
+    return float(place + np.ceil((place + 1.5) * share))
 
 
 @jit(types.void(_IN_WORDS, U64, types.int64, _WORDS, _COUNTS))
@@ -81,16 +83,17 @@ def _add(
     sums: "NDArray[np.uint64]",
     counts: "NDArray[np.int16]",
 ) -> None:
-    size = np.uint64(len(counts))
+    size = float(len(counts))
     for i in range(len(ids)):
         high, low = ids[i, 0], ids[i, 1]
-        place, state = _0, _mix(high ^ low ^ salt)
+        place, state = 0.0, _mix(high ^ low ^ salt)
         while place < size:
-            sums[place, 0] ^= high
-            sums[place, 1] ^= low
-            counts[place] += sign
+            at = np.uint64(place)
+            sums[at, 0] ^= high
+            sums[at, 1] ^= low
+            counts[at] += sign
             state *= _STEP
-            place += _stride(place, state)
+            place = _next(place, state)
 
 
 @jit(types.int64(U64, _WORDS, _COUNTS, _WORDS, _SIGNS))
@@ -103,6 +106,7 @@ def _peel(
 ) -> int:
     size, number, top = len(counts), 0, 0
     stack, waits = np.empty(size, np.int64), np.zeros(size, np.bool_)
+    places = np.empty(size + 1, np.uint64)
     for i in range(size):
         if abs(counts[i]) == 1:
             stack[top], waits[i], top = i, True, top + 1
@@ -115,23 +119,24 @@ def _peel(
             continue
         # An ID can be alone only in a symbol that it goes into: this adds log2(i) bits
         # to the check.
-        place, state = _0, _mix(high ^ low ^ salt)
-        while place < np.uint64(i):
+        place, state, goes, is_there = 0.0, _mix(high ^ low ^ salt), 0, False
+        while place < size and goes <= size:
+            places[goes] = np.uint64(place)
+            is_there |= places[goes] == np.uint64(i)
+            goes += 1
             state *= _STEP
-            place += _stride(place, state)
-        if place != np.uint64(i):
+            place = _next(place, state)
+        if not is_there:
             continue
         found[number, 0], found[number, 1], signs[number] = high, low, sign
         number += 1
-        place, state = _0, _mix(high ^ low ^ salt)
-        while place < np.uint64(size):
-            sums[place, 0] ^= high
-            sums[place, 1] ^= low
-            counts[place] -= sign
-            if abs(counts[place]) == 1 and not waits[place]:
-                stack[top], waits[place], top = np.int64(place), True, top + 1
-            state *= _STEP
-            place += _stride(place, state)
+        for n in range(goes):
+            at = places[n]
+            sums[at, 0] ^= high
+            sums[at, 1] ^= low
+            counts[at] -= sign
+            if abs(counts[at]) == 1 and not waits[at]:
+                stack[top], waits[at], top = np.int64(at), True, top + 1
     for i in range(size):
         if sums[i, 0] != _0 or sums[i, 1] != _0 or counts[i] != 0:
             return -1

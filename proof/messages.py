@@ -5,6 +5,7 @@ target is to answer, so that the target keeps nothing between questions, and rep
 one does no harm. `proof.wire` gives messages their bytes.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -98,6 +99,19 @@ class NamesQuestion:
 
 
 @dataclass(frozen=True, slots=True)
+class KeysQuestion:
+    """The keys and versions of the items of these key hashes, as NamesQuestion has
+    them. What the items are is not asked.
+    """
+
+    at: Position
+    key_hashes: bytes
+
+    def __post_init__(self) -> None:
+        assert len(self.key_hashes) % KEY_HASH_BYTES == 0
+
+
+@dataclass(frozen=True, slots=True)
 class WindowsQuestion:
     """The children of one node of the tree over an object's windows; level 0 is the
     windows themselves.
@@ -165,7 +179,17 @@ class NamesAnswer:
     """
 
     answered: int
-    items: tuple[ItemFacts, ...]
+    items: Sequence[ItemFacts]
+
+
+@dataclass(frozen=True, slots=True)
+class KeysAnswer:
+    """Keys and versions of the items of the first `answered` key hashes, ascending. A
+    hash without an item has none at this position any more.
+    """
+
+    answered: int
+    names: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +203,22 @@ class WindowsAnswer:
 
 
 Question: TypeAlias = (
-    RootQuestion | SymbolsQuestion | SplitQuestion | ListQuestion | NamesQuestion | WindowsQuestion
+    RootQuestion
+    | SymbolsQuestion
+    | SplitQuestion
+    | ListQuestion
+    | NamesQuestion
+    | WindowsQuestion
+    | KeysQuestion
 )
 Answer: TypeAlias = (
-    RootAnswer | SymbolsAnswer | UnequalAnswer | BitmapAnswer | NamesAnswer | WindowsAnswer
+    RootAnswer
+    | SymbolsAnswer
+    | UnequalAnswer
+    | BitmapAnswer
+    | NamesAnswer
+    | WindowsAnswer
+    | KeysAnswer
 )
 
 

@@ -15,8 +15,8 @@ import numpy as np
 from proof.cuts import RewoundSnapshot, UndoneChange
 from proof.errors import NotCertifiedError
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
-from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemHasher, ItemId
-from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_to_bytes, key_hashes
+from proof.item import KEY_HASH_BYTES, ItemHasher, ItemId
+from proof.symbols import IdDifference, each_id, ids_from_bytes, key_hashes
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:
@@ -36,9 +36,9 @@ class ItemDifferenceKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ItemDifference:
-    """One item that differs. `ours` is None if extra, `theirs` is known if extra; an
-    item that has changed since the cut may have neither. `theirs_id` is None if
-    missing.
+    """One item that differs. `ours` is None if extra. `theirs` is known if extra,
+    unless only keys were asked for. An item that has changed since the cut may have
+    neither. `theirs_id` is None if missing.
     """
 
     kind: ItemDifferenceKind
@@ -53,7 +53,7 @@ class ItemDifference:
 class NamingResult:
     """See BucketComparison."""
 
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     unknown: tuple[ItemDifference, ...]
 
@@ -83,18 +83,18 @@ class Naming:
         known = key_hashes(ids_from_bytes(b"".join(self._rows)))
         changed = np.intersect1d(_single(ours), _single(theirs))
         changed = np.setdiff1d(changed, np.setdiff1d(known, _single(known)))
-        theirs_changed = _each(found.theirs[np.isin(theirs, changed)])
+        theirs_changed = each_id(found.theirs[np.isin(theirs, changed)])
         self._changed = {item_id[:KEY_HASH_BYTES]: item_id for item_id in theirs_changed}
         is_changed, is_missing = np.isin(ours, changed), ~np.isin(ours, theirs)
         for kind, wanted in (
             (ItemDifferenceKind.CHANGED, is_changed),
             (ItemDifferenceKind.MISSING, is_missing),
         ):
-            for item_id in _each(found.ours[wanted]):
+            for item_id in each_id(found.ours[wanted]):
                 self._add_ours(kind, item_id, self._changed.get(item_id[:KEY_HASH_BYTES]))
-        self._twins = _each(found.ours[~is_changed & ~is_missing])
+        self._twins = each_id(found.ours[~is_changed & ~is_missing])
         unnamed = found.theirs[~np.isin(theirs, changed)]
-        self._unnamed = set(_each(unnamed))
+        self._unnamed = set(each_id(unnamed))
         self._named = dict[tuple[str, str], ItemFacts]()
         self.unnamed_hashes = sorted({item_id[:KEY_HASH_BYTES] for item_id in self._unnamed})
 
@@ -163,11 +163,6 @@ class Naming:
     def _is_unknown(self, undone: UndoneChange) -> bool:
         listed = self._cut.listed_through
         return listed is not None and undone.first <= listed
-
-
-def _each(ids: Ids) -> list[ItemId]:
-    data = ids_to_bytes(ids)
-    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
 
 
 def _single(hashes: "NDArray[np.uint64]") -> "NDArray[np.uint64]":

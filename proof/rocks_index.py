@@ -103,17 +103,29 @@ class _RocksView:
             for found in self._scanner.scan(_row_start(start), last):
                 yield _item_row(*found)
 
-    def by_hash(self, key_hashes: Sequence[bytes]) -> Iterator[ItemRow]:
+    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
         """See TableView.by_hash."""
+        found = list[ItemRow]()
         with _translated(self._path):
-            for key_hash in key_hashes:
-                first = _HASH + key_hash
-                for entry, _ in list(self._scanner.scan(first, first + b"\xff" * 2)):
-                    place = _ROW + entry[len(first) :]
-                    row = self._scanner.get(place)
-                    if row is None:
-                        raise IndexDamagedError("an entry by hash has no row", path=str(self._path))
-                    yield _item_row(place, row)
+            for place in self._places(key_hashes):
+                row = self._scanner.get(place)
+                if row is None:
+                    raise IndexDamagedError("an entry by hash has no row", path=str(self._path))
+                found.append(_item_row(place, row))
+        return found
+
+    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        """See TableView.names_by_hash."""
+        with _translated(self._path):
+            found = [_item_row(place, b"") for place in self._places(key_hashes)]
+        return [one.key for one in found], [one.version for one in found]
+
+    def _places(self, key_hashes: Sequence[int]) -> Iterator[bytes]:
+        """The keys of the rows with these hashes."""
+        for key_hash in key_hashes:
+            first = _HASH + key_hash.to_bytes(KEY_HASH_BYTES, "big")
+            for entry, _ in list(self._scanner.scan(first, first + b"\xff" * 2)):
+                yield _ROW + entry[len(first) :]
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         """See TableView.journal."""

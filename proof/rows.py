@@ -5,11 +5,17 @@ and others not at all, and a flipped bit must not become a word about an object.
 """
 
 import struct
+from collections.abc import Sequence
 from zlib import crc32
 
+import numpy as np
+
+from proof.columns import ByteColumn, gathered
 from proof.errors import IndexDamagedError
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import HASHES_BYTES, PROPERTIES_DIGEST_BYTES, EvidenceLevel, Item
+from proof.item_columns import HAS_CONTENT, WAS_READ, FoundItems, ItemColumns, NameColumns
+from proof.symbols import ids_from_hashes
 
 # Flags of a row: the evidence's level in the lowest two bits, then these.
 _LEVEL_MASK, _DELETE_MARKER, _VERSIONED = 3, 4, 8
@@ -19,6 +25,7 @@ _ETAG_IS_CONTENT, _ETAG_IS_HEX = 16, 32
 # length of the content as a place in this list.
 _SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
 _CONTENT_BYTES = (None, 0, 4, 8, 16, 20, 32, 48, 64)
+_CONTENT_LENGTHS = np.array([length or 0 for length in _CONTENT_BYTES], np.int64)
 _HEAD = struct.Struct("<BBHI")
 _CHECK = struct.Struct("<I")
 _READ_AT = struct.Struct("<q")
@@ -111,6 +118,37 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
         row_evidence(row),
         Stamp(stored_version, etag, modified_high << _LOW_BITS | modified_low),
     )
+
+
+def decode_rows(rows: Sequence[tuple[bytes, bytes, bytes]]) -> FoundItems:
+    """The items in many rows (key, version, row), without their stamps.
+
+    Raises:
+        IndexDamagedError: a row is not the one that was written for its key.
+    """
+    ids = ids_from_hashes(b"".join([checked_hashes(*row) for row in rows]))
+    whole = ByteColumn.of([row for _, _, row in rows])
+    starts = whole.ends - whole.lengths
+    held, shape = whole.data[starts + HASHES_BYTES], whole.data[starts + HASHES_BYTES + 1]
+    at, width = starts + HASHES_BYTES + _HEAD.size, (shape & _SIZE_MASK).astype(np.int64)
+    sizes = np.zeros(len(rows), np.uint64)
+    for place in range(_SIZE_MASK):
+        digits = whole.data[np.minimum(at + place, len(whole.data) - 1)].astype(np.uint64)
+        sizes |= np.where(place < width, digits, np.uint64(0)) << np.uint64(8 * place)
+    at = at + width
+    lengths = _CONTENT_LENGTHS[shape >> _CONTENT_SHIFT]
+    contents, at = gathered(whole.data, at, lengths), at + lengths
+    lengths = np.where(shape & _PROPERTIES, PROPERTIES_DIGEST_BYTES, 0)
+    read = (held & _LEVEL_MASK) == EvidenceLevel.READ
+    times = whole.ends[read] - _CHECK.size - _READ_AT.size
+    read_at = np.zeros(len(rows), np.uint64)
+    read_at[read] = gathered(whole.data, times, np.full(len(times), 8)).data.view("<u8")
+    flags = held & (_LEVEL_MASK | _DELETE_MARKER)
+    flags |= np.where(shape >> _CONTENT_SHIFT, HAS_CONTENT, 0).astype(np.uint8)
+    flags |= np.where(read, WAS_READ, 0).astype(np.uint8)
+    names = NameColumns.of([key for key, _, _ in rows], [version for _, version, _ in rows])
+    properties = gathered(whole.data, at, lengths)
+    return FoundItems(ItemColumns(names, flags, sizes, contents, properties, read_at), ids)
 
 
 def row_evidence(row: bytes) -> ItemEvidence:

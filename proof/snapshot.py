@@ -6,12 +6,12 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
-from proof.index import AppliedPositions, EvidenceCounts, IndexedItem, KeyRange, Position
-from proof.item import KEY_HASH_BYTES, ItemId
+from proof.index import AppliedPositions, EvidenceCounts, KeyRange, Position
+from proof.item_columns import FoundItems
 from proof.root import SetRoot
-from proof.rows import checked_hashes, decode_row
+from proof.rows import checked_hashes, decode_rows
 from proof.spans import SpanSums
-from proof.symbols import CodedSymbols, Ids, ids_from_hashes, ids_to_bytes
+from proof.symbols import CodedSymbols, Ids, ids_from_hashes
 from proof.tables import ItemRow, TableView
 
 
@@ -77,18 +77,13 @@ class StoredSnapshot:
             return _bounds(spans, key_range, parts, sum(items for _, items in spans))
         return split_rows(self._view, key_range, parts, self.roots([key_range])[0].count)
 
-    def find(self, key_hashes: npt.NDArray[np.uint64]) -> list[IndexedItem]:
+    def find(self, key_hashes: npt.NDArray[np.uint64]) -> FoundItems:
         """See ItemSnapshot.find."""
-        wanted = [int(one).to_bytes(KEY_HASH_BYTES, "big") for one in np.unique(key_hashes)]
-        rows = list(self._view.by_hash(wanted))
-        ids = ids_to_bytes(ids_from_hashes(b"".join(checked_hashes(*row) for row in rows)))
-        width = len(ids) // max(len(rows), 1)
-        found = []
-        for number, row in enumerate(rows):
-            stamped = decode_row(*row)
-            item_id = ItemId(ids[number * width : (number + 1) * width])
-            found.append(IndexedItem(stamped.item, item_id, stamped.evidence))
-        return found
+        return decode_rows(self._view.by_hash(_each_once(key_hashes)))
+
+    def names(self, key_hashes: npt.NDArray[np.uint64]) -> tuple[list[bytes], list[bytes]]:
+        """See ItemSnapshot.names."""
+        return self._view.names_by_hash(_each_once(key_hashes))
 
 
 def read_ids(view: TableView, key_range: KeyRange) -> Ids:
@@ -107,6 +102,14 @@ def split_rows(view: TableView, key_range: KeyRange, parts: int, count: int) -> 
     rows = groupby(_range_rows(view, key_range), lambda row: row.key)
     keys = ((key.decode(), len(list(versions))) for key, versions in rows)
     return _bounds(keys, key_range, parts, count)
+
+
+def _each_once(hashes: npt.NDArray[np.uint64]) -> list[int]:
+    """Ascending: neighbours are found in one page."""
+    ascending = np.sort(hashes)
+    is_first = np.ones(len(ascending), np.bool_)
+    is_first[1:] = ascending[1:] != ascending[:-1]
+    return list(ascending[is_first].tolist())
 
 
 def _range_rows(view: TableView, key_range: KeyRange) -> Iterator[ItemRow]:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.item import KEY_HASH_BYTES
@@ -52,6 +53,8 @@ _IDLE_VIEWS_MAX = 4
 _BUSY_TIMEOUT_S = 30.0
 _DAMAGE_CODES = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _PRIMARY_CODE = 0xFF
+# Rows are looked up so many at a time: one by one costs twice as much.
+_LOOKED_UP = 500
 _PUT = """
 INSERT INTO item (key, version, key_hash, row) VALUES (?, ?, ?, ?)
 ON CONFLICT (key, version) DO UPDATE SET row = excluded.row
@@ -114,18 +117,22 @@ class SqliteTables:
 
     def versions(self, keys: Sequence[bytes]) -> list[list[ItemRow]]:
         """See ItemTables.versions."""
-        statement = f"{_SELECT} WHERE key = ? ORDER BY version"
+        found = dict[bytes, list[ItemRow]]((key, []) for key in keys)
+        wanted = sorted(found)
         with _translated(self._path, "read"):
-            return [
-                [_item_row(found) for found in self._writer.execute(statement, (key,))]
-                for key in keys
-            ]
+            for first in range(0, len(wanted), _LOOKED_UP):
+                some = wanted[first : first + _LOOKED_UP]
+                statement = f"{_SELECT} WHERE key IN ({_marks(some)}) ORDER BY key, version"
+                for row in map(_item_row, self._writer.execute(statement, some)):
+                    found[row.key].append(row)
+        return [found[key] for key in keys]
 
     def write(self, batch: TableBatch) -> None:
         """See ItemTables.write."""
+        # In their order a page is found once for all that change in it.
         puts = (
             (key, version, int.from_bytes(row[:KEY_HASH_BYTES], "big"), row[KEY_HASH_BYTES:])
-            for key, version, row in batch.puts
+            for key, version, row in sorted(batch.puts)
         )
         deletes = ((one.key, one.version) for one in batch.deletes)
         values = ((name.encode(), data) for name, data in batch.values.items() if data is not None)
@@ -186,11 +193,25 @@ class _SqliteView:
         statement = f"{_SELECT} WHERE key >= ?{bound} ORDER BY key, version"
         return self._select(statement, arguments)
 
-    def by_hash(self, key_hashes: Sequence[bytes]) -> Iterator[ItemRow]:
+    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
         """See TableView.by_hash."""
-        for key_hash in key_hashes:
-            number = int.from_bytes(key_hash, "big")
-            yield from self._select(f"{_SELECT} WHERE key_hash = ?", [number])
+        return [row for rows in self._by_hash(_SELECT, key_hashes) for row in map(_item_row, rows)]
+
+    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        """See TableView.names_by_hash."""
+        keys, versions = list[bytes](), list[bytes]()
+        for rows in self._by_hash("SELECT key, version FROM item", key_hashes):
+            keys += [key for key, _ in rows]
+            versions += [version for _, version in rows]
+        return keys, versions
+
+    def _by_hash(self, select: str, key_hashes: Sequence[int]) -> Iterator[list[Any]]:
+        """The rows, some at a time: thousands of tuples would call the collector."""
+        with _translated(self._path, "read"):
+            for first in range(0, len(key_hashes), _LOOKED_UP):
+                some = key_hashes[first : first + _LOOKED_UP]
+                statement = f"{select} WHERE key_hash IN ({_marks(some)})"
+                yield self._connection.execute(statement, some).fetchall()
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         """See TableView.journal."""
@@ -222,6 +243,10 @@ class _SqliteView:
         with _translated(self._path, "read"):
             for found in self._connection.execute(statement, arguments):
                 yield _item_row(found)
+
+
+def _marks(values: Sequence[object]) -> str:
+    return ",".join("?" * len(values))
 
 
 def _item_row(found: tuple[bytes, bytes, int, bytes]) -> ItemRow:

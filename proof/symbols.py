@@ -27,6 +27,7 @@ from proof.item import (
     MIX_SECOND,
     MIX_STEP,
     WORD_MASK,
+    ItemId,
     check_bits,
     mix,
 )
@@ -165,6 +166,12 @@ def ids_to_bytes(ids: Ids) -> bytes:
     return ids.astype(">u8").tobytes()
 
 
+def each_id(ids: Ids) -> list[ItemId]:
+    """The IDs of an array, one by one."""
+    data = ids_to_bytes(ids)
+    return [ItemId(data[at : at + ID_BYTES]) for at in range(0, len(data), ID_BYTES)]
+
+
 def ids_from_hashes(hashes: bytes) -> Ids:
     """The IDs of many items from `ItemHasher.hashes` of each, joined."""
     words = np.frombuffer(hashes, ">u4").astype(np.uint64).reshape(-1, HASHES_BYTES // 4)
@@ -178,6 +185,13 @@ def ids_from_hashes(hashes: bytes) -> Ids:
 def key_hashes(ids: Ids) -> "NDArray[np.uint64]":
     """The 48 bits of each ID that depend on key and version only."""
     return ids[:, 0] >> _KEY_SHIFT
+
+
+def key_hashes_from_bytes(data: bytes) -> "NDArray[np.uint64]":
+    """Key hashes of KEY_HASH_BYTES each, big-endian, joined, as an array."""
+    hashes = np.zeros((len(data) // KEY_HASH_BYTES, 8), np.uint8)
+    hashes[:, -KEY_HASH_BYTES:] = np.frombuffer(data, np.uint8).reshape(-1, KEY_HASH_BYTES)
+    return hashes.view(">u8")[:, 0].astype(np.uint64)
 
 
 def short_ids(ids: Ids) -> "NDArray[np.uint64]":

@@ -48,8 +48,13 @@ class TableView(Protocol):
     def rows(self, start: bytes, end: bytes | None) -> Iterator[ItemRow]:
         """The rows from one key on and before another, ascending; None is no end."""
 
-    def by_hash(self, key_hashes: Sequence[bytes]) -> Iterator[ItemRow]:
-        """All rows that begin with one of these (KEY_HASH_BYTES each), in any order."""
+    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
+        """All rows that begin with one of these (48 bits, big-endian), in any order."""
+
+    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        """The keys and the versions of the same rows, for less. They come from the
+        order by hash, which has no checksum: damaged ones may even be of another type.
+        """
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         """The journal after one position and up to another, ascending."""

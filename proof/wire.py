@@ -1,30 +1,17 @@
 """The bytes of a comparison's messages.
 
-Numbers are varints, at their shortest; keys of ranges and names leave out what they
-share with the key before; names are compressed. One message has one encoding, but for
-the compression. Decoding checks every length before it reads, and refuses what is left
-over: a peer can neither crash it nor make it take more memory than a few messages.
+Numbers are varints, at their shortest; keys of ranges leave out what they share with
+the key before; names are columns (`proof.names_wire`), compressed. One message has one
+encoding, but for the compression. Decoding checks every length before it reads, and
+refuses what is left over: a peer can neither crash it nor make it take more memory than
+a few messages.
 """
 
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 
-from proof.index import (
-    AppliedPositions,
-    EvidenceCounts,
-    ItemEvidence,
-    ItemFacts,
-    KeyRange,
-    Position,
-)
-from proof.item import (
-    ID_BYTES,
-    KEY_HASH_BYTES,
-    ROOT_DIGEST_BYTES,
-    WORD_MASK,
-    EvidenceLevel,
-    Item,
-)
+from proof.index import AppliedPositions, EvidenceCounts, KeyRange, Position
+from proof.item import ID_BYTES, KEY_HASH_BYTES, ROOT_DIGEST_BYTES, WORD_MASK
+from proof.item_columns import ItemColumns
 from proof.messages import (
     FIRST_SYMBOLS,
     JOB_BYTES,
@@ -39,6 +26,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -53,6 +42,7 @@ from proof.messages import (
     WindowsAnswer,
     WindowsQuestion,
 )
+from proof.names_wire import decode_items, decode_keys, encode_items, encode_keys
 from proof.root import SetRoot
 from proof.symbols import SYMBOL_BYTES
 from runtime.errors import RemoteProtocolError
@@ -63,10 +53,6 @@ _FORMAT = 1
 _NAMES_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 # Stores take 1,024. A few bytes can stand for a key that shares all of the one before.
 _KEY_BYTES_MAX = 1 << 12
-# Of the lengths and numbers of one item.
-_NUMBERS_BYTES_MAX = 40
-_LEVELS = {int(level): level for level in EvidenceLevel}
-_HASH_BYTES_MAX = 64
 _WORD_BITS = 64
 
 
@@ -256,7 +242,7 @@ def _write_question(writer: _Writer, question: Question) -> None:
             _write_ranges(writer, [key_range])
             writer.number(skip)
             writer.sized(short)
-        case NamesQuestion(at, hashes):
+        case NamesQuestion(at, hashes) | KeysQuestion(at, hashes):
             writer.number(at)
             writer.sized(hashes)
         case WindowsQuestion(key, version, level, index):
@@ -290,7 +276,11 @@ def _write_answer(writer: _Writer, answer: Answer) -> None:
         case NamesAnswer(answered, items):
             writer.number(answered)
             writer.number(len(items))
-            writer.raw(zlib.compress(_encode_items(items), 6))
+            writer.raw(encode_items(ItemColumns.of(items)))
+        case KeysAnswer(answered, names):
+            writer.number(answered)
+            writer.number(len(names))
+            writer.raw(encode_keys(names))
         case WindowsAnswer(checksums):
             writer.numbers(checksums)
 
@@ -326,6 +316,11 @@ def _read_names_question(reader: _Reader) -> NamesQuestion:
     return NamesQuestion(at, _multiple(reader.sized(NAMES_MAX * KEY_HASH_BYTES), KEY_HASH_BYTES))
 
 
+def _read_keys_question(reader: _Reader) -> KeysQuestion:
+    asked = _read_names_question(reader)
+    return KeysQuestion(asked.at, asked.key_hashes)
+
+
 def _read_windows_question(reader: _Reader) -> WindowsQuestion:
     return WindowsQuestion(reader.text(), reader.text(), reader.number(), reader.number())
 
@@ -355,14 +350,13 @@ def _read_bitmap_answer(reader: _Reader) -> BitmapAnswer:
 
 def _read_names_answer(reader: _Reader) -> NamesAnswer:
     answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
-    unfolding = zlib.decompressobj()
-    try:
-        data = unfolding.decompress(reader.rest(), _NAMES_BYTES_MAX)
-    except zlib.error as error:
-        raise RemoteProtocolError("invalid message of a comparison: no compressed names") from error
-    whole = unfolding.eof and not unfolding.unused_data and not unfolding.unconsumed_tail
-    _expect(whole, "its names are cut short or too many")
-    return NamesAnswer(answered, _read_items(_Reader(data), count))
+    items = decode_items(reader.rest(), count, unfolded_max=_NAMES_BYTES_MAX)
+    return NamesAnswer(answered, items)
+
+
+def _read_keys_answer(reader: _Reader) -> KeysAnswer:
+    answered, count = reader.number(NAMES_MAX), reader.number(2 * NAMES_MAX)
+    return KeysAnswer(answered, decode_keys(reader.rest(), count, unfolded_max=_NAMES_BYTES_MAX))
 
 
 def _read_windows_answer(reader: _Reader) -> WindowsAnswer:
@@ -453,46 +447,6 @@ def _read_bits(reader: _Reader, count: int) -> list[bool]:
     return [bit == "1" for bit in text[:count]]
 
 
-def item_bytes_max(facts: ItemFacts) -> int:
-    """At most so many bytes of a message are of this item, without compression."""
-    item = facts.item
-    texts = len(item.key.encode()) + len(item.version.encode())
-    return texts + len(item.content or b"") + len(item.properties) + _NUMBERS_BYTES_MAX
-
-
-def _encode_items(items: Iterable[ItemFacts]) -> bytes:
-    writer, before = _Writer(), b""
-    for row in items:
-        item, key = row.item, row.item.key.encode()
-        writer.key(before, key)
-        before = key
-        writer.sized(item.version.encode())
-        has_content = item.content is not None
-        writer.number(row.evidence.level << 2 | item.is_delete_marker << 1 | has_content)
-        writer.number(item.size_bytes)
-        if item.content is not None:
-            writer.sized(item.content)
-        writer.sized(item.properties)
-        writer.optional(row.evidence.read_at_s)
-    return bytes(writer.out)
-
-
-def _read_items(reader: _Reader, count: int) -> tuple[ItemFacts, ...]:
-    found, before = list[ItemFacts](), b""
-    for _ in range(count):
-        before = reader.key(before)
-        version, flags = reader.text(), reader.number()
-        _expect(flags >> 2 in _LEVELS, "a level is unknown")
-        size_bytes = reader.number()
-        content = reader.sized(_HASH_BYTES_MAX) if flags & 1 else None
-        properties, read_at_s = reader.sized(_HASH_BYTES_MAX), reader.optional()
-        item = Item(_text(before), size_bytes, content, properties, version, bool(flags & 2))
-        evidence = ItemEvidence(_LEVELS[flags >> 2], read_at_s)
-        found.append(ItemFacts(item, evidence))
-    reader.end()
-    return tuple(found)
-
-
 _QUESTIONS = (
     RootQuestion,
     SymbolsQuestion,
@@ -500,6 +454,7 @@ _QUESTIONS = (
     ListQuestion,
     NamesQuestion,
     WindowsQuestion,
+    KeysQuestion,
 )
 _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_root_question,
@@ -508,6 +463,7 @@ _QUESTION_READERS: tuple[Callable[[_Reader], Question], ...] = (
     _read_list_question,
     _read_names_question,
     _read_windows_question,
+    _read_keys_question,
 )
 _ANSWERS = (
     RootAnswer,
@@ -516,6 +472,7 @@ _ANSWERS = (
     BitmapAnswer,
     NamesAnswer,
     WindowsAnswer,
+    KeysAnswer,
 )
 _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_root_answer,
@@ -524,4 +481,5 @@ _ANSWER_READERS: tuple[Callable[[_Reader], Answer], ...] = (
     _read_bitmap_answer,
     _read_names_answer,
     _read_windows_answer,
+    _read_keys_answer,
 )

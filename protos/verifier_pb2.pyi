@@ -34,20 +34,24 @@ class Profile(_message.Message):
     def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms")
+    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
     READ_FIELD_NUMBER: _ClassVar[int]
     LISTED_AT_MS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_READ_MS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     position: int
     listed: int
     recorded: int
     read: int
     listed_at_ms: int
     oldest_read_ms: int
-    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ...) -> None: ...
+    settled_items: int
+    settled_total: bytes
+    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("question",)
@@ -142,22 +146,20 @@ class GetFactsResponse(_message.Message):
     def __init__(self, facts: _Optional[_Iterable[_Union[Facts, _Mapping]]] = ...) -> None: ...
 
 class Write(_message.Message):
-    __slots__ = ("key", "body", "delete", "properties_only", "properties", "blake3", "replaced_id")
+    __slots__ = ("key", "body", "properties_only", "properties", "blake3", "replaced_id")
     KEY_FIELD_NUMBER: _ClassVar[int]
     BODY_FIELD_NUMBER: _ClassVar[int]
-    DELETE_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_ONLY_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     BLAKE3_FIELD_NUMBER: _ClassVar[int]
     REPLACED_ID_FIELD_NUMBER: _ClassVar[int]
     key: str
     body: bytes
-    delete: bool
     properties_only: bool
     properties: Properties
     blake3: bytes
     replaced_id: bytes
-    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., delete: bool = ..., properties_only: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., replaced_id: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., properties_only: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., replaced_id: _Optional[bytes] = ...) -> None: ...
 
 class WriteBatch(_message.Message):
     __slots__ = ("profile_digest", "batch", "writes")
@@ -194,6 +196,32 @@ class BatchResult(_message.Message):
     items: int
     total: bytes
     def __init__(self, batch: _Optional[int] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ..., items: _Optional[int] = ..., total: _Optional[bytes] = ...) -> None: ...
+
+class DeleteRequest(_message.Message):
+    __slots__ = ("profile_digest", "items")
+    PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    profile_digest: bytes
+    items: bytes
+    def __init__(self, profile_digest: _Optional[bytes] = ..., items: _Optional[bytes] = ...) -> None: ...
+
+class DeleteRefusal(_message.Message):
+    __slots__ = ("item", "error", "reason")
+    ITEM_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    item: int
+    error: str
+    reason: str
+    def __init__(self, item: _Optional[int] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class DeleteResponse(_message.Message):
+    __slots__ = ("deleted", "refused")
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    deleted: int
+    refused: _containers.RepeatedCompositeFieldContainer[DeleteRefusal]
+    def __init__(self, deleted: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeleteRefusal, _Mapping]]] = ...) -> None: ...
 
 class PatchHeader(_message.Message):
     __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties")

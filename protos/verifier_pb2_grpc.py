@@ -39,6 +39,11 @@ class VerifierStub(object):
                 request_serializer=protos_dot_verifier__pb2.WriteBatch.SerializeToString,
                 response_deserializer=protos_dot_verifier__pb2.BatchResult.FromString,
                 )
+        self.DeleteItems = channel.unary_unary(
+                '/treefold.verifier.v1.Verifier/DeleteItems',
+                request_serializer=protos_dot_verifier__pb2.DeleteRequest.SerializeToString,
+                response_deserializer=protos_dot_verifier__pb2.DeleteResponse.FromString,
+                )
         self.PatchObject = channel.stream_stream(
                 '/treefold.verifier.v1.Verifier/PatchObject',
                 request_serializer=protos_dot_verifier__pb2.PatchPiece.SerializeToString,
@@ -64,8 +69,9 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Refresh(self, request, context):
-        """Bring the index up to date with the store; the last answer has the result. While
-        nothing is new, an answer comes all the same, so that neither side waits in silence.
+        """Bring the index up to date with the store; the last answer has the result. The first
+        one says that it begins. While nothing is new, an answer comes all the same, so that
+        neither side waits in silence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -79,7 +85,14 @@ class VerifierServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WriteBatches(self, request_iterator, context):
-        """Write or delete small objects, one answer a batch, in order.
+        """Write small objects, or new properties, one answer a batch, in order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DeleteItems(self, request, context):
+        """Delete objects that are still the items which two comparisons have shown.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,6 +133,11 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.WriteBatches,
                     request_deserializer=protos_dot_verifier__pb2.WriteBatch.FromString,
                     response_serializer=protos_dot_verifier__pb2.BatchResult.SerializeToString,
+            ),
+            'DeleteItems': grpc.unary_unary_rpc_method_handler(
+                    servicer.DeleteItems,
+                    request_deserializer=protos_dot_verifier__pb2.DeleteRequest.FromString,
+                    response_serializer=protos_dot_verifier__pb2.DeleteResponse.SerializeToString,
             ),
             'PatchObject': grpc.stream_stream_rpc_method_handler(
                     servicer.PatchObject,
@@ -218,6 +236,23 @@ class Verifier(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/treefold.verifier.v1.Verifier/WriteBatches',
             protos_dot_verifier__pb2.WriteBatch.SerializeToString,
             protos_dot_verifier__pb2.BatchResult.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def DeleteItems(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.verifier.v1.Verifier/DeleteItems',
+            protos_dot_verifier__pb2.DeleteRequest.SerializeToString,
+            protos_dot_verifier__pb2.DeleteResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 

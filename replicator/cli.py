@@ -1,5 +1,6 @@
 """The command `treefold verifier run`: the process beside a bucket."""
 
+import os
 from pathlib import Path
 
 import click
@@ -13,8 +14,10 @@ from runtime.process import (
     config_option,
     print_settings,
     process_options,
+    run_until_stopped,
     stop_on_signals,
 )
+from runtime.service_manager import ServiceManager
 
 
 @click.group()
@@ -84,8 +87,10 @@ def run(
     try:
         if port_file:
             announce(port_file, process.address)
-        click.echo(f"verifier of {config.bucket} is ready on {process.address}", err=True)
-        stop.wait()
+        status = f"verifier of {config.bucket} is ready on {process.address}"
+        click.echo(status, err=True)
+        manager = ServiceManager(os.environ, os.getpid())
+        run_until_stopped(stop, manager, process.liveness, status=status)
         get_logger("verifier").info("process_stopping")
     finally:
         process.stop()

@@ -40,6 +40,11 @@ class _ItemSum:
         if len(self._waiting) >= _BATCH_ITEMS:
             self._settle()
 
+    def remove(self, item: Item) -> None:
+        self.root -= SetRoot.of_item(self.hasher.id(item))
+        self._settle()
+        self._hash.remove([item])
+
     def plus(self, other: "_ItemSum") -> tuple[SetRoot, LtHash]:
         """The root and the hash of both."""
         self._settle()
@@ -100,6 +105,10 @@ class ComparedSets:
         # A key that is gone from both by now is in neither set.
         if facts is not None:
             side.add(Item(facts.key, facts.size_bytes))
+
+    def remove_extra(self, key: str, size_bytes: int) -> None:
+        """Take out a key that only the target had, and that was deleted there."""
+        self._theirs.remove(Item(key, size_bytes))
 
     @property
     def algorithm(self) -> HashAlgorithm | None:

@@ -262,6 +262,13 @@ class EqualityTally:
         elif state.source is not None:
             self.sets.add_equal(state.source, decision.hashes, decision.properties, decision.level)
 
+    def remove_extra(self, key: str, size_bytes: int) -> None:
+        """Take out a difference that ended: only the target had this key, and the store
+        says that it is deleted.
+        """
+        self.differences -= 1
+        self.sets.remove_extra(key, size_bytes)
+
     @property
     def level_text(self) -> str:
         """The level at which all counted objects are equal, as reports write it."""

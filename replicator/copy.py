@@ -13,7 +13,6 @@ from replicator.copy_requests import (
     CopyResult,
     FailureReason,
     PutObject,
-    SentPart,
     Steps,
 )
 from replicator.copy_task import (
@@ -24,27 +23,27 @@ from replicator.copy_task import (
     is_same_object,
     read_properties,
     read_range,
+    read_whole,
     source_facts,
     target_changed,
     target_facts,
     target_properties,
 )
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, WholeCrc, with_whole
 from replicator.stores.port import (
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
-    UploadedPart,
+    WholeObject,
 )
 from replicator.uploads import (
     PartTransfer,
     adopt_finished,
-    begin_upload,
     complete_upload,
     drop_upload,
-    is_held,
-    resume_upload,
+    open_upload,
 )
 from replicator.windows import WindowHasher
 
@@ -93,14 +92,17 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
     Raises:
         SourceChangedError: the source has another version by now.
     """
+    is_small = task.source.size_bytes <= task.limits.part_bytes
+    if is_small and task.upload is None:
+        return (yield from _copy_small(task, (yield from read_whole(task))))
     properties = yield from read_properties(task)
     adopted = yield from adopt_finished(task, properties)
     if adopted is not None:
         return adopted
-    if task.source.size_bytes <= task.limits.part_bytes:
-        if task.upload is not None:
-            yield from drop_upload(task.key, task.upload)
-        return (yield from _copy_small(task, properties))
+    if is_small and task.upload is not None:
+        yield from drop_upload(task.key, task.upload)
+        body = yield from read_range(task, 0, task.source.size_bytes)
+        return (yield from _copy_small(task, WholeObject(properties, body)))
     try:
         return (yield from copy_large(task, properties))
     except ObjectMissingError:
@@ -108,8 +110,8 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
         return (yield from copy_large(replace(task, upload=None), properties))
 
 
-def _copy_small(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
-    body = yield from read_range(task, 0, task.source.size_bytes)
+def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
+    properties, body = whole.properties, whole.body
     hasher = ContentHasher()
     hasher.update(body)
     hashes = hasher.hashes()
@@ -150,43 +152,42 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         SourceChangedError: the source has another version by now.
         ObjectMissingError: the upload is gone.
     """
-    digest = task.crossing.digest(properties)
     part_bytes = part_bytes_of(task.source, task.limits.part_bytes)
-    resumed = yield from resume_upload(task, digest, part_bytes)
-    if resumed is None:
-        upload = yield from begin_upload(task, properties, part_bytes)
-        held = dict[int, UploadedPart]()
-        sent = dict[int, SentPart]()
-    else:
-        upload, held, sent = resumed
-    hasher = ContentHasher()
+    opened = yield from open_upload(task, properties, part_bytes)
+    # An object in parts has no MD5 of the whole that ours could be compared with.
+    hasher = ContentHasher(with_md5=not _part_count(task.source))
     windows = WindowHasher(task.window_key, task.source.size_bytes)
-    transfer = PartTransfer(task, upload)
+    whole = WholeCrc(task.capabilities.upload_crc)
+    transfer = PartTransfer(task, opened.upload)
     try:
         for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
             body = yield from read_range(task, first, end)
             hasher.update(body)
             windows.update(body)
-            part = held.get(number)
-            if part is not None and is_held(task.capabilities, part, sent.get(number), body):
+            whole.update(body)
+            part = yield from opened.take_over(task, number, body)
+            if part is not None:
                 transfer.parts[number] = part
             else:
                 yield from transfer.send(number, body)
-        yield from transfer.join_all()
-        facts = yield from complete_upload(task, upload, transfer, properties)
+        yield from transfer.join()
+        facts = yield from complete_upload(task, transfer, properties, whole.hash())
     except SourceChangedError:
         yield from transfer.abandon()
         raise
+    except DigestMismatchError as error:
+        raise CopyFailedError(FailureReason.TARGET_DISAGREES, error.message) from error
     except CopyFailedError as error:
         if error.reason is FailureReason.TARGET_CHANGED:
             yield from transfer.abandon()
         raise
-    check_answer(task, facts, hasher.hashes())
+    hashes = with_whole(hasher.hashes(), whole.hash())
+    check_answer(task, facts, hashes)
     return CopyResult(
         source=task.source,
         target=facts,
-        hashes=hasher.hashes(),
-        properties=digest,
+        hashes=hashes,
+        properties=task.crossing.digest(properties),
         sent_bytes=transfer.sent_bytes,
         windows=windows.table(),
     )
@@ -197,12 +198,17 @@ def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
     allows to guess it, so that both ETags agree; else as small as PARTS_MAX allows.
     """
     least = -(-source.size_bytes // PARTS_MAX)
-    _, dash, count = source.etag.strip('"').rpartition("-")
-    if dash and count.isdigit():
+    if count := _part_count(source):
         for size in _USUAL_PART_BYTES:
-            if size >= part_bytes_min and -(-source.size_bytes // size) == int(count):
+            if size >= part_bytes_min and -(-source.size_bytes // size) == count:
                 return size
     return part_bytes_min if least <= part_bytes_min else -(-least // _MIB) * _MIB
+
+
+def _part_count(source: ObjectFacts) -> int:
+    """Of how many parts an object was made, by its ETag; 0 where it does not say."""
+    _, dash, count = source.etag.strip('"').rpartition("-")
+    return int(count) if dash and count.isascii() and count.isdigit() else 0
 
 
 def _is_what_was_sent(

@@ -20,6 +20,7 @@ from replicator.stores.port import (
     StoreError,
     UploadedPart,
     UploadId,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -78,6 +79,8 @@ class FailureReason(Enum):
     UNAVAILABLE = "unavailable"
     """A store did not answer after several attempts."""
     DELETE_REFUSED = "delete_refused"
+    IN_FLIGHT = "in_flight"
+    """It changed between the looks that a delete needs, and was not deleted."""
 
 
 class CopyFailedError(StoreError):
@@ -105,8 +108,10 @@ class UploadRecord:
     """An upload of ours at the target. `upload` is None from just before it is begun
     until its ID is known: a run that is killed between leaves an upload without parts,
     which nobody can tell from those of others. `source` is what is being copied,
-    `target` the object that it will replace. `part_bytes` is 0 for a patch, which is
-    not resumed.
+    `target` the object that it will replace. `properties` is a digest of what it was
+    begun with. `part_bytes` is the size of all parts but the last, negative for a
+    patch, of whose parts it is a fingerprint, and 0 for what is stitched, which no run
+    resumes.
     """
 
     upload: UploadId | None
@@ -155,6 +160,15 @@ class ReadTargetFacts:
 @dataclass(frozen=True, slots=True)
 class ReadSourceProperties:
     """Answered by ObjectProperties."""
+
+    facts: ObjectFacts
+
+
+@dataclass(frozen=True, slots=True)
+class ReadWhole:
+    """All bytes and the properties of just this version of the source; answered by
+    WholeObject.
+    """
 
     facts: ObjectFacts
 
@@ -270,6 +284,7 @@ class StitchObject:
     base: ObjectFacts
     plan: StitchPlan
     properties: ObjectProperties
+    whole: ContentHash | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +296,14 @@ class CompleteUpload:
     parts: tuple[UploadedPart, ...]
     properties: ObjectProperties
     condition: WriteCondition
+    whole: ContentHash | None
 
 
 Request: TypeAlias = (
     ReadSourceFacts
     | ReadTargetFacts
     | ReadSourceProperties
+    | ReadWhole
     | ReadTargetProperties
     | ReadRange
     | PutObject
@@ -303,6 +320,13 @@ Request: TypeAlias = (
     | CompleteUpload
 )
 Answer: TypeAlias = (
-    ObjectFacts | ObjectProperties | bytes | str | UploadedPart | tuple[UploadedPart, ...] | None
+    ObjectFacts
+    | ObjectProperties
+    | WholeObject
+    | bytes
+    | str
+    | UploadedPart
+    | tuple[UploadedPart, ...]
+    | None
 )
 Steps: TypeAlias = Generator[Request, Answer, T]

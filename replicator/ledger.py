@@ -144,6 +144,11 @@ class PairLedger:
         """Whether a folder has a ledger."""
         return os.path.lexists(folder / _FILE)
 
+    @property
+    def folder(self) -> Path:
+        """Where the ledger lies."""
+        return self._path.parent
+
     def close(self) -> None:
         """Close the file and release the folder; idempotent."""
         connection, self._connection = self._connection, None

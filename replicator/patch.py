@@ -6,6 +6,7 @@ copied inside the target, and the changed bytes. Where the target wants parts of
 least size, a range is widened to it, or stitched (see the adapter of S3).
 """
 
+import zlib
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -33,7 +34,7 @@ from replicator.copy_task import (
     target_facts,
 )
 from replicator.crossing import differ_in_tags_only
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, WholeCrc, with_whole
 from replicator.stitching import BytePatch, StitchRefusal, plan_stitch
 from replicator.stores.port import (
     CopySource,
@@ -48,9 +49,9 @@ from replicator.stores.port import (
 from replicator.uploads import (
     PartTransfer,
     adopt_finished,
-    begin_upload,
     complete_upload,
     drop_upload,
+    open_upload,
     record_upload,
 )
 from replicator.windows import ChangedRange, WindowHasher, WindowTable, changed_ranges
@@ -138,38 +139,41 @@ def _patch_once(task: CopyTask) -> Steps[CopyResult]:
     adopted = yield from adopt_finished(task, properties)
     if adopted is not None:
         return adopted
-    if task.upload is not None:
-        if task.source.size_bytes > task.limits.part_bytes and task.upload.is_whole:
-            # An earlier run was sending the whole object, and has sent a part of it.
-            return (yield from copy_once(task))
-        yield from drop_upload(task.key, task.upload)
-        task = replace(task, upload=None)
     if task.source.size_bytes <= task.limits.part_bytes:
         return (yield from copy_once(task))
-    hasher, windows = yield from _read_whole(task)
-    changes = changed_ranges(base_windows, windows)
-    if changes == () and set(hasher.hashes()) & set(task.content):
-        return (yield from _same_bytes(task, _Whole(properties, hasher.hashes(), windows)))
-    whole = _Whole(properties, hasher.hashes(), windows)
+    if task.upload is not None and task.upload.is_whole:
+        # An earlier run was sending the whole object, and has sent a part of it.
+        return (yield from copy_once(task))
+    whole = yield from _read_whole(task, properties)
+    changes = changed_ranges(base_windows, whole.windows)
     parts = _plan(task, changes) if changes else ()
+    is_stitched = bool(changes) and _is_stitched(task, changes or (), parts)
     try:
-        if changes and _is_stitched(task, changes, parts):
-            return (yield from _stitch(task, changes, whole))
-        if parts:
+        if parts and not is_stitched:
             return (yield from _send_patch(task, parts, whole))
+        if task.upload is not None:
+            yield from drop_upload(task.key, task.upload)
+            task = replace(task, upload=None)
+        if changes == () and set(whole.hashes) & set(task.content):
+            return (yield from _same_bytes(task, whole))
+        if is_stitched:
+            return (yield from _stitch(task, changes or (), whole))
     except _PatchRefusedError:
         # It can be sent whole all the same.
-        pass
+        task = replace(task, upload=None)
     return (yield from copy_large(task, properties))
 
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """What is known of the whole source after it was read."""
+    """What is known of the whole source after it was read; `crc` is by the algorithm
+    that the target declares for uploads.
+    """
 
     properties: ObjectProperties
     hashes: tuple[ContentHash, ...]
     windows: WindowTable
+    crc: ContentHash | None
 
 
 class _PatchRefusedError(StoreError):
@@ -192,15 +196,17 @@ def _plan(task: CopyTask, changes: tuple[ChangedRange, ...]) -> tuple[PatchPart,
     return parts
 
 
-def _read_whole(task: CopyTask) -> Steps[tuple[ContentHasher, WindowTable]]:
-    hasher = ContentHasher()
+def _read_whole(task: CopyTask, properties: ObjectProperties) -> Steps[_Whole]:
+    hasher, crc = ContentHasher(), WholeCrc(task.capabilities.upload_crc)
     windows = WindowHasher(task.window_key, task.source.size_bytes)
     step = task.limits.part_bytes
     for first in range(0, task.source.size_bytes, step):
         body = yield from read_range(task, first, min(first + step, task.source.size_bytes))
         hasher.update(body)
         windows.update(body)
-    return hasher, windows.table()
+        crc.update(body)
+    hashes = with_whole(hasher.hashes(), crc.hash())
+    return _Whole(properties, hashes, windows.table(), crc.hash())
 
 
 def _same_bytes(task: CopyTask, whole: _Whole) -> Steps[CopyResult]:
@@ -247,27 +253,39 @@ def _replace_properties(task: CopyTask, properties: ObjectProperties) -> Steps[O
 def _send_patch(task: CopyTask, parts: tuple[PatchPart, ...], whole: _Whole) -> Steps[CopyResult]:
     base = task.target
     assert base is not None
-    upload = yield from begin_upload(task, whole.properties, 0)
-    transfer = PartTransfer(task, upload)
+    opened = yield from open_upload(task, whole.properties, _fingerprint(parts))
+    transfer = PartTransfer(task, opened.upload)
     try:
         for number, part in enumerate(parts, 1):
             if part.is_kept:
                 source = CopySource(base.key, base.version, base.etag, part.first, part.end)
-                answer = yield CopyPart(task.key, upload, number, source)
+                # Once more in a run that resumes: hardly a byte of it crosses.
+                answer = yield CopyPart(task.key, opened.upload, number, source)
                 assert isinstance(answer, UploadedPart)
                 transfer.parts[number] = answer
                 yield SavePart(task.key, SentPart(answer, b""))
             else:
                 body = yield from read_range(task, part.first, part.end)
-                yield from transfer.send(number, body)
-        yield from transfer.join_all()
+                held = yield from opened.take_over(task, number, body)
+                if held is not None:
+                    transfer.parts[number] = held
+                else:
+                    yield from transfer.send(number, body)
+        yield from transfer.join()
         yield from _check_base(task)
-        facts = yield from complete_upload(task, upload, transfer, whole.properties)
+        facts = yield from complete_upload(task, transfer, whole.properties, whole.crc)
         check_answer(task, facts, whole.hashes)
     except StoreError as error:
-        yield from transfer.abandon()
+        if not error.retryable:
+            yield from transfer.abandon()
         raise _named(task, error) from error
     return _result(task, facts, whole, transfer.sent_bytes)
+
+
+def _fingerprint(parts: tuple[PatchPart, ...]) -> int:
+    """A number that stands for these parts in the record of their upload, below 0."""
+    cuts = ",".join(f"{part.end}{'=' * part.is_kept}" for part in parts)
+    return ~zlib.crc32(cuts.encode())
 
 
 def _is_stitched(
@@ -299,7 +317,7 @@ def _stitch(task: CopyTask, changes: tuple[ChangedRange, ...], whole: _Whole) ->
         raise SourceChangedError(f"{task.key} changed before its copy was complete")
     yield from record_upload(task, whole.properties, 0)
     try:
-        answer = yield StitchObject(base, plan, whole.properties)
+        answer = yield StitchObject(base, plan, whole.properties, whole.crc)
     except StoreError as error:
         raise _named(task, error) from error
     assert isinstance(answer, ObjectFacts)

@@ -5,11 +5,24 @@ from dataclasses import dataclass
 
 from proof.item import Item
 from proof.naming import ItemDifference, ItemDifferenceKind
+from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.difference import Action
+from replicator.stores.port import (
+    DigestMismatchError,
+    PreconditionFailedError,
+    StoreUnavailableError,
+    UnsupportedObjectError,
+)
 from replicator.verifier.values import BODY_BYTES_MAX, WRITES_MAX, Write
 
 # A batch is sent once its bodies have as much.
 _BATCH_BYTES = 1 << 20
+_REFUSALS = {
+    PreconditionFailedError.code: FailureReason.TARGET_CHANGED,
+    DigestMismatchError.code: FailureReason.TARGET_DISAGREES,
+    UnsupportedObjectError.code: FailureReason.UNSUPPORTED,
+    StoreUnavailableError.code: FailureReason.UNAVAILABLE,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +51,7 @@ class ProvenStep:
     @property
     def is_small(self) -> bool:
         """Whether it goes into a batch."""
-        return self.action in (Action.DELETE, Action.PROPERTIES) or (
+        return self.action is Action.PROPERTIES or (
             self.action is Action.COPY and self.length_bytes <= BODY_BYTES_MAX
         )
 
@@ -61,6 +74,11 @@ def decide_step(difference: ItemDifference, theirs: Item | None, *, may_delete: 
             if ours.size_bytes > BODY_BYTES_MAX and theirs.size_bytes and theirs.content:
                 return ProvenStep(difference, Action.PATCH, "another content", theirs)
             return ProvenStep(difference, Action.COPY, "another content", theirs)
+
+
+def refusal_error(code: str, reason: str) -> CopyFailedError:
+    """Why the verifier refused a write or a delete, of the code of its error."""
+    return CopyFailedError(_REFUSALS.get(code, FailureReason.TARGET_REFUSED), reason)
 
 
 def batched_writes(

@@ -8,8 +8,8 @@ from proof.item import EvidenceLevel
 from proof.lthash import LtHash
 from proof.receipts import Receipt, SideStatement
 from proof.stored_index import StoredIndex
-from replicator.proving import PairProof, prefix_range
-from replicator.refresh import IndexedBucket
+from replicator.proving import PairProof
+from replicator.refresh import IndexedBucket, prefix_range
 
 # Rows of the index that are read at a time.
 _PAGE = 1_000
@@ -26,7 +26,7 @@ def proven_receipt(
         DatabaseError, IndexDamagedError: the index cannot be read.
     """
     found = proof.comparison
-    if not found.is_equal and not proof.differences:
+    if proof.is_moving or proof.tally.explained != found.ours - found.theirs:
         return None
     with bucket.index.snapshot() as snapshot:
         if snapshot.roots([prefix_range(prefix)])[0] != found.ours:
@@ -34,10 +34,7 @@ def proven_receipt(
     ours = LtHash()
     ours.add(row.item for row in _rows(bucket.index, prefix))
     theirs = LtHash(ours.state)
-    theirs.remove(one.ours.item for one in proof.differences if one.ours is not None)
-    # Of a changed item only its difference is known: it counts as not held.
-    extra = (one.theirs.item for one in proof.differences if one.theirs is not None)
-    theirs.add(item for item in extra)
+    theirs.add_hash(proof.tally.surplus)
     part = f"#prefix={quote(prefix)}" if prefix else ""
     sides = [
         _statement(address + part, evidence, root.count, root.total, digest, whole=not prefix)

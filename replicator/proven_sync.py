@@ -1,20 +1,23 @@
 """Copy a bucket once to a target with a verifier beside it: prove, write, and prove.
 
 The plan is what a comparison found, so that nothing crosses for what is equal. Small
-objects, deletes and new properties go to the verifier in batches, and of large objects
-the windows that changed. Whole large objects go to the target's store directly. Each
-write names the item that it replaces, and the source is read when it is sent, so that
-no second comparison is needed before it. Nothing is remembered of what was sent: after
-a killed run the next comparison finds what is missing.
+objects and new properties go to the verifier in batches, and of large objects the
+windows that changed. Whole large objects go to the target's store directly. Each write
+names the item that it replaces, and the source is read when it is sent, so that no
+second comparison is needed before it. Deletes are sent after the second comparison,
+which has to show them too (replicator.proven_deletes). Nothing is remembered of what
+was sent: after a killed run the next comparison finds what is missing.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
+from itertools import chain, islice
 from typing import TypeVar
 
+from proof.comparison import BucketComparison
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, ItemId
 from proof.messages import (
     NAMES_MAX,
@@ -22,23 +25,25 @@ from proof.messages import (
     NamesQuestion,
     QuestionMessage,
 )
-from proof.naming import ItemDifferenceKind
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.receipts import Receipt
 from replicator.copier import Copier, NewExecutor
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyFailedError, CopyResult, FailureReason
 from replicator.copy_task import CopyTask
 from replicator.crossing import Crossing, lacking
+from replicator.deletes import MOVED, SecondCut, in_flight
 from replicator.difference import Action
 from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.pair import check_pair
-from replicator.proven_plan import ProvenStep, batched_writes, decide_step
+from replicator.plan_spool import PlanSpool
+from replicator.proven_deletes import ProvenDeleter, shows_same_item
+from replicator.proven_plan import ProvenStep, batched_writes, decide_step, refusal_error
 from replicator.proven_receipt import proven_receipt
-from replicator.proving import PairProof, PairProver, level_text
+from replicator.proving import COMPARISONS_MAX, PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
 from replicator.stores.port import (
-    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -50,6 +55,7 @@ from replicator.sync import CopyTally, SyncOptions, SyncPlan, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (
     BODY_BYTES_MAX,
+    DELETES_MAX,
     Write,
     WriteOutcome,
     WritesRefusedError,
@@ -66,12 +72,10 @@ T = TypeVar("T")
 _NO_ID = ItemId(b"")
 # Small objects that are read ahead of the batch that they will be in.
 _READ_AHEAD = 64
-_BATCH_REASONS = {
-    PreconditionFailedError.code: FailureReason.TARGET_CHANGED,
-    DigestMismatchError.code: FailureReason.TARGET_DISAGREES,
-    "object_unsupported": FailureReason.UNSUPPORTED,
-    "store_unavailable": FailureReason.UNAVAILABLE,
-}
+
+
+def _keep_nothing(_part: BucketComparison) -> None:
+    """The differences are counted, and that is all."""
 
 
 class ProvenSync(AbstractContextManager["ProvenSync"]):
@@ -129,19 +133,28 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             new_executor=new_executor,
         )
         self._patcher = WindowPatcher(
-            self._source, client, source.profile, take_bytes=self._rate.take
+            self._source,
+            client,
+            source.profile,
+            take_bytes=self._rate.take,
+            new_executor=source.new_executor,
         )
-        self._steps = list[ProvenStep]()
+        self._deleter = ProvenDeleter(
+            self._source, client, source.profile, readers=self._workers, retried=self._of_source
+        )
+        self._steps = PlanSpool(ledger.folder)
         self._proof: PairProof | None = None
         self._counts_bytes = True
         # Objects that were small when they were listed, and are large now.
-        self._grown = list[ProvenStep]()
+        self._grown = PlanSpool(ledger.folder)
 
     def __exit__(self, *_error: object) -> None:
         """Stop what still runs, and wait for requests that are on their way."""
         self._stop.set()
         self._workers.shutdown(cancel_futures=True)
         self._copier.close()
+        self._steps.close()
+        self._grown.close()
 
     @property
     def limitations(self) -> tuple[str, ...]:
@@ -160,7 +173,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """What the last comparison proved, to be signed; None where it is not known
         which set a side holds.
         """
-        if self._proof is None or not self._lists_all:
+        if self._proof is None or self._proof.is_moving or not self._lists_all:
             return None
         return proven_receipt(
             self._bucket,
@@ -185,25 +198,31 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                 "this verifier takes no writes",
                 hint="Set writes = true in its configuration, or sync without --verifier.",
             )
-        proof = self._proof = self._prove()
-        named = self._named(proof)
+        self._steps.clear()
+        counts, extras, length_bytes = dict.fromkeys(Action, 0), 0, 0
         may_delete = self._options.delete and self._lists_all
-        self._steps = [
-            decide_step(
-                one, named.get(one.theirs_id) if one.theirs_id else None, may_delete=may_delete
-            )
-            for one in proof.differences
-        ]
-        actions = [step.action for step in self._steps]
-        extras = sum(one.kind is ItemDifferenceKind.EXTRA for one in proof.differences)
+
+        def take(part: BucketComparison) -> None:
+            nonlocal extras, length_bytes
+            named = self._named(part)
+            for one in part.differences:
+                theirs = named.get(one.theirs_id) if one.theirs_id else None
+                step = decide_step(one, theirs, may_delete=may_delete)
+                self._steps.add(step)
+                counts[step.action] += 1
+                extras += one.kind is ItemDifferenceKind.EXTRA
+                length_bytes += step.length_bytes
+
+        # What is to be deleted needs no facts but its key.
+        proof = self._proof = self._prove(take, only_keys=may_delete)
         return SyncPlan(
-            copies=actions.count(Action.COPY),
-            patches=actions.count(Action.PATCH),
-            properties=actions.count(Action.PROPERTIES),
-            deletes=actions.count(Action.DELETE),
-            extras=actions.count(Action.LEAVE),
-            equal=proof.comparison.ours.count - len(actions) + extras,
-            bytes=sum(step.length_bytes for step in self._steps),
+            copies=counts[Action.COPY],
+            patches=counts[Action.PATCH],
+            properties=counts[Action.PROPERTIES],
+            deletes=counts[Action.DELETE],
+            extras=counts[Action.LEAVE],
+            equal=proof.comparison.ours.count - len(self._steps) + extras,
+            bytes=length_bytes,
         )
 
     def steps(self) -> Iterator[PlannedStep]:
@@ -227,47 +246,85 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             self._counts_bytes = plan.bytes > 0
             work = (plan.bytes, BYTES) if self._counts_bytes else (plan.changes, "keys")
             self._progress.begin("copy", *work)
-            self._write_all([step for step in self._steps if step.is_small], outcome)
-            large = [step for step in self._steps if step.action in (Action.COPY, Action.PATCH)]
-            self._copy_all([step for step in large if not step.is_small], outcome)
+            self._write_all((step for step in self._steps if step.is_small), outcome)
+            large = (step for step in self._steps if step.action in (Action.COPY, Action.PATCH))
+            self._copy_all((step for step in large if not step.is_small), outcome)
             self._copy_all(self._grown, outcome)
-            if plan.changes:
+            if plan.deletes:
+                self._prove_and_delete(outcome)
+            elif plan.changes:
+                self._proof = self._prove()
+            for _ in range(COMPARISONS_MAX - 1):
+                if self._proof is None or not self._proof.is_moving:
+                    break
                 self._proof = self._prove()
         except BaseException:
             self._stop.set()
             raise
         assert self._proof is not None
         found = self._proof.comparison
-        left = len(self._proof.differences) + self._proof.in_flight
+        left = self._proof.tally.count + self._proof.in_flight
         return outcome.report(
-            equal=self._lists_all and found.is_equal,
+            equal=self._lists_all and self._proof.is_equal,
             level=level_text(found, self._bucket.profile),
             root=found.ours,
             differences=left,
             in_flight=self._proof.in_flight,
         )
 
-    def _prove(self) -> PairProof:
+    def _prove_and_delete(self, outcome: CopyTally) -> None:
+        """Compare again, delete the extras that this and the plan show alike, and
+        compare the indexes: the verifier notes each delete in its own.
+        """
+        cut = SecondCut(self._planned_deletes())
+
+        def take(part: BucketComparison) -> None:
+            for one in part.differences:
+                is_extra = one.kind is ItemDifferenceKind.EXTRA
+                if is_extra and not cut.confirms(one.key, shows_same_item(one)):
+                    outcome.fail(one.key, in_flight(one.key, MOVED))
+
+        known = (step.difference for step in self._planned_deletes())
+        self._prove(take, known=known)
+        if cut.confirmed:
+            self._progress.begin("delete", cut.confirmed, "keys")
+        confirmed = cut.of(self._planned_deletes())
+        while batch := [step.difference for step in islice(confirmed, DELETES_MAX)]:
+            self._check_stop()
+            self._prover.note_deletes(self._deleter.delete(batch, outcome))
+            self._progress.advance(len(batch))
+        self._proof = self._prover.compare(_keep_nothing)
+
+    def _planned_deletes(self) -> Iterator[ProvenStep]:
+        return (step for step in self._steps if step.action is Action.DELETE)
+
+    def _prove(
+        self,
+        take: Callable[[BucketComparison], None] = _keep_nothing,
+        *,
+        known: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
+    ) -> PairProof:
         self._prover.refresh()
-        return self._prover.compare()
+        return self._prover.compare(take, known=known, only_keys=only_keys)
 
     def _check_stop(self) -> None:
         if self._is_stopped():
             raise OperationInterruptedError("the sync was interrupted", hint="Run it again.")
 
-    def _named(self, proof: PairProof) -> dict[ItemId, Item]:
+    def _named(self, found: BucketComparison) -> dict[ItemId, Item]:
         """The target's items that changed, by ID, as far as it still has them."""
         ids = [
             one.theirs_id
-            for one in proof.differences
+            for one in found.differences
             if one.kind is ItemDifferenceKind.CHANGED and one.theirs_id
         ]
         pending = sorted({item_id[:KEY_HASH_BYTES] for item_id in ids})
-        hasher, found, number = ItemHasher(self._bucket.profile), dict[ItemId, Item](), 0
+        hasher, named, number = ItemHasher(self._bucket.profile), dict[ItemId, Item](), 0
         while pending:
             chunk = pending[:NAMES_MAX]
-            question = NamesQuestion(proof.comparison.position, b"".join(chunk))
-            job = proof.comparison.job
+            question = NamesQuestion(found.position, b"".join(chunk))
+            job = found.job
             asked = QuestionMessage(job, number, self._bucket.profile.digest, question)
             given = self._client.prove(asked)
             answer, is_ours = given.answer, (given.job, given.number) == (job, number)
@@ -275,14 +332,16 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                 is_ours and isinstance(answer, NamesAnswer) and 0 < answer.answered <= len(chunk)
             ):
                 raise RemoteProtocolError("the verifier did not name what was asked")
-            found |= {hasher.id(facts.item): facts.item for facts in answer.items}
+            named |= {hasher.id(facts.item): facts.item for facts in answer.items}
             pending, number = pending[answer.answered :], number + 1
-        return found
+        return named
 
-    def _write_all(self, steps: Sequence[ProvenStep], outcome: CopyTally) -> None:
+    def _write_all(self, steps: Iterator[ProvenStep], outcome: CopyTally) -> None:
         """Send what goes into batches."""
-        if not steps:
+        first = next(steps, None)
+        if first is None:
             return
+        steps = chain((first,), steps)
         sent = deque[list[tuple[ProvenStep, Write]]]()
 
         def batches() -> Iterator[list[Write]]:
@@ -297,7 +356,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             self._check_stop()
 
     def _prepared(
-        self, steps: Sequence[ProvenStep], outcome: CopyTally
+        self, steps: Iterable[ProvenStep], outcome: CopyTally
     ) -> Iterator[tuple[ProvenStep, Write]]:
         """Each write with its step, in order, some read ahead."""
         waiting = deque[tuple[ProvenStep, Future[Write | None]]]()
@@ -324,23 +383,19 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """
         key, replaced = step.key, step.difference.theirs_id
         facts = self._of_source(lambda: self._source.reader.facts(key))
-        if step.action is Action.DELETE:
-            # A fresh fact: the listing may be older than a write.
-            nothing = ObjectProperties()
-            return None if facts is not None else Write(key, None, nothing, b"", replaced)
         if facts is None:
             return None
         properties = self._properties(facts)
         row = self._bucket.index.row(key)
         if step.action is Action.PROPERTIES and row is not None and is_unchanged(row, facts):
-            return Write(key, None, properties, b"", replaced, keeps_body=True)
+            return Write(key, None, properties, b"", replaced)
         if facts.size_bytes > BODY_BYTES_MAX:
-            self._grown.append(step)
+            self._grown.add(step)
             return None
         body = self._body(facts)
         return Write(key, body, properties, blake3_of(body), replaced)
 
-    def _copy_all(self, steps: Sequence[ProvenStep], outcome: CopyTally) -> None:
+    def _copy_all(self, steps: Iterable[ProvenStep], outcome: CopyTally) -> None:
         """Copy and patch large objects."""
         running = dict[Future[CopyResult | int | None], ProvenStep]()
         left = iter(steps)
@@ -447,12 +502,9 @@ def _source_changed(key: str) -> CopyFailedError:
 def _count(outcome: CopyTally, step: ProvenStep, write: Write, done: WriteOutcome) -> None:
     """Count what became of one write."""
     if done.error:
-        reason = _BATCH_REASONS.get(done.error, FailureReason.TARGET_REFUSED)
-        outcome.fail(step.key, CopyFailedError(reason, done.reason))
+        outcome.fail(step.key, refusal_error(done.error, done.reason))
     elif write.body is not None:
         outcome.copied += 1
         outcome.bytes += len(write.body)
-    elif write.keeps_body:
-        outcome.metadata_only += 1
     else:
-        outcome.deleted += 1
+        outcome.metadata_only += 1

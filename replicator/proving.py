@@ -3,30 +3,38 @@
 Both sides may change while they are compared. A comparison is exact for the two indexes
 at its cut, but an index is as old as its last refresh: what one comparison shows may be
 on its way. So what is reported as a difference was shown by two comparisons, with a
-refresh of both sides in between.
+refresh of both sides in between. "Equal" is said of one moment only: the one at which
+both sides began a refresh that found just what their indexes had.
 """
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from proof.comparison import BucketComparison, SourceComparison
 from proof.index import WHOLE, ItemIndex, KeyRange
-from proof.item import EvidenceLevel, Profile
+from proof.item import EvidenceLevel, ItemId, Profile
 from proof.messages import JOB_BYTES, AnswerMessage, QuestionMessage
 from proof.naming import ItemDifference, ItemDifferenceKind
+from proof.root import SetRoot
+from proof.symbols import ids_from_bytes
 from proof.tracking import DifferenceTracker
-from replicator.refresh import IndexedBucket
+from replicator.copier import NewExecutor
+from replicator.part_proofs import DifferenceTally, compare_parts
+from replicator.refresh import IndexedBucket, prefix_range
 from replicator.verifier.client import VerifierClient
+from runtime.errors import OperationInterruptedError
 from runtime.progress import ProgressSink
 
 # Questions of one step that are asked at a time.
 _QUESTIONS_AT_ONCE = 8
-_SURROGATES = range(0xD800, 0xE000)
-_CODE_POINTS = 0x110000
+# Refreshes and comparisons while the sides look equal and move.
+COMPARISONS_MAX = 4
+# Between two looks at whether one who waits for the other side should stop.
+_BEGIN_CHECK_S = 0.2
 
 
 class TargetProver(Protocol):
@@ -38,21 +46,30 @@ class TargetProver(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PairProof:
-    """What was found by one comparison, or by two. `differences` are certain;
-    `in_flight` are those that only the last comparison showed, or that it could not
-    name. `bytes_crossed` are of messages, without headers.
+    """What was found by one comparison, or by two. `differences` are certain; `tally`
+    counts them, also where they are not kept. `in_flight` are those that only the last
+    comparison showed, or that it could not name. `bytes_crossed` are of messages,
+    without headers. `is_settled` says that both sides held what was compared at one
+    moment, when the refresh before it began.
     """
 
     comparison: BucketComparison
-    differences: tuple[ItemDifference, ...]
+    differences: Sequence[ItemDifference]
     in_flight: int
     bytes_crossed: int
     round_trips: int
+    is_settled: bool
+    tally: DifferenceTally
 
     @property
     def is_equal(self) -> bool:
-        """Whether the last comparison showed equal sides."""
-        return self.comparison.is_equal
+        """Whether both sides were equal at one moment, by the last comparison."""
+        return self.comparison.is_equal and self.is_settled
+
+    @property
+    def is_moving(self) -> bool:
+        """Whether the sides look equal, and moved: another look may show it."""
+        return self.comparison.is_equal and not self.is_settled
 
     @property
     def objects(self) -> int:
@@ -103,7 +120,11 @@ class PairProof:
 
 
 def prove(
-    target: TargetProver, index: ItemIndex, profile: Profile, *, key_range: KeyRange = WHOLE
+    target: TargetProver,
+    index: ItemIndex,
+    profile: Profile,
+    *,
+    key_range: KeyRange = WHOLE,
 ) -> BucketComparison:
     """Compare the index of the source with a target. The questions of one step are
     asked at once.
@@ -120,11 +141,15 @@ def prove(
     return comparison.outcome
 
 
-def ask_all(target: TargetProver, questions: Sequence[QuestionMessage]) -> list[AnswerMessage]:
+def ask_all(
+    target: TargetProver,
+    questions: Sequence[QuestionMessage],
+    new_executor: NewExecutor = ThreadPoolExecutor,
+) -> list[AnswerMessage]:
     """The answers to questions that do not wait for each other, in their order."""
     if len(questions) == 1:
         return [target.prove(questions[0])]
-    with ThreadPoolExecutor(_QUESTIONS_AT_ONCE, thread_name_prefix="prove") as pool:
+    with new_executor(_QUESTIONS_AT_ONCE, "prove") as pool:
         return list(pool.map(target.prove, questions))
 
 
@@ -147,9 +172,12 @@ class PairProver:
         self._prefix = prefix
         self._stopped = stopped
         self._failed = threading.Event()
+        # What each side held when the last refresh began, as far as that is known.
+        self._held: tuple[SetRoot | None, SetRoot | None] = None, None
 
     def refresh(self, *, read_since_s: int = 0) -> None:
-        """Bring both indexes up to date, each side near its store, both at a time.
+        """Bring both indexes up to date, each side near its store, both at a time and
+        from one moment on.
 
         Raises:
             StoreError: a side could not be listed or read.
@@ -161,16 +189,27 @@ class PairProver:
         def stopped() -> bool:
             return self._stopped() or self._failed.is_set()
 
-        with ThreadPoolExecutor(1, thread_name_prefix="far-refresh") as pool:
+        def far_progress(objects: int, _bytes_read: int) -> None:
+            begun.set()
+            shown.note("far", objects)
+
+        self._held = None, None
+        start, begun = self._source.start(), threading.Event()
+        with self._source.new_executor(1, "far-refresh") as pool:
             far = pool.submit(
                 self._client.refresh,
                 self._source.profile,
                 read_since_s=read_since_s,
                 prefix=self._prefix,
-                progress=lambda objects, _: shown.note("far", objects),
+                progress=far_progress,
                 stopped=stopped,
             )
             try:
+                while not begun.wait(_BEGIN_CHECK_S) and not far.done():
+                    if stopped():
+                        raise OperationInterruptedError("the refresh was stopped")
+                if far.done():
+                    far.result()
                 self._source.refresher(stopped).refresh(
                     read_since_s=read_since_s,
                     prefix=self._prefix,
@@ -179,28 +218,70 @@ class PairProver:
             except BaseException:
                 self._failed.set()
                 raise
-            far.result()
+            theirs = far.result()
+        self._held = self._source.settled_root(start, self._prefix), theirs.settled
 
-    def compare(self) -> PairProof:
-        """Compare the indexes once. All that differs counts as certain: both indexes
-        are as they were.
+    def note_deletes(self, ids: Iterable[ItemId]) -> None:
+        """Note that the target has deleted these items since the last refresh: what it
+        held then counts without them.
+        """
+        ours, theirs = self._held
+        if theirs is not None:
+            theirs -= SetRoot.of(ids_from_bytes(b"".join(ids)))
+        self._held = ours, theirs
+
+    def compare(
+        self,
+        take: Callable[[BucketComparison], None] | None = None,
+        *,
+        known: Iterable[ItemDifference] = (),
+        only_keys: bool = False,
+    ) -> PairProof:
+        """Compare the indexes once, after a refresh. All that differs counts as
+        certain: both indexes are as they were. With `take`, that gets the differences
+        part by part, and they are not kept. `known` and `only_keys` are as for
+        `compare_parts`.
 
         Raises:
             ReconcileError: see `prove`.
         """
-        before = self._crossed()
-        found = prove(
-            self._client,
+        before, whole = self._crossed(), None
+        kept, tally, in_flight, trips = list[ItemDifference](), DifferenceTally(), 0, 0
+        for part in compare_parts(
             self._source.index,
             self._source.profile,
-            key_range=prefix_range(self._prefix),
+            lambda asked: ask_all(self._client, asked, self._source.new_executor),
+            prefix_range(self._prefix),
+            known=known,
+            only_keys=only_keys,
+        ):
+            whole = part if whole is None else whole
+            tally.add(part.differences)
+            in_flight += part.in_flight + len(part.unknown)
+            trips += part.trips
+            if take is not None:
+                take(part)
+            else:
+                kept += part.differences
+        assert whole is not None
+        is_settled = self._held == (whole.ours, whole.theirs)
+        # Equal sides that moved meanwhile, or differences that nobody found: at least
+        # one key is not known.
+        is_unknown = not is_settled if whole.is_equal else not tally.count
+        return PairProof(
+            replace(whole, differences=tuple(kept)),
+            tuple(kept),
+            max(in_flight, int(is_unknown)),
+            self._crossed() - before,
+            trips,
+            is_settled,
+            tally,
         )
-        in_flight = found.in_flight + len(found.unknown)
-        return PairProof(found, found.differences, in_flight, self._crossed() - before, found.trips)
 
     def settle(self, *, read_since_s: int = 0) -> PairProof:
         """Refresh and compare, and once more if there are differences; certain are
-        those that both show.
+        those that both show. While the sides look equal and move, it is done a few
+        times more. What was read by the first refresh is not read again.
 
         Raises:
             StoreError: a side could not be listed or read.
@@ -213,15 +294,22 @@ class PairProver:
         if first.is_equal:
             return first
         tracker.observe(first.comparison)
-        self.refresh(read_since_s=read_since_s)
-        second = self.compare()
-        certain = tracker.observe(second.comparison)
+        crossed, trips = first.bytes_crossed, first.round_trips
+        for _ in range(COMPARISONS_MAX - 1):
+            self.refresh(read_since_s=min(read_since_s, 1))
+            last = self.compare(known=first.differences)
+            certain = tracker.observe(last.comparison)
+            crossed, trips = crossed + last.bytes_crossed, trips + last.round_trips
+            if not last.is_moving:
+                break
         return PairProof(
-            second.comparison,
+            last.comparison,
             certain,
-            second.in_flight + len(second.differences) - len(certain),
-            first.bytes_crossed + second.bytes_crossed,
-            first.round_trips + second.round_trips,
+            last.in_flight + len(last.differences) - len(certain),
+            crossed,
+            trips,
+            last.is_settled,
+            _tally_of(certain),
         )
 
     def _expected_keys(self) -> int:
@@ -233,6 +321,12 @@ class PairProver:
 
     def _crossed(self) -> int:
         return self._client.bytes_sent + self._client.bytes_received
+
+
+def _tally_of(differences: Sequence[ItemDifference]) -> DifferenceTally:
+    tally = DifferenceTally()
+    tally.add(differences)
+    return tally
 
 
 class _RefreshStage:
@@ -264,14 +358,3 @@ def level_text(comparison: BucketComparison, profile: Profile) -> str:
     is_recorded = any(side.recorded for side in sides)
     level = EvidenceLevel.RECORDED if is_recorded else EvidenceLevel.READ
     return f"{level.name.lower()}:{profile.algorithm.value}"
-
-
-def prefix_range(prefix: str) -> KeyRange:
-    """The keys that begin with a prefix."""
-    for at in range(len(prefix) - 1, -1, -1):
-        after = ord(prefix[at]) + 1
-        if after in _SURROGATES:
-            after = _SURROGATES.stop
-        if after < _CODE_POINTS:
-            return KeyRange(prefix, prefix[:at] + chr(after))
-    return KeyRange(prefix)

@@ -10,6 +10,10 @@ root.
 
 Others may write to the index meanwhile. A row that changed since it was looked at is
 left alone: whoever wrote it knows better.
+
+No store lists a bucket as it is at one moment. But what a refresh finds as the index
+had it was so all the time between: so a refresh that finds nothing else shows what the
+bucket was when it began (IndexedBucket.settled_root).
 """
 
 import threading
@@ -20,9 +24,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeGuard
 
-from proof.index import IndexWriter, ItemEvidence, Stamp, StampedItem
+from proof.errors import JournalTrimmedError
+from proof.index import IndexWriter, ItemEvidence, KeyRange, Position, Stamp, StampedItem
 from proof.item import EvidenceLevel, Item, Profile, properties_digest
+from proof.root import SetRoot
 from proof.stored_index import StoredIndex
+from replicator.copier import NewExecutor
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.port import (
@@ -47,6 +54,12 @@ _THREADS = 8
 _DESCRIBED_MAX = 64
 # An object that changes under every attempt is noted by the next refresh.
 _ATTEMPTS = 3
+# Changes by others during a refresh that are looked through, lest they fill memory.
+_OTHERS_MAX = 20_000
+# A time after all, in seconds since 1970: every object is read, whatever clocks say.
+READ_ALL_S = 1 << 40
+_SURROGATES = range(0xD800, 0xE000)
+_CODE_POINTS = 0x110000
 # What stores answer for an object without a content type. Both mean just that.
 _NO_CONTENT_TYPES = frozenset(
     ("content-type", f"{name}/octet-stream") for name in ("binary", "application")
@@ -76,6 +89,37 @@ def _ignore(_progress: RefreshProgress) -> None:
     """Nobody wants to know."""
 
 
+class MoveCount:
+    """Counts objects that refreshes of one bucket found to be others than the index
+    had, or could not describe. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moves = 0
+
+    @property
+    def moves(self) -> int:
+        """How many so far."""
+        with self._lock:
+            return self._moves
+
+    def add(self) -> None:
+        """Count one more."""
+        with self._lock:
+            self._moves += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RefreshStart:
+    """What was known of a bucket just before a refresh: the position of its index, and
+    the count of moves.
+    """
+
+    position: Position
+    moves: int
+
+
 # A key, the facts that a listing has of it, and its row.
 _Listed: TypeAlias = tuple[str, ObjectFacts | None, StampedItem | None]
 
@@ -93,9 +137,12 @@ class Refresher:
         limiter: RateLimiter,
         stopped: Callable[[], bool],
         writing: AbstractContextManager[object],
+        moves: MoveCount,
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """`limiter` bounds the bytes read; `stopped` says whether to give up. `writing`
-        is held by one writer of the index at a time.
+        is held by one writer of the index at a time. `moves` counts what turned out to
+        be another object than the index had.
         """
         self._store = store
         self._index = index
@@ -104,6 +151,8 @@ class Refresher:
         self._limiter = limiter
         self._stopped = stopped
         self._writing = writing
+        self._moves = moves
+        self._new_executor = new_executor
         # The run has ended, with or without an error.
         self._ended = threading.Event()
 
@@ -159,6 +208,8 @@ class Refresher:
         try:
             for row, described in self._described(keys, read_since_s):
                 progress = _plus(progress, row, described)
+                if described.is_unsettled or _is_moved(row, described.item):
+                    self._moves.add()
                 if not described.is_unsettled and described.item != row:
                     found.append((row, described))
                 is_late = self._clock.monotonic_s() - saved_at_s >= _SAVE_EVERY_S
@@ -188,7 +239,7 @@ class Refresher:
     ) -> Iterator[tuple[StampedItem | None, "_Described"]]:
         """Each row and what its object turns out to be, some ahead of the reader."""
         waiting = deque[tuple[StampedItem | None, Future[_Described]]]()
-        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="describe")
+        pool = self._new_executor(_THREADS, "describe")
         try:
             for key, facts, row in keys:
                 if self._stopped():
@@ -325,7 +376,7 @@ class Refresher:
 @dataclass(frozen=True, slots=True)
 class IndexedBucket:
     """A bucket with its index. `writing` is held by one writer of the index at a
-    time.
+    time, `moves` counts for all refreshes, and `new_executor` makes their threads.
     """
 
     store: Store
@@ -333,6 +384,38 @@ class IndexedBucket:
     profile: Profile
     clock: Clock
     writing: AbstractContextManager[object] = field(default_factory=threading.Lock)
+    moves: MoveCount = field(default_factory=MoveCount)
+    new_executor: NewExecutor = ThreadPoolExecutor
+
+    def start(self) -> RefreshStart:
+        """Note what is known before a refresh; for `settled_root` after it.
+
+        Raises:
+            DatabaseError: the index cannot be read.
+        """
+        # Moves first: what comes between the two counts as one.
+        moves = self.moves.moves
+        with self.index.snapshot() as snapshot:
+            return RefreshStart(snapshot.position, moves)
+
+    def settled_root(self, start: RefreshStart, prefix: str = "") -> SetRoot | None:
+        """The root of what the bucket held below a prefix when `start` was taken, after
+        a refresh that ended since; None if anything may have changed meanwhile.
+
+        An object that appeared and vanished between two refreshes was seen by neither.
+
+        Raises:
+            DatabaseError, IndexDamagedError: the index cannot be read.
+        """
+        with self.index.snapshot() as snapshot:
+            root, now = snapshot.roots([prefix_range(prefix)])[0], snapshot.position
+        if self.moves.moves != start.moves or now - start.position > _OTHERS_MAX:
+            return None
+        try:
+            changes = self.index.changes(after=start.position, through=now)
+        except JournalTrimmedError:
+            return None
+        return None if any(change.key.startswith(prefix) for change in changes) else root
 
     def refresher(
         self, stopped: Callable[[], bool], limiter: RateLimiter | None = None
@@ -348,16 +431,39 @@ class IndexedBucket:
             limiter=limiter or RateLimiter(0, self.clock, lambda _s: stopped()),
             stopped=stopped,
             writing=self.writing,
+            moves=self.moves,
+            new_executor=self.new_executor,
         )
+
+
+def prefix_range(prefix: str) -> KeyRange:
+    """The keys that begin with a prefix."""
+    for at in range(len(prefix) - 1, -1, -1):
+        after = ord(prefix[at]) + 1
+        if after in _SURROGATES:
+            after = _SURROGATES.stop
+        if after < _CODE_POINTS:
+            return KeyRange(prefix, prefix[:at] + chr(after))
+    return KeyRange(prefix)
 
 
 def is_unchanged(row: StampedItem, facts: ObjectFacts) -> bool:
     """Whether the store still has the object that the row describes, as far as its
     stamp shows.
     """
+    return same_stamp(_noted(row), facts)
+
+
+def _noted(row: StampedItem) -> ObjectFacts:
     item, stamp = row.item, row.stamp
-    noted = ObjectFacts(item.key, item.size_bytes, stamp.etag, stamp.modified_ms, stamp.version)
-    return same_stamp(noted, facts)
+    return ObjectFacts(item.key, item.size_bytes, stamp.etag, stamp.modified_ms, stamp.version)
+
+
+def _is_moved(row: StampedItem | None, now: StampedItem | None) -> bool:
+    """Whether the object that the row describes may have been another one since."""
+    if row is None or now is None:
+        return row is not now
+    return row.item != now.item or not is_unchanged(row, _noted(now))
 
 
 def stamp_of(facts: ObjectFacts) -> Stamp:

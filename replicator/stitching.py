@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, assert_never
 
+from proof.item import ContentHash
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
@@ -157,10 +158,15 @@ def plan_stitch(
 
 
 def stitch(
-    store: Store, base: ObjectFacts, plan: StitchPlan, properties: ObjectProperties
+    store: Store,
+    base: ObjectFacts,
+    plan: StitchPlan,
+    properties: ObjectProperties,
+    whole: ContentHash | None = None,
 ) -> ObjectFacts:
     """Replace the object `base` by the one that the plan makes of it, with all these
-    properties; whatever was made on the way is removed again.
+    properties; whatever was made on the way is removed again. A store that declares
+    CRCs of uploads compares `whole`, the hash of all bytes by its `upload_crc`.
 
     The base is pinned by its version. Where the store keeps none, it is looked at again
     before the new object appears: a change in that instant is caught only where the
@@ -177,7 +183,7 @@ def stitch(
         raise PreconditionFailedError(f"{base.key} has {base.size_bytes} bytes, not as planned")
     made: list[ObjectFacts] = []
     try:
-        return _execute(store, base, plan, properties, store.scratch.new_key(), made)
+        return _execute(store, base, plan, properties, whole, store.scratch.new_key(), made)
     finally:
         # What is left here is removed by `clean`; the outcome is known all the same.
         with suppress(StoreError):
@@ -283,6 +289,7 @@ def _execute(
     base: ObjectFacts,
     plan: StitchPlan,
     properties: ObjectProperties,
+    whole: ContentHash | None,
     scratch_key: str,
     made: list[ObjectFacts],
 ) -> ObjectFacts:
@@ -310,7 +317,7 @@ def _execute(
             if now is None or not same_stamp(now, base):
                 raise PreconditionFailedError(f"{base.key} changed while it was stitched")
         return store.upload_writer.complete(
-            base.key, upload, parts, properties, WriteCondition(etag=base.etag)
+            base.key, upload, parts, properties, WriteCondition(etag=base.etag), whole
         )
 
 

@@ -1,18 +1,22 @@
-"""Copy a bucket once: compare, plan, carry the plan out, and compare again.
+"""Copy a bucket once: compare, plan, copy, compare again, and delete.
 
 The plan is made whole before anything is changed, in the ledger, so that its length is
 known and a listing that fails changes nothing. The result is never concluded from what
-was done: it is what another comparison found, which began after the last write. "Equal"
-is said only of one moment at which both sides held all that was compared
+was copied: it is what another comparison found, which began after the last copy.
+"Equal" is said only of one moment at which both sides held all that was compared
 (replicator.cut). While they move they are compared again, a few times.
+
+Deletes come last, because they need two comparisons (replicator.deletes). No listing
+follows them. The store answers for each key that it is deleted, so the result is that
+of the last comparison without these keys.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import islice
 from typing import Self, TypeVar
 
 from merkle.errors import ReconcileError
@@ -28,16 +32,23 @@ from replicator.copy_requests import (
     ObjectStamp,
     Steps,
 )
-from replicator.copy_task import CopyLimits, CopyTask, target_changed
+from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing, lacking
 from replicator.cut import CutCheck
+from replicator.deletes import (
+    DELETES_AT_ONCE,
+    MOVED,
+    ExtraDeleter,
+    SecondCut,
+    in_flight,
+    shows_same,
+)
 from replicator.difference import Action, DecisionRules
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.listing import lists_key
 from replicator.pair import check_pair
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import (
-    DeleteFailure,
     ObjectFacts,
     Store,
     StoreError,
@@ -51,8 +62,6 @@ from runtime.retry import Backoff, Sleep, call_with_retry
 
 T = TypeVar("T")
 
-# Of one request; S3 takes as many.
-_DELETES_AT_ONCE = 1_000
 # Steps written to the plan in one transaction.
 _STEPS_AT_ONCE = 1_000
 # Comparisons after the last write: what still moves then is in flight.
@@ -120,9 +129,10 @@ class Failure:
 @dataclass(frozen=True, slots=True)
 class SyncReport:
     """The outcome. `differences` are keys that were unequal when they were compared
-    again, and the keys `in_flight`: they were equal when they were looked at, but were
-    changed while others were. `root` is of the objects that were equal, as 32
-    hexadecimal digits. `failed` are the first of `failed_count` failures.
+    again and were not deleted since, and the keys `in_flight`: they were equal when
+    they were looked at, but were changed while others were. `root` is of the objects
+    that were equal, as 32 hexadecimal digits. `failed` are the first of `failed_count`
+    failures.
     """
 
     copied: int
@@ -231,7 +241,7 @@ class BucketSync:
         self._sleep = sleep
         self._is_cancelled = is_cancelled
         self._crossing = Crossing.between(source.capabilities, target.capabilities)
-        self._workers = new_executor(options.copier_limits.objects, "object")
+        self._workers = new_executor(options.copier_limits.copies, "object")
         self._stop = threading.Event()
         rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -263,7 +273,9 @@ class BucketSync:
             is_cancelled=self._is_stopped,
             crossing=self._crossing,
         )
+        self._deleter = ExtraDeleter(source, target, readers=self._workers, retried=self._retried)
         self._tally = EqualityTally(ledger.secret)
+        self._second_cut: SecondCut[PlannedStep] | None = None
         self._in_flight = 0
 
     def __enter__(self) -> Self:
@@ -299,6 +311,7 @@ class BucketSync:
         """
         self._ledger.save_crossing(self._crossing)
         self._ledger.clear_plan()
+        self._second_cut = None
         counts = dict.fromkeys(Action, 0)
         length_bytes = 0
         batch = list[PlannedStep]()
@@ -339,7 +352,8 @@ class BucketSync:
         return self._ledger.plan()
 
     def execute(self, plan: SyncPlan) -> SyncReport:
-        """Carry out the plan that `plan` has just made, and compare again.
+        """Carry out the plan that `plan` has just made: copy, compare again, and delete
+        what both comparisons showed.
 
         Raises:
             StoreError: a listing is not complete: what is at the target is unknown.
@@ -350,13 +364,11 @@ class BucketSync:
             self._clean_scratch()
             self._progress.begin("copy", *plan.work)
             self._copy_all(plan, outcome)
-            if plan.deletes:
-                self._progress.begin("delete", plan.deletes, "keys")
-            self._delete_all(outcome)
             if outcome.failed_count == len(outcome.failed):
                 self._drop_uploads({one.key for one in outcome.failed})
             if plan.changes or self._in_flight:
                 self._compare_again(plan, outcome)
+            self._delete_all(outcome)
         except BaseException:
             # Threads that wait for memory or parts end, too.
             self._stop.set()
@@ -371,8 +383,9 @@ class BucketSync:
         )
 
     def receipt(self) -> Receipt | None:
-        """What the last comparison found of both sides, to be signed; None where a side
-        does not list all keys or changed meanwhile, so that nobody knows what it holds.
+        """What the last comparison found of both sides, but for what was deleted after
+        it, to be signed; None where a side does not list all keys or changed meanwhile,
+        so that nobody knows what it holds.
         """
         if not self._lists_all or self._in_flight:
             return None
@@ -385,16 +398,28 @@ class BucketSync:
         )
 
     def _compare_again(self, plan: SyncPlan, outcome: CopyTally) -> None:
-        """Compare until nothing moved meanwhile, or no further look can help."""
+        """Compare until nothing moved meanwhile, or no further look can help. The last
+        comparison is the second cut, which confirms deletes.
+        """
         # Of a key that failed the ledger may know what an earlier run has seen.
         rows_are_fresh = not outcome.failed_count
         for _ in range(_COMPARISONS_MAX):
             self._progress.begin("verify", plan.equal + plan.changes + plan.extras, "keys")
-            for _ in self._compared(rows_are_fresh=rows_are_fresh):
-                pass
+            cut = self._second_cut = SecondCut(self._planned_deletes())
+            moved, moved_count = list[str](), 0
+            for decided in self._compared(rows_are_fresh=rows_are_fresh):
+                if decided.decision.action is not Action.DELETE:
+                    continue
+                if not cut.confirms(decided.state.key, shows_same(decided)):
+                    moved_count += 1
+                    if moved_count <= self._options.failures_named_max:
+                        moved.append(decided.state.key)
             if not self._in_flight:
-                return
+                break
             rows_are_fresh = True
+        for key in moved:
+            outcome.fail(key, in_flight(key, MOVED))
+        outcome.failed_count += moved_count - len(moved)
 
     def _compared(self, *, rows_are_fresh: bool) -> Iterator[DecidedKey]:
         """Compare all keys; the tally and the keys in flight are those of this look."""
@@ -413,8 +438,9 @@ class BucketSync:
             self._progress.advance(1)
             yield decided
         # Differences are reported as such; what moved besides makes no difference then.
-        gone = self._comparison.gone
-        self._in_flight = 0 if tally.differences else cut.in_flight(gone)
+        deletes = self._second_cut.confirmed if self._second_cut is not None else 0
+        is_unequal = tally.differences > deletes
+        self._in_flight = 0 if is_unequal else cut.in_flight(self._comparison.gone)
 
     def _copy_all(self, plan: SyncPlan, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
@@ -423,7 +449,7 @@ class BucketSync:
                 continue
             self._check_stop()
             # Few are submitted ahead, so that an interruption does not wait for many.
-            if len(running) >= 2 * self._options.copier_limits.objects:
+            if len(running) >= 2 * self._options.copier_limits.copies:
                 self._settle(running, plan, outcome)
             running[self._workers.submit(self._carry_out, step)] = step
         while running:
@@ -481,69 +507,28 @@ class BucketSync:
         return copy_object(task) if windows is None else patch_object(task)
 
     def _delete_all(self, outcome: CopyTally) -> None:
-        batch = list[PlannedStep]()
-        for step in self._ledger.plan():
-            if Action(step.action) is not Action.DELETE:
-                continue
-            batch.append(step)
-            if len(batch) >= _DELETES_AT_ONCE:
-                self._delete(batch, outcome)
-                batch.clear()
-        if batch:
-            self._delete(batch, outcome)
-
-    def _delete(self, steps: Sequence[PlannedStep], outcome: CopyTally) -> None:
-        """Delete objects that the source does not have at this moment, and that are
-        still the listed ones: no store deletes many under a condition.
+        """Delete the extras that both cuts have shown alike. What the store answers for
+        each key is known of it; the rest is as the second cut has shown it.
         """
-        self._check_stop()
-        gone = dict[str, PlannedStep]()
-        looks = self._workers.map(self._is_deletable, steps)
-        for step, is_deletable in zip(steps, looks, strict=True):
-            self._progress.advance(1)
-            if isinstance(is_deletable, StoreError):
-                outcome.fail(step.key, is_deletable)
-            elif is_deletable:
-                gone[step.key] = step
-        if not gone:
+        cut = self._second_cut
+        if cut is None or not cut.confirmed:
             return
-        attempts = count()
-
-        def delete() -> list[DeleteFailure]:
-            # What a lost attempt has deleted may have been written anew by others.
-            is_first = not next(attempts)
-            left = [key for key, step in gone.items() if is_first or self._is_listed(step)]
-            return self._target.writer.delete(left)
-
-        try:
-            failures = self._retried(delete)
-        except StoreError as error:
-            for key in gone:
+        self._progress.begin("delete", cut.confirmed, "keys")
+        confirmed = cut.of(self._planned_deletes())
+        while batch := list(islice(confirmed, DELETES_AT_ONCE)):
+            self._check_stop()
+            result = self._deleter.delete(batch)
+            self._ledger.forget([step.key for step in result.deleted])
+            for step in result.deleted:
+                assert step.target is not None
+                self._tally.remove_extra(step.key, step.target.size_bytes)
+            for key, error in result.failed:
                 outcome.fail(key, error)
-            return
-        for one in failures:
-            outcome.fail(one.key, CopyFailedError(FailureReason.DELETE_REFUSED, one.reason))
-        refused = {one.key for one in failures}
-        deleted = [key for key in gone if key not in refused]
-        self._ledger.forget(deleted)
-        outcome.deleted += len(deleted)
+            outcome.deleted += len(result.deleted)
+            self._progress.advance(len(batch))
 
-    def _is_deletable(self, step: PlannedStep) -> bool | StoreError:
-        """Whether a key is still gone from the source and unchanged at the target."""
-        assert step.target is not None
-        try:
-            if self._retried(lambda: self._source.reader.facts(step.key)) is not None:
-                return False
-            now = self._retried(lambda: self._target.reader.facts(step.key))
-        except StoreError as error:
-            return error
-        if now is not None and not step.target.agrees(now):
-            return target_changed(step.key)
-        return now is not None
-
-    def _is_listed(self, step: PlannedStep) -> bool:
-        now = self._target.reader.facts(step.key)
-        return now is not None and step.target is not None and step.target.agrees(now)
+    def _planned_deletes(self) -> Iterator[PlannedStep]:
+        return (step for step in self._ledger.plan() if step.action == Action.DELETE.value)
 
     def _drop_uploads(self, failed: set[str]) -> None:
         """Abort uploads of earlier runs whose keys need no copy any more. Those of keys

@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 
 from merkle.checksum import Buffer
+from proof.item import ContentHash
 from replicator.copy_requests import SentPart
 from replicator.ledger import PairLedger
 from replicator.stores.port import (
@@ -65,9 +66,10 @@ class OwnUploads:
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """See UploadWriter."""
-        return self._target.upload_writer.complete(key, upload, parts, properties, condition)
+        return self._target.upload_writer.complete(key, upload, parts, properties, condition, whole)
 
     def abort(self, key: str, upload: UploadId) -> None:
         """See UploadWriter."""
@@ -111,10 +113,11 @@ class RecordedUploads(OwnUploads):
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """See UploadWriter."""
         self._record(key, upload, tuple(SentPart(part, b"") for part in parts))
-        return super().complete(key, upload, parts, properties, condition)
+        return super().complete(key, upload, parts, properties, condition, whole)
 
     def _record(self, key: str, upload: UploadId, sent: tuple[SentPart, ...] = ()) -> None:
         record = self._ledger.upload(key) if key == self._key else None

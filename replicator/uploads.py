@@ -6,10 +6,10 @@ the others.
 """
 
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from merkle.errors import ReconcileError
-from proof.item import HashAlgorithm
+from proof.item import ContentHash
 from replicator.copy_requests import (
     AbortUpload,
     BeginUpload,
@@ -43,6 +43,7 @@ from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, blake3_of, md5_of, parts_etag
 from replicator.stores.port import (
     Capabilities,
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -57,55 +58,58 @@ _MD5_DIGITS = 32
 
 
 class PartTransfer:
-    """The parts of one upload: those that the target has, and how many are on their
-    way.
+    """The parts of one upload: those that the target has, and the one on its way.
+
+    The next part is sent once the target has acknowledged the last, while the source is
+    read on. So whatever is cut or killed, no more than one part crosses twice: what the
+    target has not acknowledged may have to be sent again, and a store whose ETags prove
+    nothing cannot even show that it has it.
     """
 
     def __init__(self, task: CopyTask, upload: UploadId) -> None:
         self._task = task
-        self._upload = upload
-        self._on_their_way = dict[int, tuple[bytes, int]]()
+        self.upload = upload
+        self._on_its_way: tuple[int, bytes, int] | None = None
         self.parts = dict[int, UploadedPart]()
         self.sent_bytes = 0
 
     def send(self, number: int, body: bytes) -> Steps[None]:
-        """Start a part; wait for others first where too many are on their way."""
-        while len(self._on_their_way) >= self._task.limits.parts_in_flight:
-            yield from self._join()
-        yield StartPart(self._task.key, self._upload, number, body)
-        self._on_their_way[number] = (blake3_of(body), len(body))
+        """Start a part, once the one before it is acknowledged."""
+        yield from self.join()
+        yield StartPart(self._task.key, self.upload, number, body)
+        # Not the body: its memory is another part's once this one is sent.
+        self._on_its_way = number, blake3_of(body), len(body)
 
-    def join_all(self) -> Steps[None]:
-        """Wait until the target has acknowledged every part."""
-        while self._on_their_way:
-            yield from self._join()
-
-    def abandon(self) -> Steps[None]:
-        """Give the upload up."""
-        while self._on_their_way:
-            # The parts are thrown away with the upload, however they ended.
-            with suppress(ReconcileError):
-                yield JoinPart()
-            self._on_their_way.popitem()
-        yield AbortUpload(self._task.key, self._upload)
-        yield SaveUpload(self._task.key, None)
-
-    def _join(self) -> Steps[None]:
+    def join(self) -> Steps[None]:
+        """Wait until the target has acknowledged what was sent."""
+        if self._on_its_way is None:
+            return
+        (number, blake3, length_bytes), self._on_its_way = self._on_its_way, None
         answer = yield JoinPart()
         assert isinstance(answer, UploadedPart)
-        blake3, length_bytes = self._on_their_way.pop(answer.number)
+        assert answer.number == number
         if answer.size_bytes != length_bytes:
             raise CopyFailedError(
                 FailureReason.TARGET_DISAGREES,
-                f"{self._task.key}: part {answer.number} has {answer.size_bytes} bytes at the"
+                f"{self._task.key}: part {number} has {answer.size_bytes} bytes at the"
                 f" target; {length_bytes} were sent",
             )
-        self.parts[answer.number] = answer
+        self.parts[number] = answer
         self.sent_bytes += length_bytes
         yield SavePart(self._task.key, SentPart(answer, blake3))
 
+    def abandon(self) -> Steps[None]:
+        """Give the upload up."""
+        if self._on_its_way is not None:
+            self._on_its_way = None
+            # The part is thrown away with the upload, however it ended.
+            with suppress(ReconcileError):
+                yield JoinPart()
+        yield AbortUpload(self._task.key, self.upload)
+        yield SaveUpload(self._task.key, None)
 
-def begin_upload(task: CopyTask, properties: ObjectProperties, part_bytes: int) -> Steps[UploadId]:
+
+def _begin_upload(task: CopyTask, properties: ObjectProperties, part_bytes: int) -> Steps[UploadId]:
     """Begin an upload that a later run will find, whenever this one is killed."""
     record = yield from record_upload(task, properties, part_bytes)
     answer = yield BeginUpload(task.key, properties)
@@ -123,7 +127,7 @@ def record_upload(
         upload=None,
         source=ObjectStamp.of(task.source),
         target=ObjectStamp.of(task.target) if task.target else None,
-        properties=task.crossing.digest(properties),
+        properties=_upload_digest(task, properties),
         part_bytes=part_bytes,
     )
     yield SaveUpload(task.key, record)
@@ -139,13 +143,19 @@ def drop_upload(key: str, record: UploadRecord) -> Steps[None]:
 
 
 def complete_upload(
-    task: CopyTask, upload: UploadId, transfer: PartTransfer, properties: ObjectProperties
+    task: CopyTask,
+    transfer: PartTransfer,
+    properties: ObjectProperties,
+    whole: ContentHash | None,
 ) -> Steps[ObjectFacts]:
-    """Check both sides once more, and make the object from its parts.
+    """Check both sides once more, and make the object from its parts. Where the target
+    declares a CRC of the whole object, it compares that with `whole`.
 
     Raises:
         SourceChangedError: the source has another version by now.
         CopyFailedError: the target changed meanwhile.
+        DigestMismatchError: the parts are other bytes than `whole` is the hash of. They
+            are given up.
     """
     now = yield from source_facts(task.key)
     if now is None or not same_stamp(now, task.source):
@@ -154,7 +164,13 @@ def complete_upload(
     is_guarded = task.capabilities.completes_conditionally
     condition = yield from guard(task, is_guarded=is_guarded)
     try:
-        answer = yield CompleteUpload(task.key, upload, parts, properties, condition)
+        answer = yield CompleteUpload(
+            task.key, transfer.upload, parts, properties, condition, whole
+        )
+    except DigestMismatchError:
+        # One of them is wrong, and nobody knows which.
+        yield from transfer.abandon()
+        raise
     except (PreconditionFailedError, ObjectMissingError) as error:
         # The store may have completed an earlier attempt and lost its answer.
         written = yield from target_facts(task.key)
@@ -168,20 +184,48 @@ def complete_upload(
     return answer
 
 
-def resume_upload(
-    task: CopyTask, digest: bytes, part_bytes: int
-) -> Steps[tuple[UploadId, dict[int, UploadedPart], dict[int, SentPart]] | None]:
-    """The upload of an earlier run with the parts that the target has, if it was of
-    this very source; any other one is aborted.
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """An upload to be continued: the parts that the target lists, and those of them
+    that an earlier run recorded, by number.
     """
+
+    upload: UploadId
+    held: dict[int, UploadedPart] = field(default_factory=dict)
+    sent: dict[int, SentPart] = field(default_factory=dict)
+
+    def take_over(self, task: CopyTask, number: int, body: bytes) -> Steps[UploadedPart | None]:
+        """A part that need not be sent: the target has it with these very bytes."""
+        part, sent = self.held.get(number), self.sent.get(number)
+        if part is None or not _is_held(task.capabilities, part, sent, body):
+            return None
+        if sent is None or sent.part != part:
+            yield SavePart(task.key, SentPart(part, blake3_of(body)))
+        return part
+
+
+def open_upload(task: CopyTask, properties: ObjectProperties, part_bytes: int) -> Steps[OpenUpload]:
+    """The upload of an earlier run with the parts that the target has, if it was of
+    this very source; any other one is aborted, and a new one is begun.
+    """
+    resumed = yield from _resume_upload(task, properties, part_bytes)
+    if resumed is not None:
+        return resumed
+    return OpenUpload((yield from _begin_upload(task, properties, part_bytes)))
+
+
+def _resume_upload(
+    task: CopyTask, properties: ObjectProperties, part_bytes: int
+) -> Steps[OpenUpload | None]:
     record = task.upload
     if record is None:
         return None
     replaces = record.target.facts(task.key) if record.target else None
+    begun_as = _upload_digest(task, properties), part_bytes
     is_same = (
         record.source.agrees(task.source)
         and is_same_object(replaces, task.target)
-        and (record.properties, record.part_bytes) == (digest, part_bytes)
+        and (record.properties, record.part_bytes) == begun_as
     )
     if record.upload is None or not is_same:
         yield from drop_upload(task.key, record)
@@ -193,7 +237,7 @@ def resume_upload(
         return None
     assert isinstance(answer, tuple)
     held = {part.number: part for part in answer}
-    return record.upload, held, {one.part.number: one for one in record.sent}
+    return OpenUpload(record.upload, held, {one.part.number: one for one in record.sent})
 
 
 def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult | None]:
@@ -206,8 +250,10 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
     Raises:
         SourceChangedError: the source has another version by now.
     """
-    record, target, digest = task.upload, task.target, task.crossing.digest(properties)
-    if record is None or target is None or record.properties != digest:
+    record, target = task.upload, task.target
+    if record is None or target is None:
+        return None
+    if record.properties != _upload_digest(task, properties):
         return None
     parts = tuple(one.part for one in record.sent)
     is_ours = (
@@ -241,13 +287,13 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
         source=task.source,
         target=facts,
         hashes=hasher.hashes(),
-        properties=digest,
+        properties=task.crossing.digest(properties),
         sent_bytes=0,
         windows=windows.table(),
     )
 
 
-def is_held(
+def _is_held(
     capabilities: Capabilities, part: UploadedPart, sent: SentPart | None, body: bytes
 ) -> bool:
     """Whether a part that the target lists has these very bytes: by our own record of
@@ -257,7 +303,8 @@ def is_held(
         return False
     if sent is not None and sent.part == part:
         return sent.blake3 == blake3_of(body)
-    return _declares_md5(capabilities) and part.etag.strip('"') == md5_of(body).hex()
+    # A part that was sent and whose answer is not recorded: the run was killed between.
+    return capabilities.part_etags_are_md5 and part.etag.strip('"') == md5_of(body).hex()
 
 
 def _with_properties(
@@ -277,9 +324,10 @@ def _with_properties(
     return answer
 
 
-def _declares_md5(capabilities: Capabilities) -> bool:
-    """Whether the store's ETags of single parts are MD5s."""
-    return HashAlgorithm.MD5.value in capabilities.whole_hashes
+def _upload_digest(task: CopyTask, properties: ObjectProperties) -> bytes:
+    """What an upload was begun with: only one that was begun so is continued."""
+    digest, crc = task.crossing.digest(properties), task.capabilities.upload_crc
+    return blake3_of(digest + crc.encode()) if crc else digest
 
 
 def _is_written_by(written: ObjectFacts, task: CopyTask, etags: frozenset[str]) -> bool:

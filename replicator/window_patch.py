@@ -2,10 +2,12 @@
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from merkle.errors import ReconcileError
 from proof.item import ItemId, Profile
 from proof.messages import QuestionMessage, WindowsAnswer, WindowsQuestion
+from replicator.copier import NewExecutor
 from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.hashing import ContentHasher
 from replicator.proving import ask_all
@@ -39,12 +41,14 @@ class WindowPatcher:
         profile: Profile,
         *,
         take_bytes: Callable[[int], None],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """`take_bytes` waits until the rate allows so many more bytes."""
         self._source = source
         self._client = client
         self._profile = profile
         self._take_bytes = take_bytes
+        self._new_executor = new_executor
         self._turn = threading.BoundedSemaphore(_PATCHES_AT_ONCE)
 
     def patch(
@@ -103,7 +107,9 @@ class WindowPatcher:
             for number, node in enumerate(nodes)
         ]
         found = list[Sequence[int]]()
-        for question, given in zip(asked, ask_all(self._client, asked), strict=True):
+        for question, given in zip(
+            asked, ask_all(self._client, asked, self._new_executor), strict=True
+        ):
             is_ours = (given.job, given.number) == (job, question.number)
             if not is_ours or not isinstance(given.answer, WindowsAnswer):
                 raise RemoteProtocolError("the verifier did not answer with the windows asked for")

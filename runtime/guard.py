@@ -1,7 +1,8 @@
 """Threads that live as long as their process.
 
 An error that nobody foresaw, such as an unexpected file or a defect, must end one step
-of such a thread and never the thread: what it does would silently stop.
+of such a thread and never the thread: what it does would silently stop. Whether it
+stands still in a step, `runtime.liveness` sees by its progress.
 """
 
 from collections.abc import Iterator
@@ -24,6 +25,30 @@ class ThreadGuard:
         self._metrics = metrics
         self._counter = counter
         self._log = get_logger("guard")
+        self._depth = 0
+        self._is_idle = False
+        # Changes whenever the thread gets on. Only a change counts: several threads may
+        # help in a step, and an addition of theirs may be lost.
+        self.progress = 0
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the thread works, so that `progress` has to change."""
+        return self._depth > 0 and not self._is_idle
+
+    def note_progress(self) -> None:
+        """Say that a long step gets on."""
+        self.progress += 1
+
+    @contextmanager
+    def idle(self) -> Iterator[None]:
+        """Wait for work within a step: it is no lack of progress."""
+        self._is_idle = True
+        try:
+            yield
+        finally:
+            self._is_idle = False
+            self.progress += 1
 
     @contextmanager
     def named_errors(self) -> Iterator[None]:
@@ -33,6 +58,8 @@ class ThreadGuard:
         Raises:
             InternalError: an error that is not a ReconcileError ended the block.
         """
+        self._depth += 1
+        self.progress += 1
         try:
             yield
         except ReconcileError:
@@ -45,3 +72,6 @@ class ThreadGuard:
             raise InternalError(
                 f"an internal error in thread {self._thread}: {error!r}", thread=self._thread
             ) from error
+        finally:
+            self._depth -= 1
+            self.progress += 1

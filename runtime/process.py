@@ -1,9 +1,11 @@
 """A long-running process: its common options, its signals, its address file."""
 
+import faulthandler
 import json
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -13,8 +15,15 @@ import click
 
 from runtime.config import Settings
 from runtime.errors import DiskError
-from runtime.log import LogFormat, LogLevel
+from runtime.liveness import Liveness
+from runtime.log import LogFormat, LogLevel, get_logger
+from runtime.service_manager import ServiceManager
 
+# Without a watchdog: how often threads are looked at, and how long a step may stand
+# still. Requests to stores with all their retries take minutes.
+_LOOK_EVERY_S = 60.0
+_STEP_S_MAX = 600.0
+_STDERR = 2
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
@@ -65,8 +74,12 @@ def print_settings(settings: Settings) -> None:
 
 
 def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM or SIGINT sets. Call it from the main thread."""
+    """Return an event that SIGTERM or SIGINT sets. Call it from the main thread.
+
+    SIGABRT, by which systemd's watchdog ends a process, prints where every thread is.
+    """
     stop = threading.Event()
+    faulthandler.enable(_STDERR)
 
     def stop_soon(_number: int, _frame: FrameType | None) -> None:
         stop.set()
@@ -74,6 +87,31 @@ def stop_on_signals() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, stop_soon)
     return stop
+
+
+def run_until_stopped(
+    stop: threading.Event, manager: ServiceManager, liveness: Liveness, *, status: str
+) -> None:
+    """Tell the service manager that the process is ready, and how it is until `stop`.
+
+    The watchdog is kept from here, the main thread, and only while every watched thread
+    lives and gets on: a timer would keep a process alive that does nothing else. A
+    thread that is lost is logged, with and without a watchdog.
+    """
+    manager.ready(status)
+    step_s_max = manager.watchdog_s or _STEP_S_MAX
+    look_every_s = manager.watchdog_s / 2 if manager.watchdog_s else _LOOK_EVERY_S
+    known_fault = ""
+    while not stop.wait(look_every_s):
+        fault = liveness.fault(time.monotonic(), step_s_max)
+        if bool(fault) != bool(known_fault):
+            if fault:
+                get_logger("process").error("thread_lost", reason=fault)
+            manager.status(fault or status)
+        if not fault:
+            manager.keep_alive()
+        known_fault = fault
+    manager.stopping()
 
 
 def announce(path: Path, address: str) -> None:

@@ -1,5 +1,6 @@
 """The command `treefold scm run`: the controller process."""
 
+import os
 from pathlib import Path
 
 import click
@@ -11,8 +12,10 @@ from runtime.process import (
     config_option,
     print_settings,
     process_options,
+    run_until_stopped,
     stop_on_signals,
 )
+from runtime.service_manager import ServiceManager
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
 
@@ -65,7 +68,9 @@ def run(
     try:
         if port_file:
             announce(port_file, server.address)
-        stop.wait()
+        manager = ServiceManager(os.environ, os.getpid())
+        status = f"controller is ready on {server.address}"
+        run_until_stopped(stop, manager, server.liveness, status=status)
         get_logger("scm").info("process_stopping")
     finally:
         server.stop()

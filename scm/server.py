@@ -23,6 +23,7 @@ from protos import controller_pb2 as pb
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
+from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
@@ -292,7 +293,9 @@ class ControllerService:
 
 
 class ControllerServer:
-    """A running controller; `address` is where it listens."""
+    """A running controller; `address` is where it listens, and `liveness` knows its
+    threads.
+    """
 
     def __init__(self, config: ControllerConfig) -> None:
         """Open the store, start a new term, and listen.
@@ -302,6 +305,7 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
+        self.liveness = Liveness()
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
@@ -346,6 +350,7 @@ class ControllerServer:
             self._clock,
             self._metrics,
             interval_s=_TICK_S,
+            liveness=self.liveness,
         )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Make .venv with exactly what requirements.lock names; with the argument `tests`, see to what only tests run: Java for
-# Spark, a browser for the report, and what checks our units; with the argument `peers`, see to Ceph, which only
-# `make test-peers` runs. Installs the Debian packages that it lacks, when it may.
+# Make .venv with exactly what requirements.lock names; with the arguments `image FOLDER`, make FOLDER with what runs in a
+# container: exactly what requirements-run.lock names, neither tests nor Spark, and the package itself, not a link to it.
+# With the argument `tests`, see to what only tests run: Java for Spark, a browser for the report, what checks our units,
+# and what sets manual pages; with the argument `peers`, see to Ceph, which only `make test-peers` runs. Installs the
+# Debian packages that it lacks, when it may.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -21,6 +23,7 @@ if [ "${1:-}" = tests ]; then
     "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version 2>&1 | grep -qE 'version "(1[7-9]|[2-9][0-9])' || need openjdk-17-jre-headless
     command -v chromium >/dev/null || need chromium
     command -v systemd-analyze >/dev/null || need systemd
+    command -v groff >/dev/null || need groff
     exit
 fi
 
@@ -41,7 +44,15 @@ command -v "$python" >/dev/null || need python3
     exit 1
 }
 "$python" -c 'import ensurepip, venv' 2>/dev/null || need python3-venv
-[ -x .venv/bin/python ] || "$python" -m venv .venv
-echo "setup: installing packages into .venv" >&2
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
-.venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+if [ "${1:-}" = image ]; then
+    folder=$2 lock=requirements-run.lock source=.
+    # Without a compiler crcmod is installed too, and is much slower.
+    command -v cc >/dev/null || need gcc libc6-dev
+else
+    folder=.venv lock=requirements.lock source='--editable .'
+fi
+[ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+echo "setup: installing packages into $folder" >&2
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement "$lock"
+# shellcheck disable=SC2086  # two words
+"$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $source

@@ -22,7 +22,7 @@ from typing import Self
 
 from merkle.checksum import Buffer
 from merkle.object_checksum import Crc, object_crc
-from proof.item import HashAlgorithm
+from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, parts_etag
 from replicator.stores.local_database import (
     DATABASE_FILE,
@@ -39,6 +39,7 @@ from replicator.stores.port import (
     Change,
     CopySource,
     DeleteFailure,
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -298,6 +299,7 @@ class LocalBucket:
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """See UploadWriter: moves rows, no data. CRCs of the parts give that of the
         object; its MD5 and BLAKE3 are unknown unless it has but one part.
@@ -318,7 +320,9 @@ class LocalBucket:
                         f"part {part.number} of the upload is not the one given", key=key
                     )
             used = [stored[part.number] for part in ordered]
-            content = rows.add_content(_joined([facts for _, facts in used]))
+            joined = _joined([facts for _, facts in used])
+            _check_whole(joined, whole, key)
+            content = rows.add_content(joined)
             first = 0
             for number, facts in used:
                 rows.move_segments(number, content, first)
@@ -467,6 +471,8 @@ _CAPABILITIES = Capabilities(
     metadata_bytes_max=_PROPERTIES_BYTES_MAX,
     whole_hashes=(HashAlgorithm.CRC32C.value,),
     stamps_cover_properties=True,
+    part_etags_are_md5=True,
+    upload_crc=HashAlgorithm.CRC32C.value,
 )
 
 
@@ -569,6 +575,12 @@ def _joined(parts: Sequence[Content]) -> Content:
     crc32c = object_crc(Crc.CRC32C, ((part.crc32c, part.size_bytes) for part in parts))
     only = parts[0] if len(parts) == 1 else Content(size, etag, crc32c)
     return Content(size, etag, crc32c, md5=only.md5, blake3=only.blake3)
+
+
+def _check_whole(joined: Content, whole: ContentHash | None, key: str) -> None:
+    ours = ContentHash(HashAlgorithm.CRC32C, joined.crc32c.to_bytes(4, "big"))
+    if whole is not None and whole != ours:
+        raise DigestMismatchError(f"the parts of {key!r} have another CRC32C", key=key)
 
 
 def _parts(rows: BucketRows, upload: UploadId) -> Iterator[tuple[int, int, Content]]:

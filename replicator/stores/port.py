@@ -114,6 +114,14 @@ class ObjectProperties:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeObject:
+    """All bytes of one version, and its properties."""
+
+    properties: ObjectProperties
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WriteCondition:
     """What must hold of the key when the write takes effect; all empty for anything.
 
@@ -173,8 +181,12 @@ class Capabilities:
     `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
     algorithms by which the store can describe every object it is given from now on.
     `stamps_cover_properties`: whatever changes an object's properties changes its stamp
-    too; S3's tags and ACLs change without. `reasons` has the name of a field above and
-    the reason for its value, where the store lacks something or was not asked.
+    too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
+    that was written, not copied, is the MD5 of its bytes. `upload_crc` is the CRC (of
+    HashAlgorithm, by its value) that the store declares of the whole of each object
+    that is uploaded in parts; empty where it declares none. `reasons` has the name of a
+    field above and the reason for its value, where the store lacks something or was not
+    asked.
     """
 
     kind: str
@@ -192,6 +204,8 @@ class Capabilities:
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
     stamps_cover_properties: bool = False
+    part_etags_are_md5: bool = False
+    upload_crc: str = ""
 
 
 class ObjectLister(Protocol):
@@ -250,6 +264,16 @@ class ObjectReader(Protocol):
         Raises:
             PreconditionFailedError: the object is another one by now.
             StoreError: fewer bytes came.
+        """
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """Bytes and properties of just this version, which fits in memory, in as few
+        requests as the store allows.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now.
+            ObjectMissingError: the object does not exist.
+            StoreError: the store did not say, or fewer bytes came.
         """
 
 
@@ -326,12 +350,16 @@ class UploadWriter(Protocol):
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """Make the object from its parts, in the order of their numbers, whatever the
         order of `parts`. `properties` are those given to `begin`: some stores drop the
-        tags there, and take them only once the object exists.
+        tags there, and take them only once the object exists. `whole` is the hash of
+        all bytes by `upload_crc`, which the store compares.
 
         Raises:
+            DigestMismatchError: the parts are not the bytes of which `whole` is the
+                hash; there is no object.
             ObjectMissingError: the upload does not exist any more, or one of these
                 parts is not the one that the store has.
             PreconditionFailedError: the condition does not hold.

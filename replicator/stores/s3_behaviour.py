@@ -7,6 +7,7 @@ nothing that this value does not state.
 from dataclasses import dataclass, field
 from enum import Enum
 
+from proof.item import HashAlgorithm
 from replicator.stitching import PART_BYTES_MIN
 from replicator.stores.port import Capabilities
 from replicator.stores.s3_properties import METADATA_BYTES_MAX
@@ -41,12 +42,15 @@ class S3Behaviour:
     """Each field is a claim that was seen to hold; false where it was not.
 
     `etag_is_md5`: the ETag of an object written by one PUT is the MD5 of its bytes.
-    `checks_payloads`: a body of which another one was signed is refused.
+    `checks_payloads`: a body of which another one was signed is refused;
+    `checks_part_md5`: so is a part with another MD5, also if no body is signed.
     `put_keeps_tags`, `upload_keeps_tags`: tags in the headers of PUT, of
     CreateMultipartUpload. `tags_apart`: PutObjectTagging works and harms no object.
     `counts_tags`: HEAD says how many there are. `copy_checks_source`: UploadPartCopy
-    refuses another source or a range past its end. `copy_way`: by which CopyObject, if
-    any, all old metadata and headers give way; `copy_takes_tags`: the tags too.
+    refuses another source or a range past its end. `upload_crc`: the CRC that it was
+    seen to declare, of type FULL_OBJECT, of what was uploaded in parts. `copy_way`: by
+    which CopyObject, if any, all old metadata and headers give way; `copy_takes_tags`:
+    the tags too.
     `owner` is the ID of the bucket's owner, empty where ACLs are not kept. `reasons`
     are those of `Capabilities`.
     """
@@ -55,6 +59,7 @@ class S3Behaviour:
     keeps_versions: bool = False
     etag_is_md5: bool = False
     checks_payloads: bool = False
+    checks_part_md5: bool = False
     declares_checksums: bool = False
     put_keeps_tags: bool = False
     upload_keeps_tags: bool = False
@@ -69,6 +74,7 @@ class S3Behaviour:
     completes_conditionally: bool = False
     copies_ranges: bool = False
     copy_checks_source: bool = False
+    upload_crc: HashAlgorithm | None = None
     copy_way: CopyWay = CopyWay.PARTS
     copy_takes_tags: bool = False
     reasons: dict[str, str] = field(default_factory=dict)
@@ -81,7 +87,12 @@ class S3Behaviour:
     def capabilities(self) -> Capabilities:
         """The same, as the ports say it."""
         reasons = dict(self.reasons)
-        reasons["whole_hashes"] = "an object uploaded in parts has no hash of the whole"
+        crc = self.upload_crc.value if self.upload_crc is not None else ""
+        reasons["whole_hashes"] = (
+            f"what is uploaded in parts has a {crc} of the whole, what is put at once an MD5"
+            if crc
+            else "an object uploaded in parts has no hash of the whole"
+        )
         if self.is_ozone:
             reasons["lists_all_keys"] = (
                 "the gateway's listing loses keys where a bucket has both characters beyond"
@@ -101,5 +112,7 @@ class S3Behaviour:
             part_bytes_min=PART_BYTES_MIN,
             metadata_bytes_max=METADATA_BYTES_MAX,
             whole_hashes=(),
+            part_etags_are_md5=self.etag_is_md5,
+            upload_crc=crc,
             reasons=tuple(sorted(reasons.items())),
         )

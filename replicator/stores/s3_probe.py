@@ -11,10 +11,20 @@ from contextlib import suppress
 from dataclasses import replace
 
 from merkle.checksum import fold
-from replicator.hashing import md5_of
+from merkle.object_checksum import Crc
+from proof.item import ContentHash, HashAlgorithm
+from replicator.hashing import crc_hash, md5_of
 from replicator.stores.port import CONTENT_HEADERS, StoreError, UploadedPart
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
-from replicator.stores.s3_bucket import S3Bucket, etag_of, is_md5, store_error, translated
+from replicator.stores.s3_bucket import (
+    S3Bucket,
+    crc_headers,
+    digest_header,
+    etag_of,
+    is_md5,
+    store_error,
+    translated,
+)
 from replicator.stores.s3_documents import (
     complete_document,
     parse_copied_etag,
@@ -54,6 +64,8 @@ _REPLACEMENT = {
     "x-amz-tagging": "other=2",
     "x-amz-meta-other": "2",
 }
+# Ours first, then the stronger of the others.
+_UPLOAD_CRCS = (HashAlgorithm.CRC32C, HashAlgorithm.CRC64NVME, HashAlgorithm.CRC32)
 # Large enough to prove something, small enough to be read.
 _PROOF_BYTES_MAX = 64 << 10
 # An ETag of one PUT is proven as MD5 by so many objects of a store that is only read.
@@ -113,6 +125,7 @@ class _Probe:
                 self._ask_upload()
                 self._ask_copy()
                 if not self._found.is_ozone:
+                    self._ask_upload_crc()
                     self._ask_acl()
                     self._ask_checksum()
         except BaseException:
@@ -236,6 +249,7 @@ class _Probe:
             self._request("POST", (("uploads", ""),), {**_HEADERS, **_TAGS_HEADER}).body
         )
         part = (("partNumber", "1"), ("uploadId", upload))
+        checks_md5 = self._checks_part_md5(part)
         source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
         wrong = {"x-amz-copy-source-if-match": f'"{_WRONG_ETAG}"'}
         wide = {"x-amz-copy-source-range": f"bytes=3-{len(_BODY)}"}
@@ -274,9 +288,21 @@ class _Probe:
                 completes_conditionally=obeys,
                 copies_ranges=copies,
                 copy_checks_source=checks,
+                checks_part_md5=checks_md5,
                 upload_keeps_tags=self._found.put_keeps_tags and self._tags() == _TAGS,
             )
         )
+
+    def _checks_part_md5(self, part: Query) -> bool:
+        """Whether a part of which no body is signed needs its MD5, and is taken so."""
+        if not self._bucket.client.signs_payloads:
+            return False
+
+        def is_taken(content: bytes) -> bool:
+            digest = {"content-md5": base64.b64encode(md5_of(content)).decode()}
+            return self._is_done("PUT", part, digest, _BODY, signs_body=False)
+
+        return not is_taken(b"other") and is_taken(_BODY)
 
     def _ask_copy(self) -> None:
         """Replace metadata and headers by a copy onto itself, or by scratch."""
@@ -313,7 +339,7 @@ class _Probe:
     def _ask_acl(self) -> None:
         group = 'uri="http://acs.amazonaws.com/groups/global/AuthenticatedUsers"'
         try:
-            self._upload(_BODY)
+            # Of what was uploaded: moto then fails to answer.
             owner = parse_owner(self._request("GET", (("acl", ""),)).body)
             own = {"x-amz-grant-full-control": f'id="{owner}"', "x-amz-grant-read": group}
             self._put(_BODY, own)
@@ -333,13 +359,36 @@ class _Probe:
             declared = any(name.startswith("x-amz-checksum-") for name in seen)
         self._learn(replace(self._found, declares_checksums=declared))
 
-    def _upload(self, body: bytes) -> None:
-        """Make the object of one part: moto then fails to answer for its ACL."""
-        upload = parse_upload_id(self._request("POST", (("uploads", ""),)).body)
-        query = (("partNumber", "1"), ("uploadId", upload))
-        etag = etag_of(self._request("PUT", query, {}, body).headers)
-        document = complete_document((UploadedPart(1, len(body), etag),))
-        self._request("POST", (("uploadId", upload),), {}, document)
+    def _ask_upload_crc(self) -> None:
+        """Which CRC the store declares of the whole of what was uploaded in parts."""
+        found, reason = None, "the store declares no CRC of the whole of an upload"
+        for crc in _UPLOAD_CRCS:
+            compares = self._upload(crc_headers(crc), crc_hash(Crc[crc.name], _BODY))
+            seen = self._head({"x-amz-checksum-mode": "ENABLED"})
+            if seen.get("x-amz-checksum-type") != "FULL_OBJECT":
+                break
+            # moto declares CRC32s as if they were others.
+            if crc_hash(Crc[crc.name], _BODY) in self._bucket.hashes("", seen):
+                found, reason = crc, "" if compares else "it is compared after the object appears"
+                break
+        if reason:
+            self._found.reasons["upload_crc"] = reason
+        self._learn(replace(self._found, upload_crc=found))
+
+    def _upload(self, headers: Mapping[str, str], whole: ContentHash) -> bool:
+        """Make the object of one part; whether the store refused another CRC before."""
+        upload = parse_upload_id(self._request("POST", (("uploads", ""),), headers).body)
+        query, finish = (("partNumber", "1"), ("uploadId", upload)), (("uploadId", upload),)
+        etag = etag_of(self._request("PUT", query, digest_header(whole), _BODY).headers)
+        document = complete_document((UploadedPart(1, len(_BODY), etag),))
+        is_full = {"x-amz-checksum-type": "FULL_OBJECT"}
+        wrong = replace(whole, digest=bytes(len(whole.digest)))
+        if self._is_done("POST", finish, digest_header(wrong) | is_full, document):
+            return False
+        if not self._is_done("POST", finish, digest_header(whole) | is_full, document):
+            # ministack takes it for that of a CRC of CRCs.
+            self._request("POST", finish, {}, document)
+        return True
 
     def _request(
         self,
@@ -347,9 +396,17 @@ class _Probe:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        *,
+        signs_body: bool = True,
     ) -> S3Answer:
         return self._bucket.request(
-            method, self._key, query=query, headers=headers, body=body, idempotent=True
+            method,
+            self._key,
+            query=query,
+            headers=headers,
+            body=body,
+            signs_body=signs_body,
+            idempotent=True,
         )
 
     def _put(self, body: bytes, headers: Mapping[str, str]) -> str:
@@ -361,10 +418,16 @@ class _Probe:
         return self._is_done("PUT", (), headers, _BODY)
 
     def _is_done(
-        self, method: str, query: Query, headers: Mapping[str, str], body: bytes = b""
+        self,
+        method: str,
+        query: Query,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        signs_body: bool = True,
     ) -> bool:
         try:
-            self._request(method, query, headers, body)
+            self._request(method, query, headers, body, signs_body=signs_body)
         except S3Error as error:
             self._raise_if_down(error)
             return False

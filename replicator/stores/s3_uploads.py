@@ -2,9 +2,12 @@
 
 import base64
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from merkle.checksum import Buffer
-from replicator.hashing import md5_of, parts_etag
+from merkle.object_checksum import Crc
+from proof.item import ContentHash, HashAlgorithm
+from replicator.hashing import crc_hash, md5_of, parts_etag
 from replicator.stores.port import (
     CopySource,
     DigestMismatchError,
@@ -17,10 +20,13 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
+    same_stamp,
 )
 from replicator.stores.s3_bucket import (
     SCRATCH_PREFIX,
     S3Bucket,
+    crc_headers,
+    digest_header,
     etag_of,
     is_md5,
     store_error,
@@ -59,6 +65,9 @@ class S3UploadWriter:
         headers = headers_of(
             properties, with_tags=behaviour.upload_keeps_tags, owner=behaviour.owner
         )
+        crc = self._crc(key)
+        if crc is not None:
+            headers |= crc_headers(crc)
         with translated(f"cannot begin an upload of {key!r}"):
             answer = self._bucket.request("POST", key, query=(("uploads", ""),), headers=headers)
             return parse_upload_id(answer.body)
@@ -67,8 +76,21 @@ class S3UploadWriter:
         """See UploadWriter."""
         query, md5 = _part_query(upload, number), md5_of(body)
         headers = {"content-md5": base64.b64encode(md5).decode()}
+        crc = self._crc(key)
+        if crc is not None:
+            # Some stores want one of every part before they declare that of the whole.
+            headers |= digest_header(crc_hash(Crc[crc.name], body))
         with translated(f"cannot write part {number} of {key!r}"):
-            answer = self._bucket.request("PUT", key, query=query, headers=headers, body=body)
+            # The MD5 is signed, and so guards the body where the store compares both:
+            # a SHA-256 beside it would cost either side a second pass over the part.
+            answer = self._bucket.request(
+                "PUT",
+                key,
+                query=query,
+                headers=headers,
+                body=body,
+                signs_body=not self._bucket.behaviour.checks_part_md5,
+            )
             etag = etag_of(answer.headers)
         if self._bucket.behaviour.etag_is_md5 and etag != md5.hex():
             raise DigestMismatchError(
@@ -114,16 +136,26 @@ class S3UploadWriter:
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
-        """See UploadWriter."""
+        """See UploadWriter. The store is asked for what it declares of the whole."""
         ordered = sorted(parts, key=lambda part: part.number)
         if not ordered or len({part.number for part in ordered}) < len(ordered):
             raise UnsupportedObjectError(f"{key!r} needs parts, each of another number", key=key)
-        etag, version = self._complete(key, upload, ordered, condition)
+        crc = self._crc(key)
+        sent = whole if whole is not None and whole.algorithm is crc else None
+        etag, version = self._complete(key, upload, ordered, condition, sent)
         if properties.tags and not self._bucket.behaviour.upload_keeps_tags:
             put_tags(self._bucket, key, version, properties.tags)
         size = sum(part.size_bytes for part in ordered)
-        return ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
+        facts = ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
+        if crc is None:
+            return facts
+        found = self._reader.facts(key, version=version)
+        if found is None or not same_stamp(found, facts):
+            # Somebody else has replaced it by now.
+            return facts
+        return replace(facts, hashes=found.hashes)
 
     def abort(self, key: str, upload: UploadId) -> None:
         """See UploadWriter."""
@@ -132,6 +164,10 @@ class S3UploadWriter:
         except S3Error as error:
             if error.status != 404:
                 raise store_error(error, f"cannot abort an upload of {key!r}") from error
+
+    def _crc(self, key: str) -> HashAlgorithm | None:
+        """The CRC that is sent of an upload; of a scratch object nobody asks for it."""
+        return None if key.startswith(SCRATCH_PREFIX) else self._bucket.behaviour.upload_crc
 
     def _check_exists(self, key: str, upload: UploadId) -> None:
         with translated(f"cannot complete {key!r}"):
@@ -143,9 +179,12 @@ class S3UploadWriter:
         upload: UploadId,
         parts: Sequence[UploadedPart],
         condition: WriteCondition,
+        whole: ContentHash | None,
     ) -> tuple[str, str]:
         """ETag and version of the new object."""
-        headers = {}
+        headers = dict[str, str]()
+        if whole is not None:
+            headers |= digest_header(whole) | {"x-amz-checksum-type": "FULL_OBJECT"}
         if self._bucket.behaviour.completes_conditionally:
             if condition.absent:
                 headers["if-none-match"] = "*"

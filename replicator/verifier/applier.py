@@ -5,16 +5,28 @@ that it replaces must be the item that the syncer named. The store's own conditi
 where it has one, guards the moment in between.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from typing import TypeAlias
 
 from merkle.errors import ReconcileError
-from proof.index import IndexWriter, ItemEvidence, StampedItem
-from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, ItemId, Profile
+from proof.index import ItemEvidence, StampedItem
+from proof.item import (
+    HASHES_BYTES,
+    KEY_HASH_BYTES,
+    EvidenceLevel,
+    HashAlgorithm,
+    Item,
+    ItemHasher,
+    ItemId,
+    Profile,
+)
 from proof.root import SetRoot
+from proof.stored_index import StoredIndex
+from proof.symbols import key_hashes_from_bytes
+from replicator.copier import NewExecutor
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
 from replicator.stores.port import (
@@ -29,6 +41,7 @@ from replicator.stores.port import (
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteRefusal,
     PatchOrder,
     RangePatch,
     Write,
@@ -42,7 +55,7 @@ _THREADS = 8
 PART_BYTES = 8 << 20
 
 
-# What became of a write, and the item that it left.
+# What became of a write, and the item that it left; None where it failed.
 _Outcome: TypeAlias = tuple[WriteOutcome, StampedItem | None]
 
 
@@ -54,10 +67,11 @@ class Applier:
     def __init__(
         self,
         store: Store,
-        index: IndexWriter,
+        index: StoredIndex,
         profile: Profile,
         *,
         writing: AbstractContextManager[object],
+        new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
         """`writing` is held by one writer of the index at a time."""
         self._store = store
@@ -67,7 +81,7 @@ class Applier:
         self._ids = ItemHasher(profile)
         # What an index holds after a failed write is unknown: nothing more is written.
         self._index_failed = False
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="apply")
+        self._pool = new_executor(_THREADS, "apply")
 
     def close(self) -> None:
         """Wait for requests under way."""
@@ -80,16 +94,40 @@ class Applier:
             ReconcileError: the index cannot be written; the store may hold the writes,
                 which the next refresh finds.
         """
-        deletes = [write for write in writes if write.body is None and not write.keeps_body]
-        others = [write for write in writes if write.body is not None or write.keeps_body]
         with self._writing:
             self._check_index()
-            outcomes = self._delete(deletes)
-            done = self._pool.map(self._change, others)
-            outcomes |= zip((write.key for write in others), done, strict=True)
-            changes = [(key, item) for key, (result, item) in outcomes.items() if not result.error]
-            root = self._apply(changes)
-        return BatchResult(number, tuple(outcomes[write.key][0] for write in writes), root)
+            outcomes = list(self._pool.map(self._change, writes))
+            root = self._apply(
+                [
+                    (write.key, item)
+                    for write, (result, item) in zip(writes, outcomes, strict=True)
+                    if not result.error
+                ]
+            )
+        return BatchResult(number, tuple(result for result, _ in outcomes), root)
+
+    def delete(self, items: Sequence[bytes]) -> list[DeleteRefusal]:
+        """Delete the objects that are still these items, each of HASHES_BYTES of an ID;
+        those that were not deleted.
+
+        Raises:
+            ReconcileError: the index cannot be read, or not be written; the store may
+                have deleted the objects, which the next refresh finds.
+        """
+        with self._writing:
+            self._check_index()
+            looks = self._pool.map(self._deletable, items, self._keys(items))
+            keys, refusals = dict[str, int](), list[DeleteRefusal]()
+            for place, look in enumerate(looks):
+                if isinstance(look, str):
+                    keys[look] = place
+                else:
+                    refusals.append(DeleteRefusal(place, look.code, look.message))
+            if keys:
+                refusals += self._delete(keys)
+            refused = {refusal.place for refusal in refusals}
+            self._apply([(key, None) for key, place in keys.items() if place not in refused])
+        return refusals
 
     def patch(
         self, order: PatchOrder, patches: Sequence[RangePatch], *, stopped: Callable[[], bool]
@@ -177,26 +215,35 @@ class Applier:
         level = min(base.evidence.level, EvidenceLevel.RECORDED)
         return facts, StampedItem(item, ItemEvidence(level), stamp_of(facts))
 
-    def _delete(self, deletes: Sequence[Write]) -> dict[str, _Outcome]:
-        results = dict[str, WriteOutcome]()
-        for write in deletes:
-            try:
-                base = self._current(write.key, write.replaced_id)
-                assert base is not None
-                self._fresh(base)
-            except ReconcileError as error:
-                results[write.key] = WriteOutcome(error.code, error.message)
-        allowed = [write.key for write in deletes if write.key not in results]
-        if allowed:
-            try:
-                failures = self._store.writer.delete(allowed)
-                results |= {
-                    failure.key: WriteOutcome(StoreError.code, failure.reason)
-                    for failure in failures
-                }
-            except ReconcileError as error:
-                results |= {key: WriteOutcome(error.code, error.message) for key in allowed}
-        return {write.key: (results.get(write.key, WriteOutcome()), None) for write in deletes}
+    def _keys(self, items: Sequence[bytes]) -> list[str | None]:
+        """The key of each item; None where the index has no such item."""
+        found = dict[bytes, str]()
+        if items:
+            hashes = key_hashes_from_bytes(b"".join(item[:KEY_HASH_BYTES] for item in items))
+            with self._index.snapshot() as snapshot:
+                rows = snapshot.find(hashes)
+            # Of a bucket without versions, as all are that a verifier writes to.
+            found = {row.id[:HASHES_BYTES]: row.item.key for row in rows if not row.item.version}
+        return [found.get(item) for item in items]
+
+    def _deletable(self, item: bytes, key: str | None) -> str | ReconcileError:
+        """The key of an item that its store still has, or why it is not deleted."""
+        try:
+            row = self._index.row(key) if key is not None else None
+            if row is None or self._ids.hashes(row.item) != item:
+                raise PreconditionFailedError("the target holds another object, or none, by now")
+            self._fresh(row)
+        except ReconcileError as error:
+            return error
+        return row.item.key
+
+    def _delete(self, keys: Mapping[str, int]) -> list[DeleteRefusal]:
+        """Delete keys, each with its place."""
+        try:
+            failures = self._store.writer.delete(list(keys))
+        except ReconcileError as error:
+            return [DeleteRefusal(place, error.code, error.message) for place in keys.values()]
+        return [DeleteRefusal(keys[one.key], StoreError.code, one.reason) for one in failures]
 
     def _current(self, key: str, expected: ItemId | None) -> StampedItem | None:
         row = self._index.row(key)

@@ -1,12 +1,16 @@
 """A client of a verifier, for syncers and commands: values in, values out."""
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TypeVar
 
+import grpc
 from google.protobuf.message import Message
 
-from proof.item import Profile
+from proof.item import ItemId, Profile
 from proof.messages import AnswerMessage, QuestionMessage
 from proof.root import SetRoot
 from proof.wire import decode_answer, encode_question
@@ -16,16 +20,19 @@ from replicator.stores.port import ObjectFacts, StoreUnavailableError
 from replicator.verifier.messages import (
     KEYS_MAX,
     batch_result_from,
+    delete_request_to,
     description_from,
     facts_from,
     index_state_from,
     patch_order_to,
     patch_to,
+    refusals_from,
     root_from,
     write_to,
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteRefusal,
     Description,
     IndexState,
     PatchOrder,
@@ -35,10 +42,23 @@ from replicator.verifier.values import (
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
 from runtime.rpc import Tls, named_errors, open_channel
 
-# One message of a comparison reads at most the IDs of some ranges.
-DEADLINE_S = 120.0
+_Answer = TypeVar("_Answer", bound=Message)
 # A refresh reads a bucket, and a patch an object of 5 TiB at most.
 _LONG_S = 7 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerLimits:
+    """How long a verifier may take for its next answer. One message of a comparison
+    reads at most the IDs of some ranges, and long work answers every few seconds. A
+    batch has 1,000 writes at most, some at a time.
+    """
+
+    answer_s: float = 120.0
+    batch_s: float = 900.0
+
+
+_LIMITS = AnswerLimits()
 
 
 class VerifierUnavailableError(StoreUnavailableError):
@@ -55,13 +75,23 @@ class VerifierClient:
     count messages of all calls without headers, `calls` the calls. Thread-safe.
     """
 
-    def __init__(self, address: str, *, tls: Tls | None = None, insecure: bool = False) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        tls: Tls | None = None,
+        insecure: bool = False,
+        channel: grpc.Channel | None = None,
+        limits: AnswerLimits = _LIMITS,
+    ) -> None:
+        """`channel` is used instead of one to the address."""
         self.address = address
+        self._limits = limits
         self.bytes_sent = 0
         self.bytes_received = 0
         self.calls = 0
         self._counting = threading.Lock()
-        self._channel = open_channel(address, tls=tls, insecure=insecure)
+        self._channel = channel or open_channel(address, tls=tls, insecure=insecure)
         self._stub = VerifierStub(self._channel)
 
     def close(self) -> None:
@@ -72,7 +102,7 @@ class VerifierClient:
         """What the verifier says of itself."""
         with self._named_errors():
             answer: pb.DescribeResponse = self._stub.Describe(
-                pb.DescribeRequest(), timeout=DEADLINE_S
+                pb.DescribeRequest(), timeout=self._limits.answer_s
             )
         self._count(calls=1, received=answer)
         return description_from(answer)
@@ -81,7 +111,7 @@ class VerifierClient:
         """Ask one question of a comparison."""
         request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
-            answer: pb.ProveResponse = self._stub.Prove(request, timeout=DEADLINE_S)
+            answer: pb.ProveResponse = self._stub.Prove(request, timeout=self._limits.answer_s)
         self._count(calls=1, sent=request, received=answer)
         return decode_answer(answer.answer)
 
@@ -95,7 +125,7 @@ class VerifierClient:
         stopped: Callable[[], bool] = lambda: False,
     ) -> IndexState:
         """Have the verifier bring its index up to date; `progress` gets the objects
-        seen and the bytes read so far.
+        seen and the bytes read so far, first when the refresh begins.
 
         Raises:
             OperationInterruptedError: `stopped`, which is asked every few seconds.
@@ -107,7 +137,7 @@ class VerifierClient:
         self._count(calls=1, sent=request)
         with self._named_errors():
             call = self._stub.Refresh(request, timeout=_LONG_S)
-            for last in call:
+            for last in self._answers(call, self._limits.answer_s):
                 self._count(received=last)
                 if stopped():
                     call.cancel()
@@ -124,7 +154,9 @@ class VerifierClient:
             page = keys[first : first + KEYS_MAX]
             request = pb.GetFactsRequest(profile_digest=profile.digest, keys=page)
             with self._named_errors():
-                answer: pb.GetFactsResponse = self._stub.GetFacts(request, timeout=DEADLINE_S)
+                answer: pb.GetFactsResponse = self._stub.GetFacts(
+                    request, timeout=self._limits.answer_s
+                )
             self._count(calls=1, sent=request, received=answer)
             found |= {facts.key: facts for facts in map(facts_from, answer.facts)}
             if not found.keys() <= set(keys):
@@ -155,9 +187,10 @@ class VerifierClient:
         number = 0
         self._count(calls=1)
         with self._named_errors():
-            for number, answer in enumerate(
-                self._stub.WriteBatches(requests(), timeout=_LONG_S), start=1
-            ):
+            call = self._stub.WriteBatches(requests(), timeout=_LONG_S)
+            answers = self._answers(call, self._limits.batch_s, lambda: len(sizes) > number)
+            for answer in answers:
+                number += 1
                 self._count(received=answer)
                 if number > len(sizes):
                     raise RemoteProtocolError("the verifier answered a batch that was not sent")
@@ -166,6 +199,16 @@ class VerifierClient:
             raise failed[0]
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
+
+    def delete(self, profile: Profile, ids: Sequence[ItemId]) -> list[DeleteRefusal]:
+        """Delete at most DELETES_MAX items, and return those that were not deleted."""
+        request = delete_request_to(ids, profile.digest)
+        with self._named_errors():
+            answer: pb.DeleteResponse = self._stub.DeleteItems(
+                request, timeout=self._limits.batch_s
+            )
+        self._count(calls=1, sent=request, received=answer)
+        return refusals_from(answer, deletes=len(ids))
 
     def patch(
         self, profile: Profile, order: PatchOrder, patches: Iterable[RangePatch]
@@ -184,7 +227,8 @@ class VerifierClient:
         answer = None
         self._count(calls=1)
         with self._named_errors():
-            for answer in self._stub.PatchObject(pieces(), timeout=_LONG_S):
+            call = self._stub.PatchObject(pieces(), timeout=_LONG_S)
+            for answer in self._answers(call, self._limits.answer_s):
                 self._count(received=answer)
         if answer is None or not answer.HasField("facts"):
             raise RemoteProtocolError("the verifier did not say how its patch ended")
@@ -192,6 +236,29 @@ class VerifierClient:
         if facts.key != order.key or facts.size_bytes != order.result_size_bytes:
             raise RemoteProtocolError("the verifier patched another object")
         return facts, root_from(answer.items, answer.total)
+
+    def _answers(
+        self,
+        call: Iterator[_Answer],
+        limit_s: float,
+        is_due: Callable[[], bool] = lambda: True,
+    ) -> Iterator[_Answer]:
+        """The answers of a call; one that is due for too long ends it."""
+        watch = _AnswerWatch(call.cancel, limit_s, is_due)  # type: ignore[attr-defined]
+        try:
+            for answer in call:
+                watch.note_answer()
+                yield answer
+                watch.note_taken()
+        except grpc.RpcError as error:
+            if not watch.is_expired:
+                raise
+            raise VerifierUnavailableError(
+                f"verifier {self.address}: no answer for {limit_s:g} s",
+                hint="Look at its log, and run this again.",
+            ) from error
+        finally:
+            watch.close()
 
     def _count(
         self, *, calls: int = 0, sent: Message | None = None, received: Message | None = None
@@ -205,3 +272,45 @@ class VerifierClient:
     def _named_errors(self) -> Iterator[None]:
         with named_errors(f"verifier {self.address}", VerifierUnavailableError):
             yield
+
+
+class _AnswerWatch:
+    """Cancels a call when an answer is due for too long. No keepalive sees that: the
+    process at the other end may be stopped, and its machine still answer.
+    """
+
+    def __init__(
+        self, cancel: Callable[[], object], limit_s: float, is_due: Callable[[], bool]
+    ) -> None:
+        self.is_expired = False
+        self._is_waiting = True
+        self._answered = 0
+        self._cancel, self._limit_s, self._is_due = cancel, limit_s, is_due
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="answer-watch", daemon=True)
+        self._thread.start()
+
+    def note_answer(self) -> None:
+        """An answer has come, and nobody waits for the next one yet."""
+        self._answered += 1
+        self._is_waiting = False
+
+    def note_taken(self) -> None:
+        """The next answer is waited for."""
+        self._is_waiting = True
+
+    def close(self) -> None:
+        """End the watch."""
+        self._closed.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        due_since_s, answered = time.monotonic(), 0
+        while not self._closed.wait(min(1.0, self._limit_s / 10)):
+            now_s = time.monotonic()
+            if answered != self._answered or not (self._is_waiting and self._is_due()):
+                due_since_s, answered = now_s, self._answered
+            elif now_s - due_since_s > self._limit_s:
+                self.is_expired = True
+                self._cancel()
+                return

@@ -1,19 +1,29 @@
 """The verifier's messages to and from values, checked on the way in."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from proof.index import EvidenceCounts
-from proof.item import ID_BYTES, SECRET_BYTES, ContentHash, HashAlgorithm, ItemId, Profile
+from proof.item import (
+    HASHES_BYTES,
+    ID_BYTES,
+    SECRET_BYTES,
+    ContentHash,
+    HashAlgorithm,
+    ItemId,
+    Profile,
+)
 from proof.root import SetRoot
 from protos import verifier_pb2 as pb
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, StoreError
 from replicator.verifier.values import (
     BATCH_BYTES_MAX,
     BLAKE3_BYTES,
     BODY_BYTES_MAX,
+    DELETES_MAX,
     PATCH_BYTES_MAX,
     WRITES_MAX,
     BatchResult,
+    DeleteRefusal,
     Description,
     IndexState,
     PatchOrder,
@@ -38,10 +48,8 @@ def write_to(write: Write) -> pb.Write:
     message = pb.Write(key=write.key, blake3=write.blake3, replaced_id=write.replaced_id or b"")
     if write.body is not None:
         message.body = write.body
-    elif write.keeps_body:
-        message.properties_only = True
     else:
-        message.delete = True
+        message.properties_only = True
     _set_properties(message.properties, write.properties)
     return message
 
@@ -65,15 +73,11 @@ def writes_from(message: pb.WriteBatch) -> list[Write]:
 def _write_from(message: pb.Write) -> Write:
     key, replaced = _key_from(message.key), _id_from(message.replaced_id)
     match message.WhichOneof("change"):
-        case "delete" if message.delete:
-            if replaced is None:
-                raise UsageError("a delete must name the item that it deletes")
-            return Write(key, None, ObjectProperties(), b"", replaced)
         case "properties_only" if message.properties_only:
             if replaced is None:
                 raise UsageError("new properties must name the item that they are for")
             properties = _properties_from(message.properties)
-            return Write(key, None, properties, b"", replaced, keeps_body=True)
+            return Write(key, None, properties, b"", replaced)
         case "body" if len(message.body) <= BODY_BYTES_MAX:
             if len(message.blake3) != BLAKE3_BYTES:
                 raise UsageError("a write has no BLAKE3 of its body")
@@ -83,6 +87,56 @@ def _write_from(message: pb.Write) -> Write:
             raise UsageError(f"an object in a batch has over {BODY_BYTES_MAX} bytes")
         case _:
             raise UsageError("a write has no body, and is no other change either")
+
+
+def delete_request_to(ids: Sequence[ItemId], profile_digest: bytes) -> pb.DeleteRequest:
+    """The message that asks to delete these items."""
+    items = b"".join(item_id[:HASHES_BYTES] for item_id in ids)
+    return pb.DeleteRequest(profile_digest=profile_digest, items=items)
+
+
+def deletes_from(message: pb.DeleteRequest) -> list[bytes]:
+    """The items to delete, by HASHES_BYTES of their IDs each.
+
+    Raises:
+        UsageError: there are too many, one is cut short, or named twice.
+    """
+    data = message.items
+    if len(data) > HASHES_BYTES * DELETES_MAX:
+        raise UsageError(f"a request deletes over {DELETES_MAX} items")
+    if len(data) % HASHES_BYTES:
+        raise UsageError(f"an item to delete has {HASHES_BYTES} bytes")
+    found = [data[at : at + HASHES_BYTES] for at in range(0, len(data), HASHES_BYTES)]
+    if len(set(found)) != len(found):
+        raise UsageError("a request deletes one item twice")
+    return found
+
+
+def delete_response_to(deletes: int, refusals: Sequence[DeleteRefusal]) -> pb.DeleteResponse:
+    """The message that answers a request to delete so many items."""
+    return pb.DeleteResponse(
+        deleted=deletes - len(refusals),
+        refused=[
+            pb.DeleteRefusal(item=one.place, error=one.error, reason=one.reason) for one in refusals
+        ],
+    )
+
+
+def refusals_from(message: pb.DeleteResponse, *, deletes: int) -> list[DeleteRefusal]:
+    """The items that were not deleted, of so many in the request.
+
+    Raises:
+        RemoteProtocolError: the answer is not about these.
+    """
+    places = [one.item for one in message.refused]
+    is_ours = len(set(places)) == len(places) and all(place < deletes for place in places)
+    if not is_ours or message.deleted + len(places) != deletes:
+        raise RemoteProtocolError("the verifier did not say what it deleted")
+    return [
+        # An error has a code, whatever was sent.
+        DeleteRefusal(one.item, one.error[:_TEXT_MAX] or StoreError.code, one.reason[:_TEXT_MAX])
+        for one in message.refused
+    ]
 
 
 def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:
@@ -284,18 +338,27 @@ def index_state_to(state: IndexState) -> pb.IndexState:
         read=evidence.read,
         listed_at_ms=1000 * (state.listed_at_s or 0),
         oldest_read_ms=1000 * (evidence.oldest_read_at_s or 0),
+        settled_items=state.settled.count if state.settled else 0,
+        settled_total=total_to(state.settled) if state.settled else b"",
     )
 
 
 def index_state_from(message: pb.IndexState) -> IndexState:
-    """The index's state in a message."""
+    """The index's state in a message.
+
+    Raises:
+        RemoteProtocolError: a root in it is invalid.
+    """
     evidence = EvidenceCounts(
         listed=min(message.listed, _COUNT_MAX),
         recorded=min(message.recorded, _COUNT_MAX),
         read=min(message.read, _COUNT_MAX),
         oldest_read_at_s=message.oldest_read_ms // 1000 or None,
     )
-    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None)
+    settled = None
+    if message.settled_total:
+        settled = root_from(message.settled_items, message.settled_total)
+    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None, settled)
 
 
 def _key_from(key: str) -> str:

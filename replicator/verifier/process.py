@@ -15,6 +15,7 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
 from runtime.guard import ThreadGuard
+from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
@@ -28,7 +29,9 @@ _log = get_logger("verifier", VERIFIER_EVENTS)
 
 
 class VerifierProcess:
-    """A verifier of one bucket; `address` is where it listens."""
+    """A verifier of one bucket; `address` is where it listens, and `liveness` knows its
+    threads.
+    """
 
     def __init__(self, config: VerifierConfig, call_limits: CallLimits = CALL_LIMITS) -> None:
         """Open the store and the index, and listen.
@@ -43,6 +46,7 @@ class VerifierProcess:
                 cannot be used.
         """
         self._config = config
+        self.liveness = Liveness()
         self._stopping = threading.Event()
         self._refreshed = threading.Event()
         self._metrics = Metrics(VERIFIER_METRICS)
@@ -69,11 +73,9 @@ class VerifierProcess:
             opened.callback(rpc.stop)
             self.address = rpc.address
             self._threads = [
-                threading.Thread(target=self._loop, args=(step,), name=name)
+                self._start_loop(name, step)
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
             ]
-            for thread in self._threads:
-                thread.start()
             self._opened = opened.pop_all()
         _log.info("server_started", address=self.address, bucket=config.bucket)
 
@@ -85,38 +87,62 @@ class VerifierProcess:
             thread.join()
         self._opened.close()
 
-    def _loop(self, step: Callable[[], None]) -> None:
+    def _start_loop(self, name: str, step: Callable[[ThreadGuard], None]) -> threading.Thread:
+        guard = ThreadGuard(name, self._metrics, THREAD_FAILURES)
+        thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
+        self.liveness.watch(thread, guard)
+        thread.start()
+        return thread
+
+    def _loop(self, guard: ThreadGuard, step: Callable[[ThreadGuard], None]) -> None:
         """Repeat a step, whatever becomes of it, until the process stops."""
-        guard = ThreadGuard(threading.current_thread().name, self._metrics, THREAD_FAILURES)
         while not self._stopping.is_set():
             try:
                 with guard.named_errors():
-                    step()
+                    step(guard)
             except ReconcileError as error:
                 if not self._stopping.is_set():
                     self._metrics.count("verifier_refresh_failures_total")
                     _log.error("refresh_failed", **error_fields(error))
                     self._stopping.wait(_FAILURE_PAUSE_S)
 
-    def _refresh(self) -> None:
+    def _refresh(self, guard: ThreadGuard) -> None:
         """List the bucket, and wait until it is due again."""
-        self._note(self._service.refresh_now(stopped=self._stopping.is_set))
+        self._note(self._service.refresh_now(stopped=self._polled_by(guard)))
         self._refreshed.set()
-        self._stopping.wait(self._config.refresh_every_s)
+        with guard.idle():
+            self._stopping.wait(self._config.refresh_every_s)
 
-    def _scrub(self) -> None:
+    def _scrub(self, guard: ThreadGuard) -> None:
         """After the next refresh, read what was not read for long. A pass may take
         longer than the time to the next refresh, which does not wait for it.
         """
-        self._refreshed.wait()
+        with guard.idle():
+            self._refreshed.wait()
         self._refreshed.clear()
         scrub, bucket = self._config.scrub, self._bucket
         since_s = bucket.clock.now_ms() // 1000 - int(scrub.read_again_after_s)
         if self._stopping.is_set() or not scrub.enabled or not self._is_due(since_s):
             return
-        limiter = RateLimiter(scrub.bytes_per_second, bucket.clock, self._stopping.wait)
-        refresher = bucket.refresher(self._stopping.is_set, limiter)
+        stopped = self._polled_by(guard)
+
+        def wait(seconds: float) -> bool:
+            return self._stopping.wait(seconds) or stopped()
+
+        limiter = RateLimiter(scrub.bytes_per_second, bucket.clock, wait)
+        refresher = bucket.refresher(stopped, limiter)
         self._note(refresher.scrub(read_since_s=since_s))
+
+    def _polled_by(self, guard: ThreadGuard) -> Callable[[], bool]:
+        """Whether to stop. A pass may take days and asks this all along, which shows
+        that it gets on.
+        """
+
+        def is_stopping() -> bool:
+            guard.note_progress()
+            return self._stopping.is_set()
+
+        return is_stopping
 
     def _is_due(self, since_s: int) -> bool:
         """Whether any object was not read since then; a pass looks at every row."""

@@ -8,8 +8,9 @@ that the target lacks.
 import hmac
 import threading
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TypeVar
 
 import grpc
@@ -22,6 +23,8 @@ from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier
 from replicator.verifier.messages import (
     batch_result_to,
+    delete_response_to,
+    deletes_from,
     description_to,
     facts_to,
     index_state_to,
@@ -62,7 +65,13 @@ class VerifierService:
     def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
         self._bucket = bucket
         self._applier = (
-            Applier(bucket.store, bucket.index, bucket.profile, writing=bucket.writing)
+            Applier(
+                bucket.store,
+                bucket.index,
+                bucket.profile,
+                writing=bucket.writing,
+                new_executor=bucket.new_executor,
+            )
             if takes_writes
             else None
         )
@@ -74,7 +83,7 @@ class VerifierService:
         # Two listings at a time would cost twice and find the same.
         self._refreshing = threading.Lock()
         self._patching = threading.BoundedSemaphore(_LONG_CALLS)
-        self._long_calls = ThreadPoolExecutor(2 * _LONG_CALLS, thread_name_prefix="long-call")
+        self._long_calls = bucket.new_executor(2 * _LONG_CALLS, "long-call")
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to this server."""
@@ -87,6 +96,7 @@ class VerifierService:
             "WriteBatches": grpc.stream_stream_rpc_method_handler(
                 self.write, pb.WriteBatch.FromString, _serialize
             ),
+            "DeleteItems": unary(self.delete, pb.DeleteRequest.FromString, _serialize),
             "PatchObject": grpc.stream_stream_rpc_method_handler(
                 self.patch, pb.PatchPiece.FromString, _serialize
             ),
@@ -136,7 +146,9 @@ class VerifierService:
             StoreError: the store could not be listed or read.
         """
         self._check_profile(request.profile_digest)
-        seen = [RefreshProgress()]
+        start, seen = self._bucket.start(), [RefreshProgress()]
+        # The other side waits for it, so that both hold still from one moment on.
+        yield pb.RefreshProgress()
 
         def work() -> RefreshProgress:
             return self.refresh_now(
@@ -150,10 +162,11 @@ class VerifierService:
             work,
             lambda: pb.RefreshProgress(objects=seen[0].objects, bytes_read=seen[0].bytes_read),
         )
+        settled = self._bucket.settled_root(start, request.prefix)
         yield pb.RefreshProgress(
             objects=progress.objects,
             bytes_read=progress.bytes_read,
-            index=index_state_to(self.state()),
+            index=index_state_to(replace(self.state(), settled=settled)),
         )
 
     def refresh_now(
@@ -207,6 +220,18 @@ class VerifierService:
         for request in requests:
             self._check_profile(request.profile_digest)
             yield batch_result_to(applier.apply(request.batch, writes_from(request)))
+
+    def delete(self, request: pb.DeleteRequest, _: grpc.ServicerContext) -> pb.DeleteResponse:
+        """Delete the objects that are still these items.
+
+        Raises:
+            WritesRefusedError: this verifier takes no writes.
+            UsageError: another profile, or an invalid request.
+        """
+        applier = self._writable()
+        self._check_profile(request.profile_digest)
+        items = deletes_from(request)
+        return delete_response_to(len(items), applier.delete(items))
 
     def patch(
         self, requests: Iterator[pb.PatchPiece], context: grpc.ServicerContext

@@ -21,6 +21,8 @@ BODY_BYTES_MAX = 1 << 20
 # One batch stays below the limit of a message.
 BATCH_BYTES_MAX = 4 << 20
 WRITES_MAX = 1_000
+# Of one call; a verifier looks at each object in its store.
+DELETES_MAX = 1_000
 PATCH_BYTES_MAX = 1 << 20
 PATCHES_MAX = 8_192
 # All patches of one object are held in memory; a larger change is copied instead.
@@ -31,12 +33,14 @@ BLAKE3_BYTES = 32
 @dataclass(frozen=True, slots=True)
 class IndexState:
     """What a verifier's index knows of its bucket. `listed_at_s` is when its last
-    whole listing began, None before the first.
+    whole listing began, None before the first. `settled` is the root of what the bucket
+    held when the refresh began that this answers, None where that is not known.
     """
 
     position: int
     evidence: EvidenceCounts
     listed_at_s: int | None
+    settled: SetRoot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +58,8 @@ class Description:
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One change of a key: an object of at most BODY_BYTES_MAX, or None to delete, or
-    with `keeps_body` to replace the properties only.
+    """One change of a key: an object of at most BODY_BYTES_MAX, or with None its new
+    properties only.
 
     `blake3` is of the body, empty without one. `replaced_id` is the ID of the item that
     this change replaces, None where there must be none.
@@ -66,10 +70,6 @@ class Write:
     properties: ObjectProperties
     blake3: bytes
     replaced_id: ItemId | None
-    keeps_body: bool = False
-
-    def __post_init__(self) -> None:
-        assert self.body is None or not self.keeps_body
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +90,15 @@ class BatchResult:
     number: int
     results: tuple[WriteOutcome, ...]
     root: SetRoot
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteRefusal:
+    """Why the item at a place of a request was not deleted."""
+
+    place: int
+    error: str
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

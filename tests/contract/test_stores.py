@@ -17,9 +17,10 @@ import fastcrc
 import pytest
 from blake3 import blake3
 
-from proof.item import HashAlgorithm
+from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.port import (
     CopySource,
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -132,6 +133,17 @@ def part_bytes(store: Store) -> int:
     return max(store.capabilities.part_bytes_min, 20_000)
 
 
+def known_hashes(body: bytes) -> dict[HashAlgorithm, bytes]:
+    return {
+        HashAlgorithm.MD5: hashlib.md5(body).digest(),
+        HashAlgorithm.SHA256: hashlib.sha256(body).digest(),
+        HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
+        HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),
+        HashAlgorithm.BLAKE3: blake3(body).digest(),
+    }
+
+
 def write_parts(
     store: Store, key: str, bodies: dict[int, bytes], properties: ObjectProperties = NOTHING
 ) -> tuple[UploadId, list[UploadedPart]]:
@@ -213,14 +225,7 @@ def test_a_body_comes_back_and_its_hashes_are_those_of_its_bytes(store: Store, l
     assert same_stamp(current(store, "key"), facts)
     assert same(store.lister.list_objects(""), [facts])
     assert content(store, facts) == body
-    known = {
-        HashAlgorithm.MD5: hashlib.md5(body).digest(),
-        HashAlgorithm.SHA256: hashlib.sha256(body).digest(),
-        HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
-        HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
-        HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),
-        HashAlgorithm.BLAKE3: blake3(body).digest(),
-    }
+    known = known_hashes(body)
     assert {one.algorithm.value for one in facts.hashes} >= set(store.capabilities.whole_hashes)
     for one in facts.hashes:
         assert one.digest == known[one.algorithm]
@@ -405,6 +410,33 @@ def test_properties_are_those_of_just_this_object(store: Store) -> None:
         store.reader.properties_of(replace(first, key="other"))
 
 
+@pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1200], ids=len)
+def test_a_whole_object_is_its_bytes_and_properties(store: Store, body: bytes) -> None:
+    given = ObjectProperties(
+        metadata=(("a", "b"),), tags=(("c", "d"),) if store.capabilities.keeps_tags else ()
+    )
+    store.writer.put("key", body, given, ANYTHING)
+    (listed,) = store.lister.list_objects("")
+    found = store.reader.read_whole(listed)
+    assert found.body == body
+    assert found.properties == store.reader.properties_of(listed)
+    assert user_given(found.properties, given) == given
+
+
+def test_a_whole_object_is_just_this_one(store: Store) -> None:
+    given = ObjectProperties(metadata=(("a", "b"),))
+    first = store.writer.put("key", b"one", given, ANYTHING)
+    put(store, "key", b"two")
+    if store.capabilities.keeps_versions:
+        found = store.reader.read_whole(first)
+        assert (found.body, found.properties.metadata) == (b"one", given.metadata)
+    else:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(first)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        store.reader.read_whole(replace(first, key="other"))
+
+
 def test_a_write_if_absent_happens_once(store: Store) -> None:
     if not store.capabilities.creates_conditionally:
         return
@@ -556,16 +588,44 @@ def test_parts_in_any_order_become_the_object(store: Store) -> None:
     assert store.reader.properties("key").metadata == (("a", "b"),)
     assert content(store, facts, size - 5, size + 5) == body[size - 5 : size + 5]
     assert content(store, facts, 2 * size - 5) == body[2 * size - 5 :]
-    known = {
-        HashAlgorithm.MD5: hashlib.md5(body).digest(),
-        HashAlgorithm.CRC32C: fastcrc.crc32.iscsi(body).to_bytes(4, "big"),
-        HashAlgorithm.CRC32: fastcrc.crc32.iso_hdlc(body).to_bytes(4, "big"),
-        HashAlgorithm.CRC64NVME: crc64nvme(body).to_bytes(8, "big"),
-    }
     assert {one.algorithm.value for one in facts.hashes} >= set(store.capabilities.whole_hashes)
     for one in facts.hashes:
-        assert one.digest == known[one.algorithm]
+        assert one.digest == known_hashes(body)[one.algorithm]
     assert list(store.upload_reader.uploads("")) == []
+
+
+def test_a_part_has_its_md5_as_etag_where_the_store_says_so(store: Store) -> None:
+    size = part_bytes(store)
+    bodies = {1: noise(size, 1), 2: noise(size, 2), 3: b"end"}
+    upload, _ = write_parts(store, "key", bodies)
+    if store.capabilities.part_etags_are_md5:
+        found = {part.number: part.etag for part in store.upload_reader.parts("key", upload)}
+        assert found == {n: hashlib.md5(body).hexdigest() for n, body in bodies.items()}
+    store.upload_writer.abort("key", upload)
+
+
+def test_parts_are_compared_with_the_crc_of_the_whole_where_the_store_declares_one(
+    store: Store,
+) -> None:
+    if not store.capabilities.upload_crc:
+        return
+    algorithm = HashAlgorithm(store.capabilities.upload_crc)
+    size, body = part_bytes(store), noise(3 * part_bytes(store) - 5)
+    base = put(store, "base", body)
+    bodies = {1: body[:size], 2: body[size : 2 * size]}
+    upload, parts = write_parts(store, "key", bodies)
+    kept = CopySource("base", base.version, base.etag, 2 * size, len(body))
+    parts.append(store.upload_writer.copy_part("key", upload, 3, kept))
+    whole = ContentHash(algorithm, known_hashes(body)[algorithm])
+    other = ContentHash(algorithm, known_hashes(body[1:])[algorithm])
+    if "upload_crc" not in dict(store.capabilities.reasons):
+        with pytest.raises(DigestMismatchError):
+            store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING, other)
+        assert store.reader.facts("key") is None
+    facts = store.upload_writer.complete("key", upload, parts, NOTHING, ANYTHING, whole)
+    assert whole in facts.hashes
+    assert whole in current(store, "key").hashes
+    assert content(store, facts) == body
 
 
 def test_an_upload_goes_on_where_it_was_left(store: Store) -> None:

@@ -34,6 +34,9 @@ STITCHED_BYTES_MAX = 32_000
 # Of a PUT of 4 KiB with metadata and a tag, by byte of the body.
 PUT_RATIO_MAX = 1.25
 OWNED = ObjectProperties(metadata=(("owner", "a" * 44),), tags=(("team", "red"),))
+# A sync of one tag, and a key of DeleteObjects.
+TAG_BYTES_MAX = 1_500
+DELETE_BYTES_MAX = 100
 # What the gateway takes for the creation of a bucket, or answers with an error.
 HARMFUL = ("versioning", "acl", "versions", "attributes")
 
@@ -159,6 +162,40 @@ def test_one_byte_of_a_large_object_crosses_as_its_window(ozone_pair: OzonePair)
     assert found["large"].body == digest(bytes(body))
     assert found["large"].metadata == dict(OWNED.metadata)
     assert found["large"].tags == dict(OWNED.tags)
+
+
+def test_one_tag_crosses_in_one_small_request(ozone_pair: OzonePair) -> None:
+    ozone_pair.source.writer.put("tagged", random.Random(5).randbytes(20 * MIB), OWNED, ANYTHING)
+    assert ozone_pair.commands.sync().last["copied"] == 1
+    ozone_pair.link.reset()
+    ozone_pair.commands.sync()
+    without_change = ozone_pair.link.traffic().total.length_bytes
+    blue = ObjectProperties(OWNED.metadata, (("team", "blue"),))
+    facts = current(ozone_pair.source, "tagged")
+    ozone_pair.source.writer.put_properties(facts, blue, tags_only=True)
+    ozone_pair.link.reset()
+    assert ozone_pair.commands.sync().last["metadataOnly"] == 1
+    traffic = ozone_pair.link.traffic()
+    assert traffic.total.length_bytes - without_change <= TAG_BYTES_MAX, traffic
+    assert held(ozone_pair.target, has_acls=False)["tagged"].tags == dict(blue.tags)
+    check_harmless(traffic)
+
+
+def test_many_keys_are_deleted_in_one_request(ozone_gateway: S3Endpoint) -> None:
+    """No sync deletes there: this is what its adapter does where one asks it to."""
+    bucket = ozone_gateway.fresh_bucket()
+    keys = [f"folder/of/objects/{number:08}" for number in range(1_000)]
+    with ozone_gateway.client() as client, ThreadPoolExecutor(4) as writers:
+        list(writers.map(lambda key: client.put_object(Bucket=bucket.name, Key=key), keys))
+    with WanLink(ozone_gateway.address) as link:
+        there = link.through(ozone_gateway)
+        with opened(s3_address(bucket, there), there) as store:
+            link.reset()
+            assert store.writer.delete(keys) == []
+            traffic = link.traffic()
+            assert list(store.lister.list_objects("")) == []
+    assert set(traffic.kinds) == {"POST bucket?delete"}
+    assert traffic.total.length_bytes <= DELETE_BYTES_MAX * len(keys), traffic
 
 
 def test_what_ozone_has_crosses_from_it(ozone_gateway: S3Endpoint, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""A real process that syncs two local buckets is killed, again and again."""
+"""A real process that syncs buckets is killed, again and again, or its link is cut."""
 
+import os
 import random
 import signal
 import subprocess
@@ -8,12 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from replicator.copy_task import CopyLimits
 from replicator.ledger import PairLedger
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectProperties, Store
 from runtime.disk import Disk
+from tests.support.bucket_commands import BucketPair, digest, held, opened, s3_address
 from tests.support.bucket_sync import LIMITS
+from tests.support.processes import ROOT
+from tests.support.s3_servers import S3Endpoint
 from tests.support.stores import ANYTHING, content
+from tests.support.waiting import wait_until
+from tests.support.wan import WanLink
 
 pytestmark = pytest.mark.e2e
 
@@ -22,6 +29,10 @@ PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"
 LIFE_S = 0.6
 KILLS = 8
 RUN_S = 120
+# Of the one large object that is cut. The heads of its parts cross besides.
+PART = CopyLimits().part_bytes
+CUT_PARTS = 5
+HEADS_BYTES = 20_000
 
 
 def fill(store: Store, rng: random.Random) -> dict[str, bytes]:
@@ -73,3 +84,41 @@ def test_killed_many_times_it_leaves_the_target_equal_and_nothing_behind(tmp_pat
         tmp_path / "state", source=f"local:{tmp_path}/source", target=f"local:{tmp_path}/target"
     ) as ledger:
         assert ledger.upload_keys() == []
+
+
+def part_bytes(link: WanLink) -> int:
+    """What has crossed of parts, with their heads."""
+    kinds = link.traffic().kinds
+    return sum(kinds[kind].bytes_to for kind in kinds if kind == "PUT object?uploadId")
+
+
+@pytest.mark.parametrize("share", [0.15, 0.5, 0.85])
+@pytest.mark.parametrize("what", ["process", "link"])
+def test_of_a_large_object_that_is_cut_no_more_than_one_part_crosses_twice(
+    what: str, share: float, ministack_server: S3Endpoint, tmp_path: Path
+) -> None:
+    body = random.Random(5).randbytes(CUT_PARTS * PART)
+    source, target = f"local:{tmp_path}/source", ministack_server.fresh_bucket()
+    with opened(source, ministack_server) as store:
+        store.writer.put("large", body, PROPERTIES, ANYTHING)
+    with WanLink(ministack_server.address, delay_ms=10, mbit=400) as link:
+        address = s3_address(target, link.through(ministack_server))
+        commands = BucketPair(source, address, tmp_path / "state", ministack_server)
+        with subprocess.Popen(
+            commands.sync_process(),
+            cwd=ROOT,
+            env={**os.environ, **ministack_server.environment},
+            stdout=subprocess.DEVNULL,
+        ) as process:
+            wait_until(lambda: part_bytes(link) >= share * len(body), "a part of it to cross")
+            assert process.poll() is None, "it ended before it was cut"
+            if what == "process":
+                process.send_signal(signal.SIGKILL)
+            else:
+                link.cut()
+                link.mend()
+            process.wait(RUN_S)
+        assert commands.sync().last["equal"]
+        assert part_bytes(link) <= len(body) + PART + HEADS_BYTES
+    found = held(target)
+    assert {key: one.body for key, one in found.items()} == {"large": digest(body)}

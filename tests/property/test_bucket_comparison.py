@@ -1,11 +1,15 @@
 """Comparisons at random against brute force: at rest, moving, of ranges."""
 
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from proof.comparison import BucketComparison
 from proof.index import KeyRange
+from proof.item import Item
+from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.root import SetRoot
 from tests.support.bucket_pairs import (
     NAMES,
@@ -13,6 +17,7 @@ from tests.support.bucket_pairs import (
     differing,
     names_of,
     pair_at_rest,
+    random_item,
     random_items,
     steps,
 )
@@ -58,6 +63,14 @@ def test_sets_that_share_nothing_are_told_apart(seed: int) -> None:
     agrees(compare(source, target), source, target, seed)
 
 
+def test_a_target_that_has_nothing_is_told_no_ids() -> None:
+    source = MemoryIndex(random_items(random.Random(1), 5_000, 10**5).values())
+    target = MemoryIndex()
+    link = Link(target)
+    agrees(compare(source, target, link=link), source, target, "nothing")
+    assert (link.trips, link.total_bytes < 1_000) == (1, True)
+
+
 @pytest.mark.parametrize("group", range(GROUPS))
 def test_of_a_range_what_differs_in_it_is_found(group: int) -> None:
     for seed in range(group, SEEDS_RANGES, GROUPS):
@@ -76,7 +89,63 @@ def test_of_a_range_what_differs_in_it_is_found(group: int) -> None:
 
 
 @pytest.mark.parametrize("group", range(GROUPS))
-def test_while_both_sides_move_nothing_is_found_wrongly(group: int) -> None:
+def test_extras_that_are_known_are_found_again(group: int) -> None:
+    """Whatever an earlier comparison found, and whatever moved since: the same is found
+    as without knowing it, with the extras that are still there, and by keys alone.
+    """
+    for seed in range(group, SEEDS_AT_REST // 2, GROUPS):
+        rng = random.Random(seed)
+        size = int(2 ** rng.uniform(0, 7)) - 1
+        source, target = pair_at_rest(rng, size, rng.choice((0, 2, 10, size)))
+        first = compare(source, target, only_keys=True)
+        agrees(first, source, target, seed)
+        for _ in range(rng.choice((0, 0, 1, 3, 20))):
+            side, item = rng.choice((source, target)), random_item(rng, 2 * size + 1)
+            one = rng.choice(first.differences) if first.differences else None
+            match rng.randrange(4):
+                case 0 if one and one.kind is ItemDifferenceKind.EXTRA:
+                    target.delete(one.key, one.version)
+                case 1 if one:
+                    side.put(replace(item, key=one.key, version=one.version))
+                case 2:
+                    side.delete(item.key, item.version)
+                case _:
+                    side.put(item)
+        if rng.random() < 0.2 and first.differences:
+            # What the target has goes to the source as it is.
+            name = rng.choice(first.differences)
+            if (name.key, name.version) in target.items:
+                source.put(target.items[name.key, name.version])
+        keys = rng.random() < 0.5
+        inside = KeyRange(rng.choice(NAMES)) if rng.random() < 0.2 else KeyRange()
+        plain = compare(source, target, key_range=inside)
+        again = compare(source, target, known=first.differences, only_keys=keys, key_range=inside)
+        assert names_of(again.differences) == names_of(plain.differences), seed
+        assert [one.theirs_id for one in again.differences] == [
+            one.theirs_id for one in plain.differences
+        ], seed
+        assert (again.ours, again.theirs, again.in_flight) == (plain.ours, plain.theirs, 0), seed
+
+
+@pytest.mark.parametrize("extras", [3, 40, 3_000])
+def test_extras_that_are_still_there_cost_nothing(extras: int) -> None:
+    rng = random.Random(extras)
+    items = random_items(rng, 2_000, 10**6)
+    source = MemoryIndex(items.values())
+    found = {**items, **{("x", str(n)): Item("x", n, version=str(n)) for n in range(extras)}}
+    target = MemoryIndex(found.values())
+    first = compare(source, target, only_keys=True)
+    assert len(first.differences) == extras
+    link = Link(target)
+    again = compare(source, target, known=first.differences, link=link)
+    assert again.differences == first.differences
+    assert (link.trips, link.total_bytes < 256) == (1, True)
+    assert not again.is_equal
+
+
+@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize("knows_extras", [False, True])
+def test_while_both_sides_move_nothing_is_found_wrongly(group: int, knows_extras: bool) -> None:
     """What is certain differs at the cut, what differs is certain or in flight, and
     only items that changed after the cut are in flight.
     """
@@ -93,6 +162,11 @@ def test_while_both_sides_move_nothing_is_found_wrongly(group: int) -> None:
             if not is_faithful and rng.random() < 0.5:
                 pair.write_foreign()
 
+        known: Sequence[ItemDifference] = ()
+        if knows_extras:
+            move(pair, rng, is_faithful, 20)
+            pair.write_foreign()
+            known = compare(pair.source, pair.target, only_keys=rng.random() < 0.5).differences
         move(pair, rng, is_faithful, 40)
         acknowledged = pair.target.applied
         if rng.random() < 0.3:
@@ -100,7 +174,9 @@ def test_while_both_sides_move_nothing_is_found_wrongly(group: int) -> None:
         ours, theirs = pair.source_at_cut(), pair.target.items
         first_cut = (pair.source.position, pair.target.position)
         outcome = None
-        for number, result in enumerate(steps(pair.source, pair.target, applied=acknowledged)):
+        for number, result in enumerate(
+            steps(pair.source, pair.target, applied=acknowledged, known=known)
+        ):
             outcome = result
             if number:
                 move(pair, rng, is_faithful, 4)
@@ -119,7 +195,7 @@ def test_while_both_sides_move_nothing_is_found_wrongly(group: int) -> None:
             for change in index.changes(after=after, through=index.position)
         }
         assert truth.keys() - found.keys() <= moved, seed
-        if is_faithful:
+        if is_faithful and not knows_extras:
             assert outcome.is_equal, seed
 
 
@@ -145,3 +221,28 @@ def test_bytes_and_trips_stay_within_their_bars(size: int) -> None:
         names = sum(len(one.key.encode()) for one in found if one.theirs)
         assert link.total_bytes <= (1000 + 80 * len(found) + names if found else 256)
         assert link.trips <= (5 if found else 1)
+
+
+@pytest.mark.parametrize("shape", ["one place", "a lost prefix", "an extra prefix", "all changed"])
+def test_wherever_the_differences_are_bytes_and_trips_stay_within_their_bars(shape: str) -> None:
+    """Also where the differences are more than the symbols that are kept decode."""
+    keys = [f"{'ab'[n % 2]}/{n:06}" for n in range(60_000)]
+    ours = {key: Item(key, 1) for key in sorted(keys)}
+    theirs, first = dict(ours), sorted(keys)[20_000:]
+    match shape:
+        case "one place":
+            theirs |= {key: Item(key, 2) for key in first[:500]}
+        case "a lost prefix":
+            theirs = {key: item for key, item in ours.items() if key[0] == "a"}
+        case "an extra prefix":
+            ours = {key: item for key, item in ours.items() if key[0] == "a"}
+        case "all changed":
+            theirs = {key: Item(key, 2) for key in keys}
+    source, target = MemoryIndex(ours.values()), MemoryIndex(theirs.values())
+    link = Link(target)
+    found = compare(source, target, link=link).differences
+    assert len(found) == sum(ours.get(key) != theirs.get(key) for key in keys)
+    names = sum(len(one.key.encode()) for one in found if one.theirs)
+    assert link.total_bytes <= 1_000 + 80 * len(found) + names
+    assert link.total_bytes <= 32_000 or shape != "a lost prefix"
+    assert link.trips <= 5

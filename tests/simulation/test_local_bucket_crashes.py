@@ -19,7 +19,7 @@ import pytest
 
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import CopySource, ObjectProperties, UploadId
-from runtime.disk import Disk
+from runtime.disk import Disk, Operation
 from tests.support.disk import Crash, ImagingDisk
 from tests.support.stores import ANYTHING, NOTHING, content, current, put
 
@@ -191,14 +191,35 @@ Write = tuple[int, int, int] | None
 Report = tuple[str, Write, bool]
 
 
+class MortalDisk(Disk):
+    """Kills its process before or after the last of so many operations."""
+
+    def __init__(self, operations: int, *, is_last_done: bool) -> None:
+        self._left = operations
+        self._is_last_done = is_last_done
+
+    def durable(
+        self,
+        operation: Operation,
+        path: Path,
+        act: Callable[[], None],
+        torn: Callable[[], None] | None = None,
+    ) -> None:
+        """See Disk."""
+        self._left -= 1
+        if self._left > 0 or self._is_last_done:
+            super().durable(operation, path, act, torn)
+        if self._left <= 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def write_until_killed(
     folder: Path, writer: int, seed: int, history: int, reports: Connection
 ) -> None:
     """Write at random to keys of its own; report each write before and after it."""
     chance = random.Random(seed)
-    with LocalBucket(
-        folder, Disk(), body_bytes_max=ROW_BYTES, history_changes_max=history
-    ) as bucket:
+    disk = MortalDisk(chance.randrange(1, 150), is_last_done=chance.random() < 0.5)
+    with LocalBucket(folder, disk, body_bytes_max=ROW_BYTES, history_changes_max=history) as bucket:
         while True:
             key = f"{writer}/{chance.randrange(4)}"
             made = (chance.randrange(1 << 30), chance.choice([0, 40, 300, 5000]), 3)
@@ -272,26 +293,23 @@ def test_killed_writers_leave_each_object_old_or_new(tmp_path: Path, writers: in
     """Writers are killed at a random moment, time and again. Where there are two, one
     goes on beside the other's remains and is never blocked.
     """
-    folder, chance = tmp_path / "bucket", random.Random(writers)
+    folder = tmp_path / "bucket"
     LocalBucket(folder, Disk(), create=True).close()
     values: list[dict[str, Write]] = [{} for _ in range(writers)]
     orphans = 0
     # One alone does so much at most; two may be far ahead of each other.
     history = 200 if writers == 1 else 100_000
-    for number in range(60 // writers):
+    for number in range(40 // writers):
         with LocalBucket(folder, Disk()) as bucket:
             begun = bucket.position()
         children = [start_writer(folder, i, 1000 * number + i, history) for i in range(writers)]
         for i, (child, receiver) in enumerate(children):
             expected = Expected(values[i], [])
-            for _ in range(chance.randrange(1, 40)):
-                expected.take(receiver.recv())
-            assert child.pid is not None
-            os.kill(child.pid, signal.SIGKILL)
-            child.join()
             with suppress(EOFError):
                 while True:
                     expected.take(receiver.recv())
+            child.join()
+            assert child.exitcode == -signal.SIGKILL
             receiver.close()
             if i == writers - 1:
                 found, named = files_and_rows(folder)

@@ -27,27 +27,32 @@ BODIES = (
     b"b" * 5,
     *(random.Random(size).randbytes(size) for size in (LIMITS.part_bytes + 1, 3 << 16)),
 )
-State = tuple[bytes | int, bytes]
+# What there is of a key, as far as it crosses: content and properties.
+State = tuple[bytes, bytes]
+Moment = tuple[dict[str, State], dict[str, State]]
 
 
 @dataclass
 class Watch(Remarks):
-    """Notes at which levels both sides were equal, as whole sets and at one moment,
-    since the last comparison began: no run writes after that.
+    """Notes what both sides held, as whole sets and at one moment each, since the last
+    comparison began. After that a run writes nothing; it may delete.
     """
 
-    now: Callable[[], set[str]] = set
-    were_equal: set[str] = field(default_factory=set)
+    now: Callable[[], Moment] = lambda: ({}, {})
+    moments: list[Moment] = field(default_factory=list)
+    deletes_before: int = 0
+    deletes: Callable[[], int] = lambda: 0
 
     def begin(self, what: str, total: int | None, unit: str) -> None:
         """A comparison that begins forgets what was before."""
         super().begin(what, total, unit)
         if what in ("compare", "verify"):
-            self.were_equal = self.now()
+            self.moments = [self.now()]
+            self.deletes_before = self.deletes()
 
     def look(self) -> None:
         """One of the sides has changed."""
-        self.were_equal |= self.now()
+        self.moments.append(self.now())
 
 
 class Storm:
@@ -72,7 +77,7 @@ class Storm:
             page_keys=1 if self._is_dense else 3,
         )
         self._crossing = Crossing.between(MEMORY, capabilities)
-        self.watch = Watch(now=self._levels)
+        self.watch = Watch(now=self._moment, deletes=lambda: len(self.target.deleted))
         self._appeared = set[tuple[str, str]]()
         self._owners = 0
         self.runner = SyncRunner(
@@ -88,26 +93,16 @@ class Storm:
         self.runs = 8 if self._is_dense else 3
         self._errors = 0.0 if self._is_dense else 0.02
 
-    def _states(self, store: MemoryStore, *, is_listed: bool) -> dict[str, State]:
-        """What there is of each key, as far as it crosses; of bodies only the length
-        where the level is "listed".
-        """
-        return {
-            key: (
-                len(one.body) if is_listed else one.body,
-                self._crossing.digest(one.properties),
-            )
-            for key, one in store.objects.items()
-        }
-
-    def _levels(self) -> set[str]:
-        """The levels at which both sides are equal now."""
-        return {
-            name
-            for name, is_listed in (("listed", True), ("deeper", False))
-            if self._states(self.source, is_listed=is_listed)
-            == self._states(self.target, is_listed=is_listed)
-        }
+    def _moment(self) -> Moment:
+        """What both sides hold now."""
+        ours, theirs = (
+            {
+                key: (one.body, self._crossing.digest(one.properties))
+                for key, one in store.objects.items()
+            }
+            for store in (self.source, self.target)
+        )
+        return ours, theirs
 
     def blow(self) -> None:
         """Let everything go on at each operation from now on."""
@@ -168,9 +163,25 @@ class Storm:
         return self._feeds[side == "target"] or (side, key) not in self._appeared
 
     def check(self, report: SyncReport) -> None:
-        """What was said to be equal was equal at one moment since the last write."""
-        if report.equal:
-            assert ("listed" if report.level == "listed" else "deeper") in self.watch.were_equal
+        """What was said to be equal was equal at one moment since the last copy, but
+        for the keys that were deleted since. At the level "listed" only the lengths of
+        bodies count.
+        """
+        if not report.equal:
+            return
+        gone = set(self.target.deleted[self.watch.deletes_before :])
+
+        def seen(states: dict[str, State]) -> dict[str, tuple[bytes | int, bytes]]:
+            is_listed = report.level == "listed"
+            return {
+                key: (len(body) if is_listed else body, properties)
+                for key, (body, properties) in states.items()
+            }
+
+        assert any(
+            seen(ours) == seen({key: one for key, one in theirs.items() if key not in gone})
+            for ours, theirs in self.watch.moments
+        )
 
     def _properties(self, *, is_visible: bool) -> ObjectProperties:
         """New ones each time where nothing shows that they changed and came back."""

@@ -1,11 +1,11 @@
 """Random pairs of buckets, and what differs between them by brute force."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from proof.comparison import BucketComparison, SourceComparison
-from proof.index import WHOLE, AppliedPositions, IndexChange, KeyRange, Position
+from proof.index import AppliedPositions, IndexChange, Position
 from proof.item import Item
 from proof.naming import ItemDifference, ItemDifferenceKind
 from tests.support.memory_index import PROFILE, Link, MemoryIndex
@@ -47,7 +47,7 @@ def differing(ours: Items, theirs: Items) -> dict[Name, ItemDifferenceKind]:
     return kinds
 
 
-def names_of(differences: tuple[ItemDifference, ...]) -> dict[Name, ItemDifferenceKind]:
+def names_of(differences: Sequence[ItemDifference]) -> dict[Name, ItemDifferenceKind]:
     """The same of what a comparison found."""
     return {(one.key, one.version): one.kind for one in differences}
 
@@ -142,10 +142,10 @@ def steps(
     target: MemoryIndex,
     *,
     applied: AppliedPositions | None = None,
-    key_range: KeyRange = WHOLE,
+    known: Iterable[ItemDifference] = (),
 ) -> Iterator[BucketComparison | None]:
     """A comparison that pauses before each trip, with None; then its outcome."""
-    side = SourceComparison(source, PROFILE, b"job 5678", applied=applied, key_range=key_range)
+    side = SourceComparison(source, PROFILE, b"job 5678", applied=applied, known=known)
     link, questions = Link(target), side.start()
     while questions:
         yield None

@@ -15,7 +15,7 @@ from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
 # Small, so that objects of some KiB are large.
-LIMITS = CopyLimits(part_bytes=64 << 10, parts_in_flight=2)
+LIMITS = CopyLimits(part_bytes=64 << 10)
 T = TypeVar("T")
 P = ParamSpec("P")
 ONE_THREAD = CopierLimits(objects=1, parts=1, memory_bytes=1 << 20)

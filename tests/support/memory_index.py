@@ -23,6 +23,7 @@ from proof.index import (
 )
 from proof.item import EvidenceLevel, Item, ItemHasher, ItemId, Profile
 from proof.messages import AnswerMessage, QuestionMessage, WindowsAnswer, WindowsQuestion
+from proof.naming import ItemDifference
 from proof.root import SetRoot
 from proof.symbols import (
     KEPT_SYMBOLS,
@@ -142,11 +143,6 @@ class MemoryIndex:
         found = {keys[first + (last - first) * i // parts] for i in range(1, parts) if first < last}
         return sorted(key for key in found if key > key_range.start)
 
-    def prepare(self) -> None:
-        """Make what else the first reading would make."""
-        self._ordered()
-        self.find(np.zeros(0, np.uint64))
-
     def find(self, key_hashes: "NDArray[np.uint64]") -> list[IndexedItem]:
         """See ItemSnapshot."""
         if self._by_hash is None:
@@ -154,6 +150,11 @@ class MemoryIndex:
             for row in self._rows.values():
                 self._by_hash[int.from_bytes(row.id[:6], "big")].append(row)
         return [row for one in key_hashes.tolist() for row in self._by_hash.get(one, ())]
+
+    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+        """See ItemSnapshot."""
+        rows = self.find(np.unique(key_hashes))
+        return [row.item.key.encode() for row in rows], [row.item.version.encode() for row in rows]
 
     def _bounds(self, key_range: KeyRange) -> tuple[int, int]:
         keys = self._ordered()[0]
@@ -220,10 +221,20 @@ def compare(
     job: bytes = b"job 1234",
     applied: AppliedPositions | None = None,
     key_range: KeyRange = WHOLE,
+    known: Iterable[ItemDifference] = (),
+    only_keys: bool = False,
     link: Link | None = None,
 ) -> BucketComparison:
     """A whole comparison over a link."""
-    side = SourceComparison(source, PROFILE, job, applied=applied, key_range=key_range)
+    side = SourceComparison(
+        source,
+        PROFILE,
+        job,
+        applied=applied,
+        key_range=key_range,
+        known=known,
+        only_keys=only_keys,
+    )
     link, questions = link or Link(target), side.start()
     while questions:
         questions = side.step(link.carry(questions))

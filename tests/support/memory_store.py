@@ -13,14 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from merkle.checksum import Buffer
+from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, crc_hash
 from replicator.stores.port import (
     CONTENT_HEADERS,
     Capabilities,
     Change,
     CopySource,
     DeleteFailure,
+    DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -31,6 +33,7 @@ from replicator.stores.port import (
     UnsupportedObjectError,
     UploadedPart,
     UploadId,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -50,9 +53,10 @@ MEMORY = Capabilities(
     metadata_bytes_max=2048,
     whole_hashes=(HashAlgorithm.MD5.value,),
     stamps_cover_properties=False,
+    part_etags_are_md5=True,
 )
 # As Ozone's gateway: an ETag says nothing, and nothing else says more.
-UNPROVEN = replace(MEMORY, whole_hashes=(), keeps_acls=False)
+UNPROVEN = replace(MEMORY, whole_hashes=(), part_etags_are_md5=False, keeps_acls=False)
 # As old Ceph: a write asks for no condition.
 UNGUARDED = replace(
     MEMORY,
@@ -62,8 +66,16 @@ UNGUARDED = replace(
 )
 # Parts as S3 wants them, but smaller.
 STITCHING = replace(MEMORY, part_bytes_min=60 << 10)
+# As stores that keep a CRC of the whole of what is uploaded in parts.
+DECLARING = replace(MEMORY, upload_crc=HashAlgorithm.CRC64NVME.value)
 SCRATCH = ".treefold-scratch/"
-PLAIN = replace(UNGUARDED, whole_hashes=(), keeps_tags=False, copies_ranges=False)
+PLAIN = replace(
+    UNGUARDED,
+    whole_hashes=(),
+    part_etags_are_md5=False,
+    keeps_tags=False,
+    copies_ranges=False,
+)
 _PROPERTIES_BYTES_MAX = 64 << 10
 _NAME_CHARACTERS = set(string.ascii_lowercase + string.digits + "!#$%&'*+.^_`|~-")
 
@@ -99,8 +111,8 @@ class MemoryStore:
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
     `has_feed` its changes can be read. `payload` are the object bytes that were written
-    from outside, `calls` the operations by name. Keys in `lost`
-    are listed, and do not exist.
+    from outside, `calls` the operations by name, `deleted` the keys of
+    bulk deletes. Keys in `lost` are listed, and do not exist.
     """
 
     def __init__(
@@ -120,6 +132,7 @@ class MemoryStore:
         self.faults = StoreFaults()
         self.lost = set[str]()
         self.payload = 0
+        self.deleted: list[str] = []
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
@@ -228,6 +241,12 @@ class MemoryStore:
         middle = len(body) // 2
         yield iter([body[:middle], body[middle:]])
 
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """See ObjectReader; as S3 does it, other requests may come between."""
+        properties = self.properties_of(facts)
+        with self.read(facts) as pieces:
+            return WholeObject(properties, b"".join(pieces))
+
     def put(
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
@@ -267,6 +286,7 @@ class MemoryStore:
         with self._operation("delete", ""), self._lock:
             for key in keys:
                 self._drop(key)
+            self.deleted += keys
             return []
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
@@ -316,6 +336,7 @@ class MemoryStore:
         parts: Sequence[UploadedPart],
         properties: ObjectProperties,
         condition: WriteCondition,
+        whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """See UploadWriter."""
         with self._operation("complete", key), self._lock:
@@ -330,13 +351,17 @@ class MemoryStore:
             if small:
                 raise StoreError(f"EntityTooSmall: part {small[0].number}")
             body = b"".join(known.parts[part.number][1] for part in ordered)
+            crc = self.capabilities.upload_crc
+            declared = (crc_hash(Crc[crc.upper()], body),) if crc else ()
+            if whole is not None and whole not in declared:
+                raise DigestMismatchError(f"{key}: the parts are other bytes")
             if self.capabilities.whole_hashes:
                 joined = b"".join(bytes.fromhex(part.etag) for part in ordered)
             else:
                 joined = "".join(part.etag for part in ordered).encode()
             del self.uploading[upload]
             etag = f"{hashlib.md5(joined).hexdigest()}-{len(ordered)}"
-            return self._answer(self._keep(key, body, properties, etag))
+            return self._answer(self._keep(key, body, properties, etag, declared))
 
     def abort(self, key: str, upload: UploadId) -> None:
         """See UploadWriter."""
@@ -406,12 +431,18 @@ class MemoryStore:
         if condition.etag and (found is None or found.facts.etag != condition.etag):
             raise PreconditionFailedError(f"{key} is another object")
 
-    def _keep(self, key: str, body: bytes, properties: ObjectProperties, etag: str) -> ObjectFacts:
+    def _keep(
+        self,
+        key: str,
+        body: bytes,
+        properties: ObjectProperties,
+        etag: str,
+        hashes: tuple[ContentHash, ...] = (),
+    ) -> ObjectFacts:
         hasher = ContentHasher()
         hasher.update(body)
-        hashes = tuple[ContentHash, ...]()
         if self.capabilities.whole_hashes:
-            hashes = tuple(one for one in hasher.hashes() if one.algorithm is HashAlgorithm.MD5)
+            hashes += tuple(one for one in hasher.hashes() if one.algorithm is HashAlgorithm.MD5)
         facts = ObjectFacts(key, len(body), etag, self._now_ms(), hashes=hashes)
         kept = replace(
             properties,

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # Other ports than those of a cluster that may run here already, and below those that
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
-# datanode's.
-_PORT_OFFSET = 12_000
+# datanode's. Two such clusters at a time need two offsets.
+_PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
 
 
 class OzoneCluster:

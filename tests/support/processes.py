@@ -2,8 +2,10 @@
 deadline, always ended.
 """
 
+import resource
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,13 +16,23 @@ STOP_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def children_cpu_s() -> float:
+    """CPU time, of user and system, of all children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 class TreefoldProcess:
     """One long-running `treefold` command that takes `--port-file`; a context manager
     that ends it.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
-        """Start it; what it prints goes to files in `folder`."""
+    def __init__(
+        self, folder: Path, *arguments: str, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it; what it prints goes to files in `folder`. Without an `environment`
+        it has ours.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._port_file = folder / "port"
         self._port_file.unlink(missing_ok=True)
@@ -35,7 +47,12 @@ class TreefoldProcess:
         ]
         with self._stdout.open("wb") as out, self._stderr.open("wb") as err:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=err
+                command,
+                cwd=ROOT,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
             )
 
     def __enter__(self) -> Self:

@@ -15,6 +15,8 @@ from proof.messages import (
     Answer,
     AnswerMessage,
     BitmapAnswer,
+    KeysAnswer,
+    KeysQuestion,
     ListQuestion,
     NamesAnswer,
     NamesQuestion,
@@ -52,6 +54,7 @@ QUESTIONS: tuple[Question, ...] = (
     ListQuestion(Position(0), RANGES[2], bytes(range(64)), 2),
     NamesQuestion(Position(0), bytes(range(36))),
     WindowsQuestion("key", "version", 2, 4_000),
+    KeysQuestion(Position(0), bytes(range(36))),
 )
 ANSWERS: tuple[Answer, ...] = (
     RootAnswer(SetRoot(9, 2**128 - 1), None, Position(0), EvidenceCounts(1, 2, 3, 4)),
@@ -63,6 +66,7 @@ ANSWERS: tuple[Answer, ...] = (
     BitmapAnswer(b"\xa0\xff", bytes(range(32)), 70),
     NamesAnswer(6, FACTS),
     WindowsAnswer((0, 2**32 - 1, 7)),
+    KeysAnswer(3, (("a/1", ""), ("a/1", "v1"), ("é" * 300, ""))),
 )
 
 
@@ -94,7 +98,7 @@ def accept_answer(raw: bytes) -> None:
     message = decode_answer(raw)
     written = encode_answer(message)
     assert decode_answer(written) == message
-    assert written == raw or isinstance(message.answer, NamesAnswer)
+    assert written == raw or isinstance(message.answer, NamesAnswer | KeysAnswer)
 
 
 _ITEMS = [Item(f"{'aéz'[n % 3]}/{n}", n) for n in range(30)]

@@ -96,11 +96,17 @@ class _MemoryView:
             if start <= key and (end is None or key < end):
                 yield ItemRow(key, version, row)
 
-    def by_hash(self, key_hashes: Sequence[bytes]) -> Iterator[ItemRow]:
+    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
         wanted = set(key_hashes)
-        for (key, version), row in self._rows.items():
-            if row[:KEY_HASH_BYTES] in wanted:
-                yield ItemRow(key, version, row)
+        return [
+            ItemRow(key, version, row)
+            for (key, version), row in self._rows.items()
+            if int.from_bytes(row[:KEY_HASH_BYTES], "big") in wanted
+        ]
+
+    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+        rows = self.by_hash(key_hashes)
+        return [row.key for row in rows], [row.version for row in rows]
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         for position in sorted(self._journal):

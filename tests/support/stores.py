@@ -24,7 +24,7 @@ from replicator.stores.s3 import open_s3
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
-from tests.support.memory_store import MEMORY, STITCHING, UNGUARDED, MemoryStore
+from tests.support.memory_store import DECLARING, MEMORY, STITCHING, UNGUARDED, MemoryStore
 from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
@@ -196,6 +196,7 @@ OPENERS: dict[str, Opener] = {
     "memory": memory_store,
     "memory_stitching": partial(memory_store, capabilities=STITCHING),
     "memory_unguarded": partial(memory_store, capabilities=UNGUARDED),
+    "memory_declaring": partial(memory_store, capabilities=DECLARING),
     "local": local_store,
     "ministack": partial(s3_store, "ministack_server", lacks=_MINISTACK),
     "ministack_versions": partial(

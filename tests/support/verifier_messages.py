@@ -16,6 +16,9 @@ from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.messages import (
     batch_result_from,
     batch_result_to,
+    delete_request_to,
+    delete_response_to,
+    deletes_from,
     description_from,
     description_to,
     facts_from,
@@ -25,12 +28,14 @@ from replicator.verifier.messages import (
     patch_order_from,
     patch_order_to,
     patch_to,
+    refusals_from,
     root_from,
     write_to,
     writes_from,
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteRefusal,
     Description,
     IndexState,
     PatchOrder,
@@ -49,9 +54,10 @@ PROPERTIES = ObjectProperties(
 WRITES = (
     Write("a", b"body", PROPERTIES, blake3_of(b"body"), ID),
     Write("b", b"", PROPERTIES, blake3_of(b""), None),
-    Write("é", None, ObjectProperties(), b"", ID),
-    Write("d", None, PROPERTIES, b"", ID, keeps_body=True),
+    Write("é", None, PROPERTIES, b"", ID),
 )
+DELETES = (ID, ItemId(bytes(range(1, 17))))
+REFUSALS = [DeleteRefusal(1, "precondition_failed", "no")]
 ORDER = PatchOrder("k", ID, 5 << 20, b"h" * 32, PROPERTIES)
 FACTS = ObjectFacts(
     "k", 7, "etag", 1_700_000_000_000, "v1", hashes=(ContentHash(HashAlgorithm.MD5, b"m" * 16),)
@@ -85,6 +91,8 @@ def accepted() -> Iterator[Accepted]:
         profile_digest=b"p" * 16, batch=3, writes=[write_to(write) for write in WRITES]
     )
     yield Accepted("batch", batch, _batch)
+    yield Accepted("deletes", delete_request_to(DELETES, b"p" * 16), _deletes)
+    yield Accepted("delete response", delete_response_to(2, REFUSALS), _refusals)
     yield Accepted("patch order", patch_order_to(ORDER, b"p" * 16), _order)
     yield Accepted("patch", patch_to(RangePatch(5, 2, b"data")), _patch)
     yield Accepted("keys", pb.GetFactsRequest(keys=["a", "é"]), _keys)
@@ -97,6 +105,18 @@ def _batch(message: Message) -> None:
     assert isinstance(message, pb.WriteBatch)
     found = writes_from(message)
     assert writes_from(pb.WriteBatch(writes=[write_to(write) for write in found])) == found
+
+
+def _deletes(message: Message) -> None:
+    assert isinstance(message, pb.DeleteRequest)
+    found = deletes_from(message)
+    assert b"".join(found) == message.items
+
+
+def _refusals(message: Message) -> None:
+    assert isinstance(message, pb.DeleteResponse)
+    found = refusals_from(message, deletes=2)
+    assert refusals_from(delete_response_to(2, found), deletes=2) == found
 
 
 def _order(message: Message) -> None:

@@ -22,6 +22,7 @@ from replicator.verifier.config import ScrubSettings, VerifierConfig
 from replicator.verifier.process import CALL_LIMITS, VerifierProcess
 from runtime.call_limits import CallLimits
 from runtime.disk import Disk
+from runtime.progress import ProgressSink
 from runtime.rate_limit import SystemClock
 from tests.support.bucket_sync import Remarks
 from tests.support.stores import ANYTHING
@@ -81,7 +82,9 @@ class VerifiedPair:
             return run.execute(run.plan())
 
     @contextmanager
-    def opened_sync(self, options: SyncOptions) -> Iterator[ProvenSync]:
+    def opened_sync(
+        self, options: SyncOptions, progress: ProgressSink | None = None
+    ) -> Iterator[ProvenSync]:
         """A sync that has not begun."""
         with (
             PairLedger(
@@ -93,7 +96,7 @@ class VerifiedPair:
                 ledger,
                 self.client,
                 options,
-                progress=Remarks(),
+                progress=progress or Remarks(),
                 clock=SystemClock(),
                 sleep=lambda _s: None,
                 is_cancelled=lambda: False,

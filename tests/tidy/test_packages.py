@@ -16,7 +16,7 @@ from tests.tidy.test_layers import PACKAGES, RANKS, ROOT, imported, modules
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 # Directories with modules that are no part of the product.
-NOT_PRODUCT = {"tests", "benchmarks"}
+NOT_PRODUCT = {"tests", "benchmarks", "tools"}
 
 
 def test_the_ranks_name_every_package_there_is() -> None:
@@ -28,7 +28,7 @@ def test_the_ranks_name_every_package_there_is() -> None:
 def test_the_wheel_and_the_type_checker_take_every_package() -> None:
     tool = PYPROJECT["tool"]
     assert set(tool["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
-    assert set(tool["mypy"]["packages"]) == {*PACKAGES, "benchmarks"}
+    assert set(tool["mypy"]["packages"]) == {*PACKAGES, "benchmarks", "tools"}
 
 
 def test_the_architecture_draws_the_ranks() -> None:
@@ -100,6 +100,21 @@ def test_data_files_are_in_the_wheel(wheel: Path) -> None:
     }
     assert data
     assert all((wheel / name).is_file() for name in data)
+
+
+def test_what_an_operator_needs_is_in_the_wheel(wheel: Path) -> None:
+    """Units, examples, alerts, documents and manual pages, by the links between
+    them.
+    """
+    (data,) = wheel.glob("*.data/data/share")
+    for folder, place in (("deploy", "treefold/deploy"), ("docs", "treefold/docs")):
+        expected = {path.relative_to(ROOT / folder): path for path in (ROOT / folder).rglob("*.*")}
+        assert expected
+        for name, path in expected.items():
+            if path.is_file():
+                assert (data / place / name).read_bytes() == path.read_bytes()
+    pages = {path.name for path in (ROOT / "man").iterdir()}
+    assert {path.name for path in (data / "man" / "man1").iterdir()} == pages
 
 
 def test_generated_modules_import_as_plain_packages() -> None:

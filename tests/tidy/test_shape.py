@@ -29,7 +29,6 @@ UNTYPED_ADAPTERS = {
     "merkle/intrinsics.py": "numba and llvmlite have no types",
     "merkle/kernels.py": "numba and llvmlite have no types",
     "proof/symbols.py": "the kernels' module stands for a protocol",
-    "runtime/s3.py": "urllib3's connections have another answer than http.client's",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
     "sweep/compare.py": "pyarrow has no types",
     "sweep/exact.py": "pyarrow has no types",
@@ -46,7 +45,7 @@ ONE_LOOP = {
 # Public names that only a library calls, by its own rules.
 CALLED_BY_LIBRARIES: dict[str, str] = {}
 
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def relative(path: Path) -> str:

@@ -1,40 +1,112 @@
-"""The systemd units are ones that systemd takes, and run a command line that treefold
-understands.
+"""The systemd units are ones that systemd takes, are hardened, and run a command line
+that treefold understands.
 """
 
 import re
-import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 import pytest
 
 from admin.cli import treefold
-
-FOLDER = Path(__file__).resolve().parents[2] / "deploy"
-UNITS = sorted(FOLDER.iterdir())
-EXECUTABLE = "/usr/bin/treefold"
-
-
-@pytest.mark.parametrize(
-    "unit", [unit for unit in UNITS if unit.suffix == ".service"], ids=lambda unit: unit.name
+from tests.support.long_running import (
+    DEPLOY,
+    EXECUTABLE,
+    LONG_RUNNING,
+    command_line,
+    services,
+    unit_of,
 )
-def test_what_a_unit_runs_is_understood_and_writes_where_it_may(unit: Path) -> None:
-    (line,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(), re.MULTILINE)
-    executable, *words = shlex.split(line)
-    assert executable == EXECUTABLE
-    command: click.Command = treefold
+
+FOLDER = DEPLOY / "systemd"
+UNITS = sorted(unit for unit in FOLDER.iterdir() if unit.suffix in (".service", ".timer"))
+DROP_IN = FOLDER / "owner.conf"
+# What a service of ours never needs. What each of them does, systemd.exec(5) says.
+HARDENED = {
+    "NoNewPrivileges": "yes",
+    "CapabilityBoundingSet": "",
+    "AmbientCapabilities": "",
+    "ProtectSystem": "strict",
+    "ProtectHome": "yes",
+    "PrivateTmp": "yes",
+    "PrivateDevices": "yes",
+    "ProtectKernelModules": "yes",
+    "ProtectKernelTunables": "yes",
+    "ProtectControlGroups": "yes",
+    "RestrictAddressFamilies": "AF_UNIX AF_INET AF_INET6",
+    "RestrictNamespaces": "yes",
+    "RestrictSUIDSGID": "yes",
+    "LockPersonality": "yes",
+    "SystemCallArchitectures": "native",
+    "SystemCallFilter": "@system-service",
+    "UMask": "0027",
+}
+# systemd's own measure, 0 to 100 in tenths of a point: below 20 it calls a service OK.
+EXPOSURE_MAX = 20
+
+
+def keys(unit: Path) -> dict[str, str]:
+    """The keys of a unit, of all sections; none of ours is there twice."""
+    found = re.findall(r"^(\w+)=(.*)$", unit.read_text(), re.MULTILINE)
+    assert len(dict(found)) == len(found)
+    return dict(found)
+
+
+def parsed(words: Sequence[str]) -> dict[str, object]:
+    """The options of a command line. All types and requirements are checked; nothing is
+    run.
+    """
+    left, command = list(words), treefold
     context = click.Context(treefold, info_name="treefold")
     while isinstance(command, click.Group):
-        found = command.get_command(context, words.pop(0))
+        found = command.get_command(context, left.pop(0))
         assert found is not None
         command = found
-    # All types and requirements are checked; nothing is run.
-    options = command.make_context(command.name, words, parent=context).params
-    (state,) = re.findall(r"^StateDirectory=(.*)$", unit.read_text(), re.MULTILINE)
-    writable = [Path("/var/lib") / name for name in state.split()]
-    assert [options["out"], options["metrics_file"].parent] == writable
+    return dict(command.make_context(command.name, left, parent=context).params)
+
+
+@pytest.mark.parametrize("unit", services(), ids=lambda unit: unit.name)
+def test_what_a_unit_runs_is_understood(unit: Path) -> None:
+    assert parsed(command_line(unit))
+
+
+@pytest.mark.parametrize("unit", services(), ids=lambda unit: unit.name)
+def test_a_unit_is_hardened(unit: Path) -> None:
+    found = keys(unit)
+    assert {key: found.get(key) for key in HARDENED} == HARDENED
+    assert found["User"] != "root"
+
+
+def test_a_sweep_writes_where_it_may() -> None:
+    unit = FOLDER / "treefold-sweep.service"
+    options = parsed(command_line(unit))
+    writable = [Path("/var/lib") / name for name in keys(unit)["StateDirectory"].split()]
+    metrics = options["metrics_file"]
+    assert isinstance(metrics, Path)
+    assert [options["out"], metrics.parent] == writable
+
+
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_long_running_process_says_when_it_is_ready_and_is_watched(command: str) -> None:
+    found = keys(unit_of(command))
+    assert (found["Type"], found["NotifyAccess"]) == ("notify", "main")
+    assert found["WatchdogSec"].endswith("min")
+    assert found["Restart"] == "on-failure"
+    assert found["RestartPreventExitStatus"] == "2"
+    assert int(found["StartLimitBurst"]) > 1
+    # As many restarts as the limit allows must be possible within its interval.
+    seconds = 60 * int(found["StartLimitIntervalSec"].removesuffix("min"))
+    assert int(found["StartLimitBurst"]) * int(found["RestartSec"].removesuffix("s")) < seconds
+    assert int(found["LimitNOFILE"]) >= 65536
+    assert found["WantedBy"] == "multi-user.target"
+
+
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_unit_documents_itself_with_a_page_that_is_there(command: str) -> None:
+    page = keys(unit_of(command))["Documentation"]
+    assert page == f"man:treefold-{command.replace(' ', '-')}(1)"
 
 
 @pytest.mark.parametrize(
@@ -44,20 +116,40 @@ def test_a_timer_starts_a_unit_that_is_there(timer: Path) -> None:
     assert timer.with_suffix(".service") in UNITS
 
 
-def test_systemd_takes_the_units(tmp_path: Path) -> None:
-    copies = [tmp_path / unit.name for unit in UNITS]
-    for unit, copy in zip(UNITS, copies, strict=True):
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The units, and the drop-in of an agent that repairs, where systemd looks for
+    them.
+    """
+    folder = tmp_path_factory.mktemp("units")
+    for unit in UNITS:
         # Where it is not installed, it is not the unit that is wrong.
-        copy.write_text(unit.read_text().replace(EXECUTABLE, "/bin/true"))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", *copies],
-        capture_output=True,
-        text=True,
-        check=False,
+        (folder / unit.name).write_text(unit.read_text().replace(EXECUTABLE, "/bin/true"))
+    drop_ins = folder / "treefold-agent.service.d"
+    drop_ins.mkdir()
+    (drop_ins / DROP_IN.name).write_text(DROP_IN.read_text())
+    return folder
+
+
+def analysed(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["systemd-analyze", *map(str, words)], capture_output=True, text=True, check=False
     )
+
+
+def test_systemd_takes_the_units(installed: Path) -> None:
+    copies = sorted(path for path in installed.iterdir() if path.is_file())
+    assert len(copies) == len(UNITS)
+    done = analysed("verify", "--man=no", *copies)
     told = [
         line
         for line in done.stderr.splitlines()
-        if str(tmp_path) in line or any(c.name in line for c in copies)
+        if str(installed) in line or any(copy.name in line for copy in copies)
     ]
     assert (done.returncode, told) == (0, [])
+
+
+def test_systemd_calls_the_services_little_exposed(installed: Path) -> None:
+    copies = sorted(installed.glob("*.service"))
+    done = analysed("security", "--offline=true", f"--threshold={EXPOSURE_MAX}", *copies)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,6 +1,6 @@
 """Writes of a syncer at the target: what is refused, and what the index then says."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,24 +8,26 @@ from pathlib import Path
 import pytest
 
 from proof.generations import OPENERS, StorageKind
-from proof.item import HashAlgorithm, ItemHasher, ItemId, Profile
+from proof.item import HASHES_BYTES, HashAlgorithm, ItemHasher, ItemId, Profile
 from proof.stored_index import StoredIndex
 from proof.tables import ItemTables, TableBatch
 from replicator.hashing import blake3_of
 from replicator.refresh import IndexedBucket, groups_of
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
+    DeleteFailure,
     DigestMismatchError,
     ObjectProperties,
     PreconditionFailedError,
     Store,
+    StoreUnavailableError,
 )
 from replicator.verifier.applier import Applier
 from replicator.verifier.values import PatchOrder, RangePatch, Write
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 from runtime.rate_limit import SystemClock
-from tests.support.flawed_stores import without_conditions
+from tests.support.flawed_stores import CarelessWriter, without_conditions
 from tests.support.stores import NOTHING, content, current, keys, put
 from tests.support.verifiers import root_of
 
@@ -54,6 +56,12 @@ class Target:
         """The ID of a key's item."""
         row = self.index.row(key)
         return ItemHasher(self.bucket.profile).id(row.item) if row else None
+
+    def delete_id(self, key: str) -> bytes:
+        """What a delete of a key's item names it by."""
+        item_id = self.id(key)
+        assert item_id is not None
+        return item_id[:HASHES_BYTES]
 
     def write(self, *writes: Write) -> list[str]:
         """Apply a batch; the errors."""
@@ -93,20 +101,19 @@ def body(key: str, replaced: ItemId | None, data: bytes = NEW) -> Write:
     return Write(key, data, NOTHING, blake3_of(data), replaced)
 
 
-def test_a_batch_puts_deletes_and_changes_properties(target: Target) -> None:
+def test_a_batch_puts_and_changes_properties(target: Target) -> None:
     tags = ObjectProperties(tags=(("t", "1"),))
     result = target.applier.apply(
         3,
         [
             body("a", target.id("a")),
-            Write("b", None, NOTHING, b"", target.id("b")),
-            Write("c", None, tags, b"", target.id("c"), keeps_body=True),
+            Write("c", None, tags, b"", target.id("c")),
             body("d", None),
         ],
     )
-    assert (result.number, [one.error for one in result.results]) == (3, [""] * 4)
+    assert (result.number, [one.error for one in result.results]) == (3, [""] * 3)
     assert result.root == root_of(target.index)
-    assert keys(target.store) == ["a", "c", "d"]
+    assert keys(target.store) == ["a", "b", "c", "d"]
     assert target.store.reader.properties("c") == tags
     assert content(target.store, current(target.store, "c")) == b"c"
     target.check()
@@ -119,32 +126,84 @@ def test_a_body_that_is_not_what_was_sent_is_not_written(target: Target) -> None
     target.check()
 
 
-@pytest.mark.parametrize("change", ["put", "delete", "properties"])
+@pytest.mark.parametrize("change", ["put", "properties"])
 def test_another_item_than_the_syncer_knows_is_left_alone(target: Target, change: str) -> None:
     for replaced in (target.id("b"), None):
         write = body("a", replaced)
         if change != "put":
             if replaced is None:
                 continue
-            keeps = change == "properties"
-            write = Write("a", None, NOTHING, b"", replaced, keeps_body=keeps)
+            write = Write("a", None, NOTHING, b"", replaced)
         assert target.write(write) == [PreconditionFailedError.code]
     assert target.write(body("new", target.id("b"))) == [PreconditionFailedError.code]
     assert content(target.store, current(target.store, "a")) == b"a"
     target.check()
 
 
-@pytest.mark.parametrize("change", ["put", "delete", "properties"])
+@pytest.mark.parametrize("change", ["put", "properties"])
 def test_an_object_that_changed_behind_the_index_is_left_alone(target: Target, change: str) -> None:
     known = target.id("a")
     put(target.store, "a", b"foreign")
     put(target.store, "d", b"foreign")
     write = body("a", known)
     if change != "put":
-        write = Write("a", None, NOTHING, b"", known, keeps_body=change == "properties")
+        write = Write("a", None, NOTHING, b"", known)
     assert target.write(write, body("d", None)) == [PreconditionFailedError.code] * 2
     assert content(target.store, current(target.store, "a")) == b"foreign"
     assert content(target.store, current(target.store, "d")) == b"foreign"
+
+
+def test_deletes_name_items_and_leave_what_is_another_item_by_now(target: Target) -> None:
+    """Row OZ-116: what is refused is told by its place, and the others are deleted."""
+    a, b, c = (target.delete_id(key) for key in ("a", "b", "c"))
+    # The index knows of one change, and of the other it does not.
+    assert target.write(body("a", target.id("a"))) == [""]
+    put(target.store, "b", b"foreign")
+    refused = target.applier.delete([a, b, c, b"no such item"])
+    assert [(one.place, one.error) for one in refused] == [
+        (0, PreconditionFailedError.code),
+        (1, PreconditionFailedError.code),
+        (3, PreconditionFailedError.code),
+    ]
+    assert keys(target.store) == ["a", "b"]
+    assert target.id("c") is None
+    # Row OZ-115: it is gone already.
+    assert [one.place for one in target.applier.delete([c])] == [0]
+    assert target.applier.delete([]) == []
+    target.bucket.refresher(lambda: False).refresh()
+    assert target.applier.delete([target.delete_id("a")]) == []
+    target.check()
+
+
+class Refusing(CarelessWriter):
+    """Refuses to delete one key, or does not answer."""
+
+    is_down = False
+
+    def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
+        """See ObjectWriter."""
+        if self.is_down:
+            raise StoreUnavailableError("503")
+        super().delete([key for key in keys if key != "b"])
+        return [DeleteFailure("b", "AccessDenied")]
+
+
+def test_what_the_store_does_not_delete_stays_in_the_index(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        target = opened(stack, tmp_path)
+        writer = Refusing(target.store)
+        view = replace(target.store, writer=writer)
+        applier = Applier(view, target.index, target.bucket.profile, writing=target.bucket.writing)
+        stack.callback(applier.close)
+        items = [target.delete_id(key) for key in ("a", "b", "c")]
+        writer.is_down = True
+        assert [one.error for one in applier.delete(items)] == [StoreUnavailableError.code] * 3
+        target.check()
+        writer.is_down = False
+        (refusal,) = applier.delete(items)
+        assert (refusal.place, refusal.reason) == (1, "AccessDenied")
+        assert keys(target.store) == ["b"]
+        target.check()
 
 
 def test_a_store_without_conditions_is_looked_at_before_each_write(tmp_path: Path) -> None:

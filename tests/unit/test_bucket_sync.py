@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
 from replicator.listing import ListingOrderError
@@ -20,7 +21,15 @@ from replicator.stores.port import (
 )
 from runtime.errors import OperationInterruptedError
 from tests.support.bucket_sync import LIMITS, SyncRunner
-from tests.support.memory_store import MEMORY, PLAIN, STITCHING, UNGUARDED, UNPROVEN, MemoryStore
+from tests.support.memory_store import (
+    DECLARING,
+    MEMORY,
+    PLAIN,
+    STITCHING,
+    UNGUARDED,
+    UNPROVEN,
+    MemoryStore,
+)
 
 PART = LIMITS.part_bytes
 KINDS = {"md5": MEMORY, "unproven": UNPROVEN, "unguarded": UNGUARDED, "plain": PLAIN}
@@ -327,6 +336,60 @@ def test_a_change_is_stitched_where_small_parts_are_refused(tmp_path: Path) -> N
     assert report.bytes == target.payload == 16 << 10
     assert target.bodies() == source.bodies()
     assert not target.uploading
+
+
+def test_parts_that_arrived_as_other_bytes_become_no_object_where_crcs_are_declared(
+    tmp_path: Path,
+) -> None:
+    """The ETag, the size and the answer are those of what was sent."""
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", DECLARING)
+    source, target = pair
+    source.write("large", large(8), PROPERTIES)
+
+    def damage(name: str, _key: str) -> None:
+        for upload in target.uploading.values() if name == "complete" else ():
+            part, body = upload.parts[2]
+            upload.parts[2] = part, bytes([body[0] ^ 1]) + body[1:]
+
+    target.faults.before = damage
+    report = runner(pair, tmp_path)()
+    assert [one.reason for one in report.failed] == ["target_disagrees"]
+    assert (target.bodies(), target.uploading) == ({}, {})
+    target.faults.before = lambda *_: None
+    assert runner(pair, tmp_path)().equal
+    assert target.bodies() == source.bodies()
+
+
+@pytest.mark.parametrize("kind", [DECLARING, replace(DECLARING, part_bytes_min=60 << 10)])
+def test_a_patch_of_other_bytes_than_were_copied_ends_as_the_whole_object(
+    kind: Capabilities, tmp_path: Path
+) -> None:
+    """Damage that no stamp shows: the old object is not what its windows say."""
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", kind)
+    source, target = pair
+    body = bytearray(large(9, 20))
+    source.write("large", bytes(body), PROPERTIES)
+    run = runner(pair, tmp_path)
+    assert run().equal
+    held = target.objects["large"]
+    target.objects["large"] = replace(held, body=b"?" + held.body[1:])
+    body[600_000] ^= 1
+    source.write("large", bytes(body), PROPERTIES)
+    assert run().equal
+    assert target.bodies() == source.bodies()
+    assert not target.uploading
+
+
+def test_the_crc_that_a_target_declares_of_a_whole_is_recorded(tmp_path: Path) -> None:
+    pair = MemoryStore("memory:a"), MemoryStore("memory:b", DECLARING)
+    pair[0].write("large", large(10), PROPERTIES)
+    run = runner(pair, tmp_path)
+    assert run().level == "recorded:blake3"
+    with run._ledger() as ledger:
+        row = ledger.row("large")
+    assert row is not None
+    assert row.level is EvidenceLevel.RECORDED
+    assert set(pair[1].objects["large"].facts.hashes) & set(row.hashes)
 
 
 def test_a_plan_changes_nothing_and_says_what_will_happen(tmp_path: Path) -> None:

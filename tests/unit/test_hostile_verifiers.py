@@ -15,14 +15,22 @@ import grpc
 import pytest
 
 from merkle.errors import ReconcileError
-from proof.item import ItemHasher, ItemId
-from proof.messages import AnswerMessage, BitmapAnswer, QuestionMessage, RootAnswer, SymbolsAnswer
+from proof.index import KeyRange
+from proof.item import ROOT_DIGEST_BYTES, ItemHasher, ItemId
+from proof.messages import (
+    AnswerMessage,
+    BitmapAnswer,
+    QuestionMessage,
+    RootAnswer,
+    RootQuestion,
+    SymbolsAnswer,
+)
 from proof.root import SetRoot
 from proof.wire import decode_answer, encode_answer
 from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
 from replicator.proving import prove
-from replicator.verifier.client import VerifierClient
+from replicator.verifier.client import AnswerLimits, VerifierClient, VerifierUnavailableError
 from replicator.verifier.messages import patch_order_to, patch_to, write_to
 from replicator.verifier.server import SERVICE
 from replicator.verifier.values import (
@@ -34,6 +42,7 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.call_limits import CallLimits
+from runtime.errors import RemoteProtocolError
 from runtime.rpc import open_channel, sent_error, start_server
 from tests.support.stores import NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
@@ -197,12 +206,74 @@ def test_a_refresh_without_an_end_and_a_patch_of_another_object_are_refused(prof
             assert caught.value.code == "remote_protocol"
 
 
+def test_a_verifier_that_never_answers_is_unreachable(profile: Any) -> None:
+    never = threading.Event()
+
+    def stalled(requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
+        next(requests)
+        never.wait(CALL_S)
+        return iter(())
+
+    methods = ("Describe", "Prove", "Refresh", "GetFacts", "WriteBatches", "PatchObject")
+    order = PatchOrder("k", ItemId(bytes(16)), 3, b"h" * 32, NOTHING)
+    question = QuestionMessage(
+        b"job of 8", 0, profile.digest, RootQuestion(KeyRange(), None, bytes(ROOT_DIGEST_BYTES))
+    )
+    with fake(**dict.fromkeys(methods, stalled)) as other:
+        limits = AnswerLimits(answer_s=0.5, batch_s=0.5)
+        with closing(VerifierClient(other.address, limits=limits)) as client:
+            for call in (
+                client.describe,
+                lambda: client.prove(question),
+                lambda: client.refresh(profile),
+                lambda: client.facts(profile, ["a"]),
+                lambda: list(client.write(profile, [writes("a"), writes("b")])),
+                lambda: client.patch(profile, order, [RangePatch(0, 0, b"abc")]),
+            ):
+                with pytest.raises(VerifierUnavailableError) as caught:
+                    call()
+                assert caught.value.exit_status == 7
+        never.set()
+
+
+def test_a_batch_is_waited_for_while_others_are_answered(profile: Any) -> None:
+    """Each answer begins the time anew, and nothing is due before a batch is sent."""
+    turn = threading.Semaphore(0)
+
+    def answer(requests: Iterator[Any], _: grpc.ServicerContext) -> Iterator[Any]:
+        for number, _batch in enumerate(requests):
+            turn.acquire(timeout=0.2)
+            yield pb.BatchResult(batch=number, results=[OK], total=TOTAL)
+
+    def slowly() -> Iterator[list[Write]]:
+        for key in "abcdefgh":
+            turn.acquire(timeout=0.2)
+            yield writes(key)
+
+    with fake(WriteBatches=answer) as other:
+        limits = AnswerLimits(batch_s=1.0)
+        with closing(VerifierClient(other.address, limits=limits)) as client:
+            assert len(list(client.write(profile, slowly()))) == 8
+
+
 def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:
     """How a stream to a verifier ends: the code of the error, or OK."""
     serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731
     call: Any = channel.stream_stream(f"/{SERVICE}/{method}", serialize, None)
     try:
         list(call(requests, timeout=CALL_S))
+    except grpc.RpcError as error:
+        named = sent_error(error)
+        return named.code if named else error.code().name
+    return "OK"
+
+
+def refused(channel: grpc.Channel, method: str, request: Any) -> str:
+    """The code of the error that answers one request, or OK."""
+    serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}", serialize, None)
+    try:
+        call(request, timeout=CALL_S)
     except grpc.RpcError as error:
         named = sent_error(error)
         return named.code if named else error.code().name
@@ -230,7 +301,7 @@ def test_batches_beyond_the_limits_are_refused_and_change_nothing(
     pair, channel = served
     before = held(pair.target)
     large = bytes((1 << 20) + 1)
-    delete = Write("k", None, NOTHING, b"", None)
+    properties = Write("k", None, NOTHING, b"", None)
     for sent in (
         batch(pair, *writes(*map(str, range(1_001)))),
         batch(pair, *writes("a", "a")),
@@ -238,13 +309,51 @@ def test_batches_beyond_the_limits_are_refused_and_change_nothing(
         batch(pair, *writes("k" * 1_025)),
         batch(pair, Write("a", large, NOTHING, blake3_of(large), None)),
         batch(pair, *(replace(one, body=large[1:]) for one in writes(*"abcde"))),
-        batch(pair, delete),
-        batch(pair, replace(delete, keeps_body=True)),
+        batch(pair, properties),
         batch(pair, *writes("a"), profile=b"p" * 16),
         pb.WriteBatch(profile_digest=pair.profile.digest, writes=[pb.Write(key="a")]),
     ):
         assert ended(channel, "WriteBatches", iter([sent])) == "usage"
     assert held(pair.target) == before
+
+
+def test_deletes_beyond_the_limits_are_refused_and_change_nothing(
+    served: tuple[VerifiedPair, grpc.Channel],
+) -> None:
+    pair, channel = served
+    put(pair.source, "k", bytes(1000))
+    pair.refresh_source()
+    row = pair.bucket.index.row("k")
+    assert row is not None
+    known = ItemHasher(pair.profile).hashes(row.item)
+    before = held(pair.target)
+    for items, profile in (
+        (known, b"p" * 16),
+        (known[:-1], pair.profile.digest),
+        (known * 2, pair.profile.digest),
+        (b"".join(number.to_bytes(12, "big") for number in range(1_001)), pair.profile.digest),
+    ):
+        request = pb.DeleteRequest(profile_digest=profile, items=items)
+        assert refused(channel, "DeleteItems", request) == "usage"
+    assert held(pair.target) == before
+
+
+def test_answers_that_do_not_say_what_was_deleted_are_refused(profile: Any) -> None:
+    ids = [ItemId(bytes([number]) * 16) for number in range(3)]
+    for answer in (
+        pb.DeleteResponse(),
+        pb.DeleteResponse(deleted=2),
+        pb.DeleteResponse(deleted=4),
+        pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=3)]),
+        pb.DeleteResponse(deleted=1, refused=[pb.DeleteRefusal(), pb.DeleteRefusal()]),
+        pb.DeleteResponse(deleted=3, refused=[pb.DeleteRefusal()]),
+    ):
+        with fake(DeleteItems=_each(answer)) as client, pytest.raises(RemoteProtocolError):
+            client.delete(profile, ids)
+    honest = pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=1)])
+    with fake(DeleteItems=_each(honest)) as client:
+        (refusal,) = client.delete(profile, ids)
+        assert (refusal.place, bool(refusal.error)) == (1, True)
 
 
 def test_patches_beyond_the_limits_are_refused_and_change_nothing(

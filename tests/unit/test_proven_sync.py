@@ -1,15 +1,19 @@
 """A sync whose target has a verifier beside it: what crosses, and what is proven."""
 
 import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from replicator.proving import PairProver
-from replicator.stores.port import ObjectProperties
-from replicator.sync import SyncOptions
+from replicator.stores.port import ObjectFacts, ObjectMissingError, ObjectProperties
+from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.values import WritesRefusedError
 from tests.support.bucket_sync import Remarks
+from tests.support.flawed_stores import FlawedReader
 from tests.support.stores import ANYTHING, NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
 
@@ -34,7 +38,7 @@ def test_a_sync_makes_the_sides_equal_and_proves_it(tmp_path: Path) -> None:
         # Nobody asked to delete.
         assert (report.equal, report.differences) == (False, 1)
         report = pair.sync(delete=True)
-        assert (report.copied, report.deleted, report.bytes) == (0, 1, 0)
+        assert (report.copied, report.deleted, report.bytes) == (0, 1, 0), report
         assert (report.equal, report.level, report.differences) == (True, "recorded:blake3", 0)
         ours, theirs = bodies(pair)
         assert ours == theirs
@@ -139,6 +143,117 @@ def test_an_object_that_exists_at_the_source_again_is_not_deleted(tmp_path: Path
             report = run.execute(plan)
         assert report.deleted == 1
         # It is not the source's object yet either, and the report says so.
-        assert (report.equal, report.differences) == (False, 1)
+        assert (report.equal, report.differences, report.failed) == (False, 1, ())
         assert held(pair.target)["k"] == (b"x", NOTHING)
         assert pair.sync().equal
+
+
+def moving_sync(
+    pair: VerifiedPair, *, between: Callable[[], object], stage: str = ""
+) -> SyncReport:
+    """A sync with deletes, during which something happens after the plan, or when a
+    stage begins.
+    """
+
+    class Acting(Remarks):
+        def begin(self, what: str, total: int | None, unit: str) -> None:
+            super().begin(what, total, unit)
+            if what == stage:
+                between()
+
+    with pair.opened_sync(SyncOptions(delete=True), progress=Acting()) as run:
+        plan = run.plan()
+        if not stage:
+            between()
+        return run.execute(plan)
+
+
+def reasons(report: SyncReport) -> list[tuple[str, str]]:
+    return [(one.key, one.reason) for one in report.failed]
+
+
+@pytest.mark.parametrize("others", [0, 30])
+def test_an_extra_that_changed_between_two_cuts_is_not_deleted(tmp_path: Path, others: int) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 5)
+        for number in range(others):
+            put(pair.target, f"extra/{number:02}")
+        for key in ("changed", "gone", "stays"):
+            put(pair.target, key)
+
+        def move() -> None:
+            put(pair.target, "changed", b"newer")
+            put(pair.target, "new")
+            pair.target.writer.delete(["gone"])
+
+        report = moving_sync(pair, between=move)
+        assert (report.copied, report.deleted, report.equal) == (5, others + 1, False)
+        assert reasons(report) == [("changed", "in_flight"), ("new", "in_flight")]
+        assert report.differences == 2
+        assert held(pair.target)["changed"] == (b"newer", NOTHING)
+        report = pair.sync(delete=True)
+        assert (report.deleted, report.equal) == (2, True)
+
+
+def test_a_key_that_is_back_at_the_source_after_the_second_cut_is_not_deleted(
+    tmp_path: Path,
+) -> None:
+    with verified_pair(tmp_path) as pair:
+        for key in ("back", "gone"):
+            put(pair.target, key)
+        report = moving_sync(pair, between=lambda: put(pair.source, "back", b"2"), stage="delete")
+        assert (report.deleted, report.equal, report.differences) == (1, False, 1)
+        assert reasons(report) == [("back", "in_flight")]
+        assert pair.sync(delete=True).equal
+        assert held(pair.target) == {"back": (b"2", NOTHING)}
+
+
+def test_an_extra_that_changed_after_the_second_cut_is_not_deleted(tmp_path: Path) -> None:
+    """The verifier sees it, because it looks at each object near its store."""
+    with verified_pair(tmp_path) as pair:
+        for key in ("changed", "gone"):
+            put(pair.target, key)
+        report = moving_sync(
+            pair, between=lambda: put(pair.target, "changed", b"newer"), stage="delete"
+        )
+        assert (report.deleted, report.equal) == (1, False)
+        assert reasons(report) == [("changed", "target_changed")]
+        assert held(pair.target) == {"changed": (b"newer", NOTHING)}
+
+
+def test_what_the_source_lists_and_lost_is_not_deleted(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 2)
+        pair.sync()
+        lost = next(iter(pair.source.lister.list_objects("")))
+        with without(pair, lost.key) as flawed:
+            report = flawed.sync(delete=True)
+        assert (report.deleted, report.equal) == (0, False)
+        assert reasons(report) == [(lost.key, "source_unreadable")]
+        assert lost.key in held(pair.target)
+
+
+@dataclass
+class LosingReader(FlawedReader):
+    """Does not have one key, whatever is listed."""
+
+    lost: str = ""
+
+    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
+        """See ObjectReader."""
+        return None if key == self.lost else super().facts(key, version=version)
+
+    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
+        """See ObjectReader."""
+        if facts.key == self.lost:
+            raise ObjectMissingError(f"no {facts.key}")
+        return super().properties_of(facts)
+
+
+@contextmanager
+def without(pair: VerifiedPair, key: str) -> Iterator[VerifiedPair]:
+    """The pair with a source that lists a key and has lost it."""
+    capabilities = replace(pair.source.capabilities, stamps_cover_properties=False)
+    reader = LosingReader(pair.source, lost=key)
+    source = replace(pair.source, reader=reader, capabilities=capabilities)
+    yield replace(pair, source=source, bucket=replace(pair.bucket, store=source))

@@ -39,11 +39,13 @@ def check_pair(pair: VerifiedPair) -> None:
     assert len(kinds) == 12
     writes, source = list[Write](), held(pair.source)
     for one in found.differences:
-        body, properties = source.get(one.key, (None, NOTHING))
-        digest = blake3_of(body) if body is not None else b""
-        writes.append(Write(one.key, body, properties, digest, one.theirs_id))
+        if one.kind is not ItemDifferenceKind.EXTRA:
+            body, properties = source[one.key]
+            writes.append(Write(one.key, body, properties, blake3_of(body), one.theirs_id))
     [result] = pair.client.write(pair.profile, [writes])
     assert [one for one in result.results if one.error] == []
+    extras = [one.theirs_id for one in found.differences if one.ours is None and one.theirs_id]
+    assert pair.client.delete(pair.profile, extras) == []
     assert compare(pair, b"job12346").is_equal
     assert {k: b for k, (b, _) in held(pair.target).items()} == {
         k: b for k, (b, _) in source.items()

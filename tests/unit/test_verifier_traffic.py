@@ -8,6 +8,8 @@ from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from replicator.verifier.client import VerifierClient
 from tests.support.stores import put
 from tests.support.verifiers import VerifiedPair, fill, verified_pair
@@ -34,9 +36,10 @@ def test_equal_buckets_cost_a_round_trip(tmp_path: Path) -> None:
     with far_pair(tmp_path) as (pair, link):
         fill(pair.source, 300)
         pair.sync()
-        pair.prover().refresh()
+        prover = pair.prover()
+        prover.refresh()
         link.reset()
-        proof = pair.prover().compare()
+        proof = prover.compare()
         assert (proof.is_equal, proof.round_trips) == (True, 1)
         assert crossed(link) <= 1_000
 
@@ -63,9 +66,23 @@ def test_small_objects_cost_little_more_than_their_bytes(tmp_path: Path) -> None
         report = pair.sync()
         assert (report.equal, report.copied) == (True, 400)
         assert crossed(link) <= 1.1 * 400 * 4096
-        for number in range(400):
-            pair.source.writer.delete([f"logs/2026/{number:06}"])
+
+
+@pytest.mark.parametrize(("extras", "kept"), [(400, 0), (100, 500)])
+def test_a_delete_costs_less_than_100_bytes(tmp_path: Path, extras: int, kept: int) -> None:
+    """All that crosses in the run: two comparisons, the names, the deletes, the answers
+    and the last comparison. Row OZ-010.
+    """
+    with far_pair(tmp_path) as (pair, link):
+        for number in range(kept):
+            for store in (pair.source, pair.target):
+                put(store, f"kept/{number:06}", b"%d" % number)
+        chance = random.Random(1)
+        for _ in range(extras):
+            # Names that hardly compress.
+            put(pair.target, f"logs/2026/{chance.randbytes(8).hex()}", chance.randbytes(100))
+        assert pair.sync().differences == extras
         link.reset()
         report = pair.sync(delete=True)
-        assert (report.equal, report.deleted) == (True, 400)
-        assert crossed(link) <= 400 * 120
+        assert (report.equal, report.deleted) == (True, extras)
+        assert crossed(link) <= extras * 100

@@ -1,0 +1,121 @@
+"""The laws of columns: they hold what was put into them, cross as they are, and hash as
+items do one by one.
+"""
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proof.columns import ByteColumn
+from proof.index import IndexedItem, ItemEvidence, ItemFacts
+from proof.item import EvidenceLevel, Item, ItemId
+from proof.item_columns import ColumnHasher, FoundItems, ItemColumns, NameColumns
+from proof.names_wire import decode_items, encode_items
+from proof.rows import decode_rows, encode_row
+from proof.symbols import KERNEL_IDS_MIN, ids_from_bytes, kernels_for, key_hashes
+from runtime.errors import RemoteProtocolError
+from tests.support.mutation import mutated_bytes
+from tests.support.stored_indexes import HASHER, PROFILE, stamped
+
+UNFOLDED_MAX = 1 << 20
+texts = st.text(st.characters(codec="utf-8"), max_size=200)
+evidence = st.builds(
+    ItemEvidence, st.sampled_from([EvidenceLevel.LISTED, EvidenceLevel.RECORDED])
+) | st.builds(ItemEvidence, st.just(EvidenceLevel.READ), st.integers(0, 2**60))
+items = st.builds(
+    Item,
+    key=texts,
+    size_bytes=st.integers(0, 2**64 - 1),
+    content=st.none() | st.binary(max_size=64),
+    properties=st.binary(max_size=64),
+    version=st.just("") | texts,
+    is_delete_marker=st.booleans(),
+)
+many_facts = st.lists(st.builds(ItemFacts, items, evidence), max_size=8)
+
+
+@pytest.fixture(scope="module")
+def hasher() -> ColumnHasher:
+    """It has its kernels where there are any."""
+    kernels_for(KERNEL_IDS_MIN)
+    return ColumnHasher(PROFILE)
+
+
+@given(many_facts, st.randoms(use_true_random=False))
+def test_columns_hold_what_was_put_into_them(facts: list[ItemFacts], chance: random.Random) -> None:
+    columns = ItemColumns.of(facts)
+    assert list(columns) == facts
+    assert [columns[at] for at in range(-len(facts), len(facts))] == facts * 2
+    places = [chance.randrange(len(facts)) for _ in facts] if facts else []
+    assert columns.taken(np.array(places, np.intp)) == [facts[at] for at in places]
+    assert columns[1:3] == facts[1:3]
+    with pytest.raises(IndexError):
+        columns[len(facts)]
+
+
+@given(many_facts)
+def test_items_cross_as_they_are(facts: list[ItemFacts]) -> None:
+    columns = ItemColumns.of(facts)
+    raw = encode_items(columns)
+    assert decode_items(raw, len(facts), unfolded_max=UNFOLDED_MAX) == facts
+    assert len(raw) <= 100 + int(columns.bytes_max.sum())
+    for count in (len(facts) + 1, len(facts) - 1):
+        if count >= 0:
+            with pytest.raises(RemoteProtocolError):
+                decode_items(raw, count, unfolded_max=UNFOLDED_MAX)
+
+
+@given(many_facts.filter(len), st.randoms(use_true_random=False))
+def test_other_bytes_are_refused_or_are_other_items(
+    facts: list[ItemFacts], chance: random.Random
+) -> None:
+    raw = encode_items(ItemColumns.of(facts))
+    changed = mutated_bytes(chance, raw, [raw])
+    try:
+        found = decode_items(changed, len(facts), unfolded_max=UNFOLDED_MAX)
+    except RemoteProtocolError:
+        return
+    again = decode_items(encode_items(found), len(found), unfolded_max=UNFOLDED_MAX)
+    assert list(again) == list(found)
+
+
+@given(many_facts)
+def test_columns_hash_as_items_do_one_by_one(hasher: ColumnHasher, facts: list[ItemFacts]) -> None:
+    columns = ItemColumns.of(facts)
+    expected = ids_from_bytes(b"".join(HASHER.id(one.item) for one in facts))
+    assert (hasher.ids(columns) == expected).all()
+    assert (hasher.key_hashes(columns.names) == key_hashes(expected)).all()
+
+
+@pytest.mark.parametrize("length", [0, 1, 119, 120, 121, 247, 248, 249, 1024, 4096])
+def test_names_of_any_length_hash_alike(hasher: ColumnHasher, length: int) -> None:
+    """Around the ends of the blocks in which they are hashed."""
+    keys = [b"k" * length, b"", b"x" * (length // 2)]
+    expected = [HASHER.key_hash(key, b"v") for key in keys]
+    names = NameColumns.of(keys, [b"v"] * len(keys))
+    assert hasher.key_hashes(names).tolist() == expected
+
+
+@given(st.lists(st.tuples(texts, st.integers(0, 1000), texts), max_size=8))
+def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]]) -> None:
+    held = [stamped(key, number, version=version) for key, number, version in names]
+    rows = [
+        (one.item.key.encode(), one.item.version.encode(), encode_row(HASHER.hashes(one.item), one))
+        for one in held
+    ]
+    found = decode_rows(rows)
+    expected = [IndexedItem(one.item, HASHER.id(one.item), one.evidence) for one in held]
+    assert found == expected
+    assert [found[at] for at in range(len(held))] == expected
+    assert found[1:] == expected[1:]
+    assert FoundItems.of(expected) == found
+
+
+def test_columns_of_nothing_are_empty() -> None:
+    assert list(ItemColumns.of([])) == []
+    assert ByteColumn.of([]).texts() == []
+    assert list(decode_rows([])) == []
+    assert ItemId(b"") not in [one.id for one in FoundItems.of([])]
