@@ -302,7 +302,7 @@ def verify(
         try:
             append_receipt(receipts, run.receipt(tally, prefix))
         finally:
-            print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
+            print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
     _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
 
 

@@ -157,9 +157,13 @@ def test_empty_objects_and_deletes_show_their_progress(tmp_path: Path) -> None:
         target.write(f"extra{number}", b"x")
     run = SyncRunner(source.store(), target.store(), tmp_path, delete=True)
     assert run().equal
-    assert run.progress.stages[1:3] == [("copy", 5, "keys"), ("delete", 5, "keys")]
-    # Ten keys are compared, five copied, five deleted, and five compared again.
-    assert run.progress.done == 25
+    assert run.progress.stages[1:] == [
+        ("copy", 5, "keys"),
+        ("verify", 10, "keys"),
+        ("delete", 5, "keys"),
+    ]
+    # Ten keys are compared, five copied, ten compared again, and five deleted.
+    assert run.progress.done == 30
 
 
 def test_extras_are_differences_until_somebody_asks_to_delete(tmp_path: Path) -> None:
@@ -487,6 +491,9 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
     assert lacking(MEMORY, MEMORY) == (
         "the stamps of the source do not show all changes of properties: they are read",
     )
+    # No older version crosses, whatever the target keeps.
+    versioned = replace(MEMORY, keeps_versions=True)
+    assert "older versions do not cross" in lacking(versioned, versioned)[0]
     said = " / ".join(lacking(MEMORY, replace(PLAIN, keeps_acls=False, lists_all_keys=False)))
     for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
         assert word in said
