@@ -498,9 +498,8 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
     for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
         assert word in said
     # What neither has, or both, is not said.
-    whole = replace(MEMORY, keeps_versions=True, stamps_cover_properties=True)
+    whole = replace(MEMORY, stamps_cover_properties=True)
     for name, note in (
-        ("keeps_versions", "no older versions"),
         ("keeps_tags", "no tags"),
         ("keeps_headers", "no content headers"),
         ("keeps_acls", "no ACLs"),
