@@ -26,6 +26,7 @@ _DAMAGE_TEXTS = {
     Damage.TARGET: " (at the target; the next sync replaces it)",
     Damage.BOTH: " (at both sides)",
 }
+HIDDEN_KEYS = "A side does not list all keys: equality cannot be shown."
 _GROUP_NAMES = {"acl": "ACLs", "headers": "content headers", "tags": "tags"}
 
 
@@ -208,7 +209,7 @@ def verification_notes(
     if tally.unsettled:
         notes.append(f"{counted(tally.unsettled, 'key')} changed while they were compared.")
     if not lists_all:
-        notes.append("A side does not list all keys: equality cannot be shown.")
+        notes.append(HIDDEN_KEYS)
     if level is EvidenceLevel.LISTED:
         return [*notes, "Contents, metadata and tags were not compared; see --level."]
     if level is EvidenceLevel.RECORDED:

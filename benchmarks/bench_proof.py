@@ -1,6 +1,7 @@
 """What proving two buckets equal costs: bytes on the wire, trips, CPU of each side.
 
-    python -m benchmarks.bench_proof [--objects N ...] [--no-shapes] [--json]
+    python -m benchmarks.bench_proof [--objects N ...] [--differences D ...]
+        [--no-shapes] [--json]
 
 The target is the verifier's service over an index on disk, in a process of its own. The
 source is a client in this process with an index on disk. Between them is the counting
@@ -46,7 +47,7 @@ from tests.support.wan import WanLink
 
 OBJECTS = (1_000, 100_000, 1_000_000)
 DIFFERENCES = (0, 1, 10, 100, 1_000, 10_000)
-ROUNDS = 5
+ROUNDS = 7
 EQUAL_BYTES_MAX = 1_000
 DIFFERENT_BYTES_MAX, DIFFERENCE_BYTES_MAX = 1_000, 80
 # One where the sides are equal, two to ten differences.
@@ -131,6 +132,7 @@ class Sides:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--objects", type=int, nargs="+", default=OBJECTS)
+    parser.add_argument("--differences", type=int, nargs="+", default=DIFFERENCES)
     parser.add_argument("--no-shapes", action="store_true", help="Random differences only.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -142,18 +144,20 @@ def main() -> None:
     report = Report("proof of two buckets", notes)
     for objects in arguments.objects:
         with tempfile.TemporaryDirectory(prefix="treefold-bench-") as folder:
-            _measure(report, Path(folder), ListedBucket(objects))
+            _measure(report, Path(folder), ListedBucket(objects), arguments.differences)
     if not arguments.no_shapes:
         _measure_shapes(report, sorted(arguments.objects)[-2:][0])
     report.show(as_json=arguments.json)
 
 
-def _measure(report: Report, folder: Path, bucket: ListedBucket) -> None:
+def _measure(
+    report: Report, folder: Path, bucket: ListedBucket, differences: Sequence[int]
+) -> None:
     """Random differences, by their number."""
     build_index(folder / "source", bucket)
     copied_index(folder / "source", folder / "target" / "index")
     with _opened(folder) as sides:
-        for count in (one for one in DIFFERENCES if 4 * one <= bucket.objects):
+        for count in (one for one in differences if 4 * one <= bucket.objects):
             with sides.differing(Changes(bucket, Place.RANDOM, count)):
                 costs = sides.costs()
             job = f"{bucket.objects:,} objects, {count:,} differ"

@@ -114,7 +114,7 @@ class Changes:
     def _numbers(self) -> list[int]:
         if self.place is Place.RANDOM:
             return Random(self.count).sample(range(self.bucket.objects), self.count)
-        first = self.bucket.objects // 3
+        first = min(self.bucket.objects // 3, self.bucket.objects - self.count)
         return list(range(first, first + self.count))
 
     def _extra(self, number: int) -> StampedItem:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:
 _KEY_BYTES_MAX = 1 << 12
 _HASH_BYTES_MAX = 64
 _FLAGS_MAX = WAS_READ | HAS_CONTENT | DELETE_MARKER | LEVEL_MASK
-_LENGTH_BYTES = 4
+_LENGTH_BYTES = 3
 _WIDTHS = (0, 1, 2, 4, 8)
 # Keys and lengths are as small by the fastest level as by others, to a twentieth.
 _LEVEL = 1
+# Deflate without a header and a checksum, which the transport has.
+_RAW = -zlib.MAX_WBITS
 
 
 def encode_items(items: ItemColumns) -> bytes:
@@ -46,7 +48,7 @@ def encode_items(items: ItemColumns) -> bytes:
     ]
     parts.append(_encode_numbers(items.read_at[read]))
     parts += [column.data.tobytes() for column in (names.keys, names.versions, items.properties)]
-    folded = zlib.compress(b"".join(parts), _LEVEL)
+    folded = zlib.compress(b"".join(parts), _LEVEL, wbits=_RAW)
     return len(folded).to_bytes(_LENGTH_BYTES, "big") + folded + items.contents.data.tobytes()
 
 
@@ -90,7 +92,7 @@ def encode_keys(names: Sequence[tuple[str, str]]) -> bytes:
     columns = (keys, versions)
     parts = [_encode_numbers(column.lengths.astype(np.uint64)) for column in columns]
     parts += [column.data.tobytes() for column in columns]
-    return zlib.compress(b"".join(parts))
+    return zlib.compress(b"".join(parts), _LEVEL, wbits=_RAW)
 
 
 def decode_keys(data: bytes, count: int, *, unfolded_max: int) -> tuple[tuple[str, str], ...]:
@@ -148,7 +150,7 @@ def _width(values: "NDArray[np.uint64]") -> int:
 
 
 def _unfolded(data: bytes, most: int) -> bytes:
-    unfolding = zlib.decompressobj()
+    unfolding = zlib.decompressobj(_RAW)
     try:
         whole = unfolding.decompress(data, most)
     except zlib.error as error:

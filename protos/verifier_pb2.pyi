@@ -10,16 +10,18 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("address", "writes", "index", "profile")
+    __slots__ = ("address", "writes", "index", "profile", "lists_all_keys")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
+    LISTS_ALL_KEYS_FIELD_NUMBER: _ClassVar[int]
     address: str
     writes: bool
     index: IndexState
     profile: Profile
-    def __init__(self, address: _Optional[str] = ..., writes: bool = ..., index: _Optional[_Union[IndexState, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ...) -> None: ...
+    lists_all_keys: bool
+    def __init__(self, address: _Optional[str] = ..., writes: bool = ..., index: _Optional[_Union[IndexState, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., lists_all_keys: bool = ...) -> None: ...
 
 class Profile(_message.Message):
     __slots__ = ("secret", "algorithm", "properties")

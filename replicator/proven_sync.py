@@ -144,6 +144,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         )
         self._steps = PlanSpool(ledger.folder)
         self._proof: PairProof | None = None
+        self._counts_bytes = True
         # Objects that were small when they were listed, and are large now.
         self._grown = PlanSpool(ledger.folder)
 
@@ -239,7 +240,9 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         """
         outcome = CopyTally()
         try:
-            self._progress.begin("copy", plan.bytes, BYTES)
+            self._counts_bytes = plan.bytes > 0
+            work = (plan.bytes, BYTES) if self._counts_bytes else (plan.changes, "keys")
+            self._progress.begin("copy", *work)
             self._write_all((step for step in self._steps if step.is_small), outcome)
             large = (step for step in self._steps if step.action in (Action.COPY, Action.PATCH))
             self._copy_all((step for step in large if not step.is_small), outcome)
@@ -346,7 +349,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         for result in self._client.write(self._bucket.profile, batches()):
             for (step, write), done in zip(sent.popleft(), result.results, strict=True):
                 _count(outcome, step, write, done)
-                self._progress.advance(step.length_bytes)
+                self._progress.advance(step.length_bytes if self._counts_bytes else 1)
             self._check_stop()
 
     def _prepared(
@@ -415,7 +418,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                         outcome.bytes += result
                     else:
                         outcome.add(result)
-                self._progress.advance(step.length_bytes)
+                self._progress.advance(step.length_bytes if self._counts_bytes else 1)
 
     def _carry_out(self, step: ProvenStep) -> CopyResult | int | None:
         """Copy or patch one object; the bytes sent in patches."""

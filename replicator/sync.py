@@ -107,6 +107,13 @@ class SyncPlan:
         """How many keys will be changed at the target."""
         return self.copies + self.patches + self.properties + self.deletes
 
+    @property
+    def work(self) -> tuple[int, str]:
+        """What there is to do before the deletes, and its unit: bytes, or keys where
+        only empty objects and properties cross.
+        """
+        return (self.bytes, BYTES) if self.bytes else (self.changes - self.deletes, "keys")
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -234,7 +241,7 @@ class BucketSync:
         self._sleep = sleep
         self._is_cancelled = is_cancelled
         self._crossing = Crossing.between(source.capabilities, target.capabilities)
-        self._workers = new_executor(options.copier_limits.objects, "object")
+        self._workers = new_executor(options.copier_limits.copies, "object")
         self._stop = threading.Event()
         rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -355,8 +362,8 @@ class BucketSync:
         outcome = CopyTally(failures_named_max=self._options.failures_named_max)
         try:
             self._clean_scratch()
-            self._progress.begin("copy", plan.bytes, BYTES)
-            self._copy_all(outcome)
+            self._progress.begin("copy", *plan.work)
+            self._copy_all(plan, outcome)
             if outcome.failed_count == len(outcome.failed):
                 self._drop_uploads({one.key for one in outcome.failed})
             if plan.changes or self._in_flight:
@@ -435,21 +442,24 @@ class BucketSync:
         is_unequal = tally.differences > deletes
         self._in_flight = 0 if is_unequal else cut.in_flight(self._comparison.gone)
 
-    def _copy_all(self, outcome: CopyTally) -> None:
+    def _copy_all(self, plan: SyncPlan, outcome: CopyTally) -> None:
         running = dict[Future[CopyResult | None], PlannedStep]()
         for step in self._ledger.plan():
             if Action(step.action) in (Action.DELETE, Action.LEAVE):
                 continue
             self._check_stop()
             # Few are submitted ahead, so that an interruption does not wait for many.
-            if len(running) >= 2 * self._options.copier_limits.objects:
-                self._settle(running, outcome)
+            if len(running) >= 2 * self._options.copier_limits.copies:
+                self._settle(running, plan, outcome)
             running[self._workers.submit(self._carry_out, step)] = step
         while running:
-            self._settle(running, outcome)
+            self._settle(running, plan, outcome)
 
     def _settle(
-        self, running: dict[Future[CopyResult | None], PlannedStep], outcome: CopyTally
+        self,
+        running: dict[Future[CopyResult | None], PlannedStep],
+        plan: SyncPlan,
+        outcome: CopyTally,
     ) -> None:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for one in done:
@@ -458,7 +468,7 @@ class BucketSync:
                 outcome.add(one.result())
             except StoreError as error:
                 outcome.fail(step.key, error)
-            self._progress.advance(step.length_bytes)
+            self._progress.advance(step.length_bytes if plan.bytes else 1)
 
     def _carry_out(self, step: PlannedStep) -> CopyResult | None:
         result = self._copier.run(self._machine(step))

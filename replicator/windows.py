@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from blake3 import blake3
 
 from merkle.checksum import Buffer
@@ -96,6 +95,9 @@ def changed_ranges(old: WindowTable, new: WindowTable) -> tuple[ChangedRange, ..
     """
     if old.window_bytes != new.window_bytes:
         return None
+    # Imported here, because only a change of a large object needs it.
+    import numpy as np
+
     step = new.window_bytes
     ours, theirs = (np.frombuffer(table.hashes, np.uint64) for table in (new, old))
     common = min(len(ours), len(theirs))

@@ -72,7 +72,8 @@ def _contexts(command: click.Command, context: click.Context) -> Iterator[click.
 
 def _page(context: click.Context, version: str) -> str:
     command, name = context.command, _page_name(context)
-    paragraphs = _paragraphs(command)
+    assert command.help, f"{name} has no help"
+    paragraphs = _paragraphs(command.help)
     lines = [
         f'.TH {name.upper()} 1 "" "Treefold {version}" "Treefold Manual"',
         ".SH NAME",
@@ -84,16 +85,20 @@ def _page(context: click.Context, version: str) -> str:
         ".SH DESCRIPTION",
     ]
     for paragraph in paragraphs:
-        lines += [".PP", _text(paragraph)]
+        # Click's mark of lines that are to be kept.
+        is_table = paragraph.startswith("\b")
+        text = _text(paragraph.strip("\b\n"))
+        lines += [".PP", ".nf", text, ".fi"] if is_table else [".PP", text]
     lines += [".SH OPTIONS"]
     records = [parameter.get_help_record(context) for parameter in command.params]
     for names, meaning in (*filter(None, records), _HELP):
         lines += [".TP", _bold_options(names), _text(meaning)]
     if isinstance(command, click.Group):
         lines += [".SH COMMANDS", *_commands(command, context)]
-    lines += [".SH EXIT STATUS"]
-    for code in ExitCode:
-        lines += [".TP", f"\\fB{code.value}\\fR", _MEANINGS[code]]
+    if "Exit status:\n" not in command.help:
+        lines += [".SH EXIT STATUS"]
+        for code in ExitCode:
+            lines += [".TP", f"\\fB{code.value}\\fR", _MEANINGS[code]]
     above = [context.parent] if context.parent else []
     lines += [".SH SEE ALSO"]
     lines += [f"\\fB{_text(_page_name(parent))}\\fR(1)," for parent in above]
@@ -114,10 +119,9 @@ def _page_name(context: click.Context) -> str:
     return context.command_path.replace(" ", "-")
 
 
-def _paragraphs(command: click.Command) -> list[str]:
-    assert command.help, f"{command.name} has no help"
-    text = cleandoc(command.help).split("\f")[0]
-    return [paragraph for part in text.split("\n\n") if (paragraph := part.strip("\b\n"))]
+def _paragraphs(text: str) -> list[str]:
+    text = cleandoc(text).split("\f")[0]
+    return [paragraph for part in text.split("\n\n") if (paragraph := part.strip("\n"))]
 
 
 def _bold_options(names: str) -> str:

@@ -6,10 +6,13 @@ writes them.
 """
 
 import base64
+import re
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from functools import lru_cache
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.checksum import Buffer
@@ -25,7 +28,8 @@ from replicator.stores.port import (
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_properties import check_key
 from runtime.errors import UsageError
-from runtime.s3 import Query, S3Client, S3Settings
+from runtime.s3 import Query, S3Client
+from runtime.s3_account import S3Settings
 from runtime.s3_answers import (
     S3Answer,
     S3Error,
@@ -36,7 +40,7 @@ from runtime.s3_answers import (
 
 SCRATCH_PREFIX = ".treefold-scratch/"
 _TOKEN_BYTES = 12
-_MD5_DIGITS = 32
+_MD5 = re.compile("[0-9a-f]{32}")
 _PARAMETERS = ("endpoint_url", "region", "profile", "addressing", "scratch_bucket")
 _ERRORS: tuple[tuple[type[StoreError], frozenset[str]], ...] = (
     (
@@ -177,6 +181,7 @@ class S3Bucket:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: Buffer = b"",
+        signs_body: bool = True,
         idempotent: bool | None = None,
     ) -> S3Answer:
         """A request about one object; see S3Client.request.
@@ -192,6 +197,7 @@ class S3Bucket:
             query=query,
             headers=headers,
             body=body,
+            signs_body=signs_body,
             idempotent=idempotent,
         )
 
@@ -230,7 +236,7 @@ def digest_header(one: ContentHash) -> dict[str, str]:
 
 def is_md5(etag: str) -> bool:
     """Whether an ETag has the form of an MD5, as those of one PUT have."""
-    return len(etag) == _MD5_DIGITS and all(digit in "0123456789abcdef" for digit in etag)
+    return _MD5.fullmatch(etag) is not None
 
 
 def etag_of(headers: Mapping[str, str]) -> str:
@@ -243,6 +249,24 @@ def etag_of(headers: Mapping[str, str]) -> str:
     if not etag:
         raise S3ProtocolError("the store answered without an ETag")
     return etag
+
+
+def modified_ms_of(headers: Mapping[str, str]) -> int:
+    """When an object was written, in ms since the epoch; S3 says whole seconds here.
+
+    Raises:
+        S3ProtocolError: the answer does not say.
+    """
+    return _time_ms(headers.get("last-modified", ""))
+
+
+# Objects are often written together.
+@lru_cache(maxsize=1024)
+def _time_ms(text: str) -> int:
+    try:
+        return int(parsedate_to_datetime(text).timestamp()) * 1000
+    except ValueError as error:
+        raise S3ProtocolError(f"the store answered with a time of {text[:40]!r}") from error
 
 
 @contextmanager

@@ -7,16 +7,22 @@ that is half understood would look like missing objects.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element
-from xml.sax.saxutils import escape
 
 from replicator.stores.port import DeleteFailure, ObjectFacts, UploadedPart, UploadId
 from runtime.s3_answers import S3ProtocolError, parse_document
 
 _XSI_TYPE = "{http://www.w3.org/2001/XMLSchema-instance}type"
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_KEY_ESCAPES = _ESCAPES | str.maketrans({"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 # A missing object counts as deleted.
 _MISSING = {"NoSuchKey", "NoSuchVersion"}
+# Most objects of a bucket have one of a few ACLs and sets of tags. Their documents are
+# parsed once; larger ones than this are rare, and not kept.
+_KEPT_BYTES_MAX = 4 << 10
+_KEPT_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +155,11 @@ def parse_tags(body: bytes) -> tuple[tuple[str, str], ...]:
     Raises:
         S3ProtocolError: it is no such document.
     """
+    return _tags(body) if len(body) <= _KEPT_BYTES_MAX else _tags.__wrapped__(body)
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _tags(body: bytes) -> tuple[tuple[str, str], ...]:
     root = parse_document(body, "Tagging")
     tags = (
         (entry.findtext("Key") or "", entry.findtext("Value") or "")
@@ -160,7 +171,7 @@ def parse_tags(body: bytes) -> tuple[tuple[str, str], ...]:
 def tags_document(tags: Iterable[tuple[str, str]]) -> bytes:
     """The body of PutObjectTagging."""
     entries = "".join(
-        f"<Tag><Key>{escape(name)}</Key><Value>{escape(value)}</Value></Tag>"
+        f"<Tag><Key>{_escaped(name)}</Key><Value>{_escaped(value)}</Value></Tag>"
         for name, value in tags
     )
     return f"<Tagging><TagSet>{entries}</TagSet></Tagging>".encode()
@@ -173,6 +184,11 @@ def parse_grants(body: bytes) -> tuple[tuple[str, str], ...]:
     Raises:
         S3ProtocolError: it is no ACL.
     """
+    return _grants(body) if len(body) <= _KEPT_BYTES_MAX else _grants.__wrapped__(body)
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _grants(body: bytes) -> tuple[tuple[str, str], ...]:
     root = parse_document(body, "AccessControlPolicy")
     owner = root.findtext("Owner/ID") or ""
     grants = set()
@@ -246,7 +262,7 @@ def complete_document(parts: Sequence[UploadedPart]) -> bytes:
     """The body of CompleteMultipartUpload; parts ascend."""
     assert [part.number for part in parts] == sorted({part.number for part in parts})
     entries = "".join(
-        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
+        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{_escaped(part.etag)}</ETag></Part>"
         for part in parts
     )
     return f"<CompleteMultipartUpload>{entries}</CompleteMultipartUpload>".encode()
@@ -257,8 +273,8 @@ def delete_document(objects: Iterable[tuple[str, str]]) -> bytes:
     current object.
     """
     entries = "".join(
-        f"<Object><Key>{_escaped(key)}</Key>"
-        + (f"<VersionId>{escape(version)}</VersionId>" if version else "")
+        f"<Object><Key>{_escaped_key(key)}</Key>"
+        + (f"<VersionId>{_escaped(version)}</VersionId>" if version else "")
         + "</Object>"
         for key, version in objects
     )
@@ -288,9 +304,13 @@ def fits_xml(text: str) -> bool:
     )
 
 
-def _escaped(key: str) -> str:
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)
+
+
+def _escaped_key(key: str) -> str:
     # A parser turns a raw carriage return, and in places a tab, into something else.
-    return escape(key, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+    return key.translate(_KEY_ESCAPES)
 
 
 def _text(parent: Element, tag: str) -> str:

@@ -7,6 +7,7 @@ releases take `PUT key?tagging` for a new content of the object.
 
 import base64
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 
 from merkle.checksum import fold
@@ -127,8 +128,12 @@ class _Probe:
                     self._ask_upload_crc()
                     self._ask_acl()
                     self._ask_checksum()
-        finally:
-            self._remove(self._key)
+        except BaseException:
+            # What was refused first says more than that this is refused, too.
+            with suppress(StoreError):
+                self._remove(self._key)
+            raise
+        self._remove(self._key)
         return self._found
 
     def _remove(self, key: str) -> None:
@@ -244,6 +249,7 @@ class _Probe:
             self._request("POST", (("uploads", ""),), {**_HEADERS, **_TAGS_HEADER}).body
         )
         part = (("partNumber", "1"), ("uploadId", upload))
+        checks_md5 = self._checks_part_md5(part)
         source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
         wrong = {"x-amz-copy-source-if-match": f'"{_WRONG_ETAG}"'}
         wide = {"x-amz-copy-source-range": f"bytes=3-{len(_BODY)}"}
@@ -282,9 +288,21 @@ class _Probe:
                 completes_conditionally=obeys,
                 copies_ranges=copies,
                 copy_checks_source=checks,
+                checks_part_md5=checks_md5,
                 upload_keeps_tags=self._found.put_keeps_tags and self._tags() == _TAGS,
             )
         )
+
+    def _checks_part_md5(self, part: Query) -> bool:
+        """Whether a part of which no body is signed needs its MD5, and is taken so."""
+        if not self._bucket.client.signs_payloads:
+            return False
+
+        def is_taken(content: bytes) -> bool:
+            digest = {"content-md5": base64.b64encode(md5_of(content)).decode()}
+            return self._is_done("PUT", part, digest, _BODY, signs_body=False)
+
+        return not is_taken(b"other") and is_taken(_BODY)
 
     def _ask_copy(self) -> None:
         """Replace metadata and headers by a copy onto itself, or by scratch."""
@@ -378,9 +396,17 @@ class _Probe:
         query: Query = (),
         headers: Mapping[str, str] | None = None,
         body: bytes = b"",
+        *,
+        signs_body: bool = True,
     ) -> S3Answer:
         return self._bucket.request(
-            method, self._key, query=query, headers=headers, body=body, idempotent=True
+            method,
+            self._key,
+            query=query,
+            headers=headers,
+            body=body,
+            signs_body=signs_body,
+            idempotent=True,
         )
 
     def _put(self, body: bytes, headers: Mapping[str, str]) -> str:
@@ -392,10 +418,16 @@ class _Probe:
         return self._is_done("PUT", (), headers, _BODY)
 
     def _is_done(
-        self, method: str, query: Query, headers: Mapping[str, str], body: bytes = b""
+        self,
+        method: str,
+        query: Query,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        *,
+        signs_body: bool = True,
     ) -> bool:
         try:
-            self._request(method, query, headers, body)
+            self._request(method, query, headers, body, signs_body=signs_body)
         except S3Error as error:
             self._raise_if_down(error)
             return False

@@ -301,6 +301,7 @@ def description_to(description: Description) -> pb.DescribeResponse:
             algorithm=profile.algorithm.value if profile.algorithm else "",
             properties=profile.properties,
         ),
+        lists_all_keys=description.lists_all_keys,
     )
 
 
@@ -323,6 +324,7 @@ def description_from(message: pb.DescribeResponse) -> Description:
         message.writes,
         Profile(sent.secret, algorithm, properties),
         index_state_from(message.index),
+        message.lists_all_keys,
     )
 
 

@@ -115,10 +115,14 @@ class VerifierService:
         self, _request: pb.DescribeRequest, _: grpc.ServicerContext
     ) -> pb.DescribeResponse:
         """The bucket, the profile and its secret, and what the index knows."""
-        bucket = self._bucket
+        store = self._bucket.store
         return description_to(
             Description(
-                bucket.store.address, self._applier is not None, bucket.profile, self.state()
+                store.address,
+                takes_writes=self._applier is not None,
+                profile=self._bucket.profile,
+                index=self.state(),
+                lists_all_keys=store.capabilities.lists_all_keys,
             )
         )
 

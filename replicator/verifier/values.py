@@ -45,12 +45,15 @@ class IndexState:
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a verifier says of itself."""
+    """What a verifier says of itself. Unless its store lists all keys, equality cannot
+    be shown.
+    """
 
     address: str
     takes_writes: bool
     profile: Profile
     index: IndexState
+    lists_all_keys: bool
 
 
 @dataclass(frozen=True, slots=True)

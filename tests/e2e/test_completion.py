@@ -59,7 +59,7 @@ def completed(folder: Path, *words: str) -> list[str]:
         (["treefold", "agent", "r"], ["run"]),
         (["treefold", "scm", "run", "--check"], ["--check-config"]),
         (["treefold", "completion", ""], ["bash", "fish", "zsh"]),
-        (["treefold", "nothing-of-ours", ""], []),
+        (["treefold", "nothing-of-ours"], []),
     ],
     ids=" ".join,
 )

@@ -284,3 +284,28 @@ def test_known_extras_of_many_parts_cost_a_question_each() -> None:
     # One finds that more differs than one comparison takes; the others are as expected.
     assert len(parts) == 4
     assert link.total_bytes < 1_000 + 3 * 256
+
+
+@pytest.mark.parametrize("shape", ["one place", "a lost prefix", "an extra prefix", "all changed"])
+def test_wherever_the_differences_are_bytes_and_trips_stay_within_their_bars(shape: str) -> None:
+    """Also where the differences are more than the symbols that are kept decode."""
+    keys = [f"{'ab'[n % 2]}/{n:06}" for n in range(60_000)]
+    ours = {key: Item(key, 1) for key in sorted(keys)}
+    theirs, first = dict(ours), sorted(keys)[20_000:]
+    match shape:
+        case "one place":
+            theirs |= {key: Item(key, 2) for key in first[:500]}
+        case "a lost prefix":
+            theirs = {key: item for key, item in ours.items() if key[0] == "a"}
+        case "an extra prefix":
+            ours = {key: item for key, item in ours.items() if key[0] == "a"}
+        case "all changed":
+            theirs = {key: Item(key, 2) for key in keys}
+    source, target = MemoryIndex(ours.values()), MemoryIndex(theirs.values())
+    link = Link(target)
+    found = compare(source, target, link=link).differences
+    assert len(found) == sum(ours.get(key) != theirs.get(key) for key in keys)
+    names = sum(len(one.key.encode()) for one in found if one.theirs)
+    assert link.total_bytes <= 1_000 + 80 * len(found) + names
+    assert link.total_bytes <= 32_000 or shape != "a lost prefix"
+    assert link.trips <= 5

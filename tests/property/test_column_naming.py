@@ -77,8 +77,8 @@ def answered(naming: ColumnNaming | Naming, target: MemoryIndex) -> NamingResult
         facts = [ItemFacts(row.item, row.evidence) for row in rows]
         if isinstance(naming, ColumnNaming):
             # A target that says things twice changes nothing.
-            naming.take(some, facts)
             naming.take(some, facts * 2)
+            naming.take(some, facts)
         else:
             naming.take(frozenset(some), facts)
     return naming.result()

@@ -29,7 +29,6 @@ UNTYPED_ADAPTERS = {
     "merkle/intrinsics.py": "numba and llvmlite have no types",
     "merkle/kernels.py": "numba and llvmlite have no types",
     "proof/symbols.py": "the kernels' module stands for a protocol",
-    "runtime/s3.py": "urllib3's connections have another answer than http.client's",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
     "sweep/compare.py": "pyarrow has no types",
     "sweep/exact.py": "pyarrow has no types",

@@ -2,7 +2,9 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +14,14 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from admin.bucket_pair import open_pair
 from admin.cli import treefold
 from proof.receipts import load_signing_key, public_key_bytes
+from replicator.stores.opening import open_store
+from replicator.verifier.process import CALL_LIMITS
+from replicator.verifier.server import VerifierService
+from replicator.verifier.state import locked_state, open_index
 from runtime.disk import Disk
 from runtime.folder_lock import FolderLock
+from runtime.rate_limit import SystemClock
+from runtime.rpc import start_server
 from tests.support.bucket_command import bodies_in, opened, write
 from tests.support.receipts import OUR_KEY, THEIR_KEY, chain_of
 
@@ -190,6 +198,37 @@ def test_a_bucket_that_the_environment_names_is_recognised(
     for command in ("sync", "verify", "precheck"):
         result = place.bucket(command, "s3://b", named)
         assert (result.exit_code, "inside the other" in result.output) == (6, True)
+
+
+@contextmanager
+def hiding_verifier(folder: Path, address: str) -> Iterator[str]:
+    """The address of a verifier whose store does not list all keys."""
+    with open_store(address, may_write=False) as store:
+        capabilities = replace(store.capabilities, lists_all_keys=False)
+        hiding = replace(store, capabilities=capabilities)
+        clock = SystemClock()
+        with (
+            locked_state(folder) as state,
+            open_index(state, hiding, clock, bucket=address, algorithm=None) as bucket,
+        ):
+            service = VerifierService(bucket, takes_writes=False)
+            rpc = start_server("127.0.0.1:0", [service.register], limits=CALL_LIMITS)
+            try:
+                yield rpc.address
+            finally:
+                rpc.stop()
+                service.close()
+
+
+def test_a_verifier_whose_store_hides_keys_shows_no_equality(place: Place) -> None:
+    write(place.folder / "one", {"a": b"1", "b": b"22", "c": b"333"})
+    pair = ("local:DIR/source", "local:DIR/one")
+    with hiding_verifier(place.folder / "verifier", f"local:{place.folder}/one") as address:
+        result = place.bucket("verify", *pair, "--verifier", address, "--json")
+    found = json.loads(result.stdout)
+    assert (result.exit_code, found["equal"], found["differences"]) == (5, False, 0)
+    assert "does not list all keys" in result.stderr
+    assert "no receipt" in result.stderr
 
 
 def test_each_comparison_that_ends_is_a_receipt_of_its_chain(place: Place) -> None:

@@ -146,6 +146,18 @@ def test_a_target_that_copies_no_ranges_gets_the_whole_object(tmp_path: Path) ->
     assert target.bodies() == source.bodies()
 
 
+def test_empty_objects_and_deletes_show_their_progress(tmp_path: Path) -> None:
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b")
+    for number in range(5):
+        source.write(f"empty{number}", b"")
+        target.write(f"extra{number}", b"x")
+    run = SyncRunner(source.store(), target.store(), tmp_path, delete=True)
+    assert run().equal
+    assert run.progress.stages[1:3] == [("copy", 5, "keys"), ("delete", 5, "keys")]
+    # Ten keys are compared, five copied, five deleted, and five compared again.
+    assert run.progress.done == 25
+
+
 def test_extras_are_differences_until_somebody_asks_to_delete(tmp_path: Path) -> None:
     pair = MemoryStore("memory:a"), MemoryStore("memory:b")
     source, target = pair

@@ -5,6 +5,7 @@ import zlib
 import pytest
 
 from proof.index import KeyRange, Position
+from proof.item_columns import ItemColumns
 from proof.messages import (
     MESSAGE_BYTES_MAX,
     AnswerMessage,
@@ -12,6 +13,7 @@ from proof.messages import (
     QuestionMessage,
     SplitQuestion,
 )
+from proof.names_wire import encode_items
 from proof.wire import (
     decode_answer,
     decode_question,
@@ -64,11 +66,14 @@ def test_a_number_has_one_encoding() -> None:
 
 
 def test_names_that_unfold_without_end_are_refused() -> None:
-    head = encode_answer(AnswerMessage(JOB, 0, NamesAnswer(0, ())))[:-8]
-    bomb = zlib.compress(bytes(4 * MESSAGE_BYTES_MAX + 1))
-    assert len(bomb) < MESSAGE_BYTES_MAX
-    with pytest.raises(RemoteProtocolError, match="too many"):
-        decode_answer(head + bomb)
+    whole = encode_answer(AnswerMessage(JOB, 0, NamesAnswer(0, ())))
+    head = whole.removesuffix(encode_items(ItemColumns.of(())))
+    assert head != whole
+    for unfolded, reason in ((4 * MESSAGE_BYTES_MAX + 1, "too many"), (100, "left over")):
+        bomb = zlib.compress(bytes(unfolded), wbits=-15)
+        assert len(bomb) < MESSAGE_BYTES_MAX
+        with pytest.raises(RemoteProtocolError, match=reason):
+            decode_answer(head + len(bomb).to_bytes(3, "big") + bomb)
 
 
 def test_ranges_overlap_nowhere() -> None:

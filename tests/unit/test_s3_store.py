@@ -10,6 +10,7 @@ from botocore.credentials import Credentials
 from proof.item import HashAlgorithm
 from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
 from replicator.stores.port import (
+    ObjectFacts,
     ObjectProperties,
     PreconditionFailedError,
     StoreError,
@@ -120,6 +121,18 @@ def test_a_listing_that_cannot_be_whole_is_an_error(
         list(store.lister.list_objects(prefix))
 
 
+def test_of_a_store_that_is_read_only_the_refused_write_is_named(
+    server: WireServer, client: S3Client
+) -> None:
+    refused = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    server.answers += [answer(200, listing("x")), answer(200, VERSIONING)]
+    server.answers += [answer(403, refused)] * 2
+    with pytest.raises(StoreError, match="cannot probe bucket: PUT"):
+        open_s3("s3://bucket", may_write=True, client=client)
+    # The scratch object could be there all the same.
+    assert [one.method for one in server.arrived] == ["GET", "GET", "PUT", "POST"]
+
+
 def test_an_etag_is_an_md5_only_if_an_object_proves_it(
     server: WireServer, client: S3Client
 ) -> None:
@@ -139,6 +152,25 @@ def test_an_etag_is_an_md5_only_if_an_object_proves_it(
         assert [len(one) for one in hashes] == [is_proven] * 2
         server.answers.clear()
     assert {one.method for one in server.arrived} == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("kind", ["Ceph Object Gateway", "another"])
+def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_error(
+    server: WireServer, client: S3Client, kind: str
+) -> None:
+    said = f"Server: {kind}\r\n"
+    server.answers += [answer(200, listing(), said), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 0)
+    etag = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n'
+    server.answers += [answer(200), answer(200, A, etag + "x-amz-meta-a: b\r\n")]
+    if kind == "another":
+        with pytest.raises(StoreError, match="XML"):
+            store.reader.read_whole(facts)
+        return
+    found = store.reader.read_whole(facts)
+    assert found.body == A
+    assert found.properties == ObjectProperties(metadata=(("a", "b"),))
 
 
 def test_an_address_has_all_that_a_store_needs() -> None:
