@@ -4,16 +4,18 @@ Results go to stdout, plans and progress to stderr. The package `replicator` doe
 work; this module parses options.
 """
 
+import gc
+import os
 import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from admin.bucket_index import index
 from admin.bucket_output import (
     LEVELS,
     plan_text,
@@ -36,35 +38,41 @@ from admin.bucket_pair import (
     prefix_option,
     state_option,
 )
-from admin.bucket_proven import ProvenPair, open_proven_pair, print_proof, verifier_option
-from admin.bucket_receipts import receipts
-from admin.demo.bucket_demo import demo
-from proof.item import EvidenceLevel
+from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.verifier_option import verifier_option
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
-from replicator.proven_receipt import proven_receipt
-from replicator.proven_sync import ProvenSync
-from replicator.proving import PairProver
-from replicator.refresh import READ_ALL_S
-from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
-from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions
-from replicator.verifier.client import VerifierClient
 from replicator.verify import BucketVerification, VerificationTally
 from runtime.config import parse_rate
-from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
+if TYPE_CHECKING:
+    from replicator.proven_sync import ProvenSync
+    from replicator.verifier.client import VerifierClient
+
 # Objects read at a time by `verify --level read`.
 _READERS = 8
 
+# Objects allocated before the collector looks for cycles; Python's default is 700.
+_GC_OBJECTS = 50_000
 
-@click.group()
+# What these import, copying a bucket does not need.
+_LAZY = {
+    "demo": LazyCommand("admin.demo.bucket_demo:demo", "Break a copy, and see what proves it."),
+    "index": LazyCommand("admin.bucket_index:index", "Build, refresh or check a verifier's index."),
+    "receipts": LazyCommand(
+        "admin.bucket_receipts:receipts", "Show and check signed outcomes, offline."
+    ),
+}
+
+
+@click.group(cls=LazyGroup, lazy=_LAZY)
 def bucket() -> None:
     """Copy a bucket between two stores, and prove that the copy is equal.
 
@@ -80,11 +88,6 @@ def bucket() -> None:
       treefold bucket sync s3://photos local:/backup/photos --delete
       treefold bucket verify s3://photos local:/backup/photos --level read
     """
-
-
-bucket.add_command(index)
-bucket.add_command(receipts)
-bucket.add_command(demo)
 
 
 @bucket.command(short_help="Copy what differs, and compare afterwards.")
@@ -116,7 +119,7 @@ bucket.add_command(demo)
 def sync(
     style: ProgressStyle | None,
     *,
-    verifier: VerifierClient | None,
+    verifier: "VerifierClient | None",
     source: str,
     target: str,
     delete: bool,
@@ -158,14 +161,15 @@ def sync(
             pair = opened.enter_context(trial)
             run, kept = _plain_sync(pair, options, progress), pair.state
         else:
-            proven = opened.enter_context(
-                open_proven_pair(source, target, state, verifier, progress)
+            from admin.bucket_proven import open_proven_sync
+
+            run, kept = opened.enter_context(
+                open_proven_sync(source, target, state, verifier, options, progress)
             )
-            store = opened.enter_context(open_store(target, may_write=True))
-            run, kept = _proven_sync(proven, store, verifier, options, progress), proven.state
         opened.enter_context(run)
         for limitation in run.limitations:
             progress.note(limitation)
+        _collect_rarely()
         plan = run.plan()
         for warning in plan_warnings(plan, prefix):
             progress.note(warning)
@@ -185,31 +189,19 @@ def sync(
     _end(report.differences, is_equal=report.equal, failed=report.failed_count)
 
 
+def _collect_rarely() -> None:
+    """What a copy allocates is freed by its counts. To look for cycles of it among all
+    modules, a thousand times, is a tenth of the CPU of a sync.
+    """
+    gc.freeze()
+    gc.set_threshold(_GC_OBJECTS)
+
+
 def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) -> BucketSync:
     return BucketSync(
         pair.source,
         pair.target,
         pair.ledger,
-        options,
-        progress=progress,
-        clock=SystemClock(),
-        sleep=time.sleep,
-        is_cancelled=lambda: False,
-    )
-
-
-def _proven_sync(
-    pair: ProvenPair,
-    target: Store,
-    verifier: VerifierClient,
-    options: SyncOptions,
-    progress: ProgressSink,
-) -> ProvenSync:
-    return ProvenSync(
-        pair.bucket,
-        target,
-        pair.ledger,
-        verifier,
         options,
         progress=progress,
         clock=SystemClock(),
@@ -240,7 +232,7 @@ def _proven_sync(
 def verify(
     style: ProgressStyle | None,
     *,
-    verifier: VerifierClient | None,
+    verifier: "VerifierClient | None",
     source: str,
     target: str,
     level_name: str,
@@ -266,7 +258,12 @@ def verify(
     """
     level = LEVELS[level_name]
     if verifier is not None:
-        _prove(source, target, state, verifier, level, prefix, style, as_json=as_json)
+        from admin.bucket_proven import prove
+
+        differences, is_equal = prove(
+            source, target, state, verifier, level, prefix, style, as_json=as_json
+        )
+        _end(differences, is_equal=is_equal)
         return
     stop = threading.Event()
     with ExitStack() as opened, ExitStack() as bar:
@@ -305,7 +302,7 @@ def verify(
         try:
             append_receipt(receipts, run.receipt(tally, prefix))
         finally:
-            print_verification(tally, pair.target, notes, lists_all=run.lists_all, as_json=as_json)
+            print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
     _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
 
 
@@ -324,55 +321,11 @@ def precheck(source: str, target: str, as_json: bool) -> None:
     """
     check_addresses(source, target)
     with (
-        open_store(source, may_write=False) as ours,
+        open_store(source, may_write=False, environment=os.environ) as ours,
         open_target(target, may_write=True, is_trial=True) as theirs,
     ):
         limitations = lacking(ours.capabilities, theirs.capabilities)
         print_capabilities(ours.capabilities, theirs.capabilities, limitations, as_json=as_json)
-
-
-def _prove(
-    source: str,
-    target: str,
-    state: Path | None,
-    verifier: VerifierClient,
-    level: EvidenceLevel,
-    prefix: str,
-    style: ProgressStyle | None,
-    *,
-    as_json: bool,
-) -> None:
-    """Compare by the indexes of both sides, which each side brings up to date."""
-    if level is EvidenceLevel.LISTED:
-        raise UsageError(
-            "--level listed and --verifier exclude each other",
-            hint="A verifier knows more than a listing: leave --level out, or --verifier.",
-        )
-    clock = SystemClock()
-    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
-    with ExitStack() as opened, ExitStack() as bar:
-        progress = bar.enter_context(progress_sink(style or ProgressStyle()))
-        pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
-        receipts = open_receipts(pair.state)
-        prover = PairProver(
-            pair.bucket, verifier, prefix=prefix, stopped=lambda: False, progress=progress
-        )
-        progress.note("both sides bring their indexes up to date, each near its store")
-        proof = prover.settle(read_since_s=read_since_s)
-        receipt = proven_receipt(
-            pair.bucket,
-            proof,
-            source=canonical_address(source),
-            target=canonical_address(target),
-            prefix=prefix,
-            time_ms=clock.now_ms(),
-        )
-        bar.close()
-        try:
-            append_receipt(receipts, receipt if pair.lists_all else None)
-        finally:
-            print_proof(proof, verifier, prefix, lists_all=pair.lists_all, as_json=as_json)
-    _end(len(proof.differences), is_equal=proof.is_equal and pair.lists_all)
 
 
 def _end(differences: int, *, is_equal: bool, failed: int = 0) -> None:

@@ -15,11 +15,15 @@ from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger
 from replicator.pair import check_pair
 from replicator.pair_receipts import PairReceipts
-from replicator.stores.address import LocalAddress, canonical_address, parse_address
+from replicator.stores.address import (
+    LocalAddress,
+    canonical_address,
+    check_outside,
+    parse_address,
+)
 from replicator.stores.opening import effective_address, open_store
 from replicator.stores.port import Store
 from runtime.disk import Disk
-from runtime.errors import UsageError
 from runtime.output import print_line
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
@@ -58,7 +62,10 @@ def check_addresses(source: str, target: str) -> None:
         UsageError, ConfigError: an address is invalid, or names an unknown profile.
     """
     check_pair(source, target)
-    check_pair(effective_address(source), effective_address(target))
+    check_pair(
+        effective_address(source, environment=os.environ),
+        effective_address(target, environment=os.environ),
+    )
 
 
 @contextmanager
@@ -82,7 +89,7 @@ def open_pair(
     folder = state_folder(state, source, target)
     is_known = PairLedger.exists_in(folder)
     with ExitStack() as opened:
-        ours = opened.enter_context(open_store(source, may_write=False))
+        ours = opened.enter_context(open_store(source, may_write=False, environment=os.environ))
         if is_trial and not is_known:
             kept, folder = None, Path(opened.enter_context(_scratch_folder()))
         else:
@@ -116,7 +123,9 @@ def open_target(address: str, *, may_write: bool, is_trial: bool) -> Iterator[St
         StoreError, ConfigError, UsageError, DiskError: as `open_store`.
     """
     if not is_trial or not is_missing(address):
-        with open_store(address, may_write=may_write, create=may_write) as store:
+        with open_store(
+            address, may_write=may_write, create=may_write, environment=os.environ
+        ) as store:
             yield store
         return
     with (
@@ -176,19 +185,8 @@ def state_folder(state: Path | None, source: str, target: str) -> Path:
     """
     folder = (state or _default_state(source, target)).absolute()
     for address in (source, target):
-        match parse_address(address):
-            case LocalAddress(bucket) if _is_inside(folder, bucket):
-                raise UsageError(
-                    f"--state: {folder} is inside the bucket {address}",
-                    hint="Choose a folder beside it: a bucket has only files of its own.",
-                )
-            case _:
-                pass
+        check_outside(folder, address)
     return folder
-
-
-def _is_inside(folder: Path, bucket: Path) -> bool:
-    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(bucket))
 
 
 def _default_state(source: str, target: str) -> Path:

@@ -1,17 +1,17 @@
 """A pair of buckets of which the target has a verifier."""
 
+import os
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import wraps
 from itertools import islice
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import click
 
-from admin.answer import check_option_address, tls_of, tls_options
 from admin.bucket_output import (
     HIDDEN_KEYS,
     LEVELS,
@@ -20,21 +20,25 @@ from admin.bucket_output import (
     not_equal_text,
     nothing_text,
     time_text,
+    uncompared_notes,
 )
-from admin.bucket_pair import check_addresses, state_folder
+from admin.bucket_pair import append_receipt, check_addresses, open_receipts, state_folder
 from proof.column_naming import difference_names
 from proof.item import EvidenceLevel
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
-from replicator.proving import PairProof
-from replicator.refresh import IndexedBucket
+from replicator.proven_receipt import proven_receipt
+from replicator.proven_sync import ProvenSync
+from replicator.proving import PairProof, PairProver
+from replicator.refresh import READ_ALL_S, IndexedBucket
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
+from replicator.sync import SyncOptions
 from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.output import print_json, print_line, size_text
-from runtime.progress import ProgressSink
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 
 # Differences that are printed for people; --json has all.
@@ -53,45 +57,36 @@ class ProvenPair:
     lists_all: bool
 
 
-def verifier_option(command: Callable[..., None]) -> Callable[..., None]:
-    """Add `--verifier` and how to reach it. The command gets a client as `verifier`,
-    which is closed afterwards, or None.
+@contextmanager
+def open_proven_sync(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    options: SyncOptions,
+    progress: ProgressSink,
+) -> Iterator[tuple[ProvenSync, Path]]:
+    """A sync with a verifier, and the state folder of the pair.
+
+    Raises:
+        ReconcileError: see `open_proven_pair`; the target's store was not opened.
     """
-
-    @click.option(
-        "--verifier",
-        "address",
-        metavar="HOST:PORT",
-        help=(
-            "The verifier beside TARGET (`treefold verifier run`): keys are compared by some bytes"
-            " for each difference, and small writes cross in batches."
-        ),
-    )
-    @tls_options("verifier")
-    @wraps(command)
-    def connected(
-        *,
-        address: str | None,
-        tls_cert: str | None,
-        tls_key: str | None,
-        tls_ca: str | None,
-        insecure: bool,
-        **options: object,
-    ) -> None:
-        tls = tls_of(tls_cert, tls_key, tls_ca)
-        if address is None:
-            if tls is not None or insecure:
-                raise UsageError("--tls-cert, --tls-key, --tls-ca and --insecure need --verifier")
-            command(verifier=None, **options)
-            return
-        check_option_address("--verifier", address)
-        client = VerifierClient(address, tls=tls, insecure=insecure)
-        try:
-            command(verifier=client, **options)
-        finally:
-            client.close()
-
-    return connected
+    with (
+        open_proven_pair(source, target, state, verifier, progress) as pair,
+        open_store(target, may_write=True, environment=os.environ) as store,
+    ):
+        run = ProvenSync(
+            pair.bucket,
+            store,
+            pair.ledger,
+            verifier,
+            options,
+            progress=progress,
+            clock=SystemClock(),
+            sleep=time.sleep,
+            is_cancelled=lambda: False,
+        )
+        yield run, pair.state
 
 
 @contextmanager
@@ -118,7 +113,7 @@ def open_proven_pair(
     progress.note(f"verifier {client.address}: beside {said.address}")
     folder = state_folder(state, source, target)
     with ExitStack() as opened:
-        store = opened.enter_context(open_store(source, may_write=False))
+        store = opened.enter_context(open_store(source, may_write=False, environment=os.environ))
         ledger = PairLedger(folder, source=source, target=target)
         opened.callback(ledger.close)
         # A verifier with another secret gives other IDs: its index is another one.
@@ -130,8 +125,58 @@ def open_proven_pair(
         yield ProvenPair(bucket, ledger, folder, lists_all)
 
 
+def prove(
+    source: str,
+    target: str,
+    state: Path | None,
+    verifier: VerifierClient,
+    level: EvidenceLevel,
+    prefix: str,
+    style: ProgressStyle | None,
+    *,
+    as_json: bool,
+) -> tuple[int, bool]:
+    """Compare by the indexes of both sides, which each side brings up to date, and
+    print what was found: how many differences, and whether the sides are equal.
+
+    Raises:
+        UsageError: the level is one that a verifier has no use for.
+        ReconcileError: see `open_proven_pair`; the comparison failed.
+    """
+    if level is EvidenceLevel.LISTED:
+        raise UsageError(
+            "--level listed and --verifier exclude each other",
+            hint="A verifier knows more than a listing: leave --level out, or --verifier.",
+        )
+    clock = SystemClock()
+    read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
+    with ExitStack() as opened, ExitStack() as bar:
+        progress = bar.enter_context(progress_sink(style or ProgressStyle()))
+        pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
+        receipts = open_receipts(pair.state)
+        prover = PairProver(
+            pair.bucket, verifier, prefix=prefix, stopped=lambda: False, progress=progress
+        )
+        progress.note("both sides bring their indexes up to date, each near its store")
+        proof = prover.settle(read_since_s=read_since_s)
+        receipt = proven_receipt(
+            pair.bucket,
+            proof,
+            source=canonical_address(source),
+            target=canonical_address(target),
+            prefix=prefix,
+            time_ms=clock.now_ms(),
+        )
+        bar.close()
+        try:
+            append_receipt(receipts, receipt if pair.lists_all else None)
+        finally:
+            print_proof(proof, pair, verifier, prefix, as_json=as_json)
+    return len(proof.differences), proof.is_equal and pair.lists_all
+
+
 def print_proof(
-    proof: PairProof, client: VerifierClient, prefix: str, *, lists_all: bool, as_json: bool
+    proof: PairProof, pair: ProvenPair, client: VerifierClient, prefix: str, *, as_json: bool
 ) -> None:
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
@@ -143,13 +188,13 @@ def print_proof(
     for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
         print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
-    notes = _proof_notes(proof, prefix, lists_all=lists_all)
+    notes = _proof_notes(proof, prefix, pair.bucket.profile.properties, lists_all=pair.lists_all)
     if as_json:
         for note in notes:
             click.echo(note, err=True)
         print_json(
             {
-                "equal": proof.is_equal and lists_all,
+                "equal": proof.is_equal and pair.lists_all,
                 "objects": proof.objects,
                 "differences": len(proof.differences),
                 "inFlight": proof.in_flight,
@@ -167,7 +212,7 @@ def print_proof(
         f"{size_text(crossed)} crossed in {counted(client.calls, 'call')}; the comparison"
         f" took {counted(proof.round_trips, 'trip')} and {proof.bytes_crossed} bytes"
     )
-    if proof.is_equal and lists_all:
+    if proof.is_equal and pair.lists_all:
         print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
         kinds = Counter(one.kind.value for one in proof.differences)
@@ -178,7 +223,9 @@ def print_proof(
         print_line(note)
 
 
-def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]:
+def _proof_notes(
+    proof: PairProof, prefix: str, groups: Sequence[str], *, lists_all: bool
+) -> list[str]:
     """What a comparison with a verifier does not show, in sentences."""
     notes = list[str]()
     if proof.in_flight:
@@ -192,7 +239,8 @@ def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]
             "Not every object was read at both sides: damage behind a store's own index is found"
             " by --level read only."
         )
-    return notes
+    # An item has none: they name accounts of one store.
+    return [*notes, *uncompared_notes((*groups, "acl")), "ACLs were not compared."]
 
 
 def _bucket_of(address: str) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import numpy as np
 from botocore.client import BaseClient
 
 from tests.support.ozone import OzoneCluster
-from tests.support.processes import ROOT
+from tests.support.processes import ROOT, children_cpu_s
 from tests.support.rgw import RgwPair
 from tests.support.s3_servers import S3Bucket, S3Endpoint, ministack
 from tests.support.wan import Crossing, Traffic, WanLink
@@ -29,9 +29,11 @@ METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
 TAGS = "team=storage"
 _LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
+# The parts of a copy, as `treefold bucket sync` makes them, and of boto3's uploads.
+PART_BYTES = 8 << 20
 _RUN_S = 3600.0
 # How a sync ends that has made the target equal, and one that cannot show it.
-_EQUAL, _UNPROVEN = 0, 3
+_EQUAL, _UNPROVEN = 0, 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +42,15 @@ class CommandRun:
 
     report: Mapping[str, Any]
     seconds: float
+    cpu_s: float
     traffic: Traffic
 
 
 @dataclass(frozen=True, slots=True)
 class BucketPair:
-    """A bucket, its copy to be, and the link that leads to the latter. `folder` takes
-    credentials and the state of each pair. No listing of Ozone `shows_equality`.
+    """A bucket, its copy to be, and the link that leads to the latter, unless
+    `is_direct`: then nothing is counted. `folder` takes credentials and the state of
+    each pair. No listing of Ozone `shows_equality`.
     """
 
     source: S3Bucket
@@ -54,6 +58,7 @@ class BucketPair:
     link: WanLink
     folder: Path
     shows_equality: bool = True
+    is_direct: bool = False
 
     def sync(self, *options: str) -> CommandRun:
         """`treefold bucket sync`; the link is reset before.
@@ -84,15 +89,24 @@ class BucketPair:
         """The same source with an empty target."""
         return replace(self, target=self.target.endpoint.fresh_bucket())
 
+    def fresh_source(self) -> "BucketPair":
+        """The same target with an empty source."""
+        return replace(self, source=self.source.endpoint.fresh_bucket())
+
+    def direct(self) -> "BucketPair":
+        """The same pair without the link: a proxy takes CPU, which the stores need."""
+        return replace(self, is_direct=True)
+
     @property
     def _state(self) -> Path:
         return self.folder / f"state-{self.target.name}"
 
     def _run(self, command: str, *options: str) -> CommandRun:
         self.link.reset()
-        begun = time.monotonic()
+        begun, cpu_s = time.monotonic(), children_cpu_s()
         report = self.finished(self._start(command, *options))
-        return CommandRun(report, time.monotonic() - begun, self.link.traffic())
+        seconds = time.monotonic() - begun
+        return CommandRun(report, seconds, children_cpu_s() - cpu_s, self.link.traffic())
 
     def _start(self, command: str, *options: str) -> "subprocess.Popen[str]":
         credentials = self.folder / "credentials"
@@ -104,7 +118,8 @@ class BucketPair:
                 for name, side in sides.items()
             )
         )
-        theirs = self.link.through(self.target.endpoint).url
+        direct = self.target.endpoint
+        theirs = (direct if self.is_direct else self.link.through(direct)).url
         words = [
             f"s3://{self.source.name}?endpoint_url={self.source.endpoint.url}&profile=source",
             f"s3://{self.target.name}?endpoint_url={theirs}&profile=target",
@@ -174,15 +189,18 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
         yield PairFactory(source, theirs, link, folder, shows_equality=target != "ozone")
 
 
-def fill(bucket: S3Bucket, count: int, size_bytes: int, *, described: bool = True) -> None:
-    """Put objects of random bytes, each with one metadata header and one tag if
-    `described`. Their names have 26 characters.
+def fill(bucket: S3Bucket, count: int, size_bytes: int, *, in_parts: bool = False) -> None:
+    """Put objects of random bytes, each with one metadata header and one tag, with
+    `in_parts` as most clients upload large ones. Their names have 26 characters.
     """
-    given = {"Metadata": METADATA, "Tagging": TAGS} if described else {}
+    given: dict[str, Any] = {"Metadata": METADATA, "Tagging": TAGS}
     with bucket.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
 
         def put(number: int) -> None:
             body = _body(number, size_bytes)
+            if in_parts:
+                _upload(client, bucket, key_of(number), body, given)
+                return
             client.put_object(Bucket=bucket.name, Key=key_of(number), Body=body, **given)
 
         for _ in writers.map(put, range(count)):
@@ -200,6 +218,23 @@ def put_changed(client: BaseClient, bucket: S3Bucket, size_bytes: int) -> None:
     body[size_bytes // 2] ^= 1
     given = {"Metadata": METADATA, "Tagging": TAGS}
     client.put_object(Bucket=bucket.name, Key=key_of(0), Body=bytes(body), **given)
+
+
+def _upload(
+    client: BaseClient, bucket: S3Bucket, key: str, body: bytes, given: Mapping[str, Any]
+) -> None:
+    place = {"Bucket": bucket.name, "Key": key}
+    upload = {**place, "UploadId": client.create_multipart_upload(**place, **given)["UploadId"]}
+    parts = [
+        {
+            "PartNumber": number,
+            "ETag": client.upload_part(
+                **upload, PartNumber=number, Body=body[first : first + PART_BYTES]
+            )["ETag"],
+        }
+        for number, first in enumerate(range(0, len(body), PART_BYTES), start=1)
+    ]
+    client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
 
 
 def _body(number: int, size_bytes: int) -> bytes:

@@ -24,7 +24,8 @@ import pyarrow.fs as pa_fs
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
-from runtime.s3 import Query, S3Client, S3Settings, open_client
+from runtime.s3 import Query, S3Client, open_client
+from runtime.s3_account import S3Settings
 from runtime.s3_answers import S3Answer, S3Error, parse_document
 
 T = TypeVar("T")

@@ -84,8 +84,6 @@ class ItemDifferences(Sequence[ItemDifference]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._items() == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def names(self) -> Iterator[tuple[ItemDifferenceKind, str, str]]:
         """Kind, key and version of each."""
         columns = (self._kinds, self._keys, self._versions)

@@ -7,16 +7,12 @@ its old one away. So a past root is the present one without the changes since.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-import numpy as np
-
 from proof.item import ID_BYTES, ItemId
 
 if TYPE_CHECKING:
     from proof.symbols import Ids
 
 _MODULUS = 1 << 8 * ID_BYTES
-_HALF = np.uint64(32)
-_LOW_HALF = np.uint64(0xFFFF_FFFF)
 # More summands of 32 bits could overflow 64.
 _SUMMANDS_MAX = 1 << 31
 
@@ -42,11 +38,14 @@ class SetRoot:
     @classmethod
     def of(cls, ids: "Ids") -> Self:
         """The root of the items with these IDs (shape (items, 2))."""
+        # Imported here, because a comparison without an index adds items one by one.
+        import numpy as np
+
         assert len(ids) < _SUMMANDS_MAX
-        total = 0
+        half, low_half, total = np.uint64(32), np.uint64(0xFFFF_FFFF), 0
         for lane in (ids[:, 0], ids[:, 1]):
-            high = int((lane >> _HALF).sum(dtype=np.uint64))
-            low = int((lane & _LOW_HALF).sum(dtype=np.uint64))
+            high = int((lane >> half).sum(dtype=np.uint64))
+            low = int((lane & low_half).sum(dtype=np.uint64))
             total = (total << 64) + (high << 32) + low
         return cls(len(ids), total % _MODULUS)
 

@@ -30,6 +30,7 @@ from replicator.copy_requests import (
     ReadSourceProperties,
     ReadTargetFacts,
     ReadTargetProperties,
+    ReadWhole,
     Request,
     SavePart,
     SaveUpload,
@@ -62,11 +63,18 @@ NewExecutor: TypeAlias = Callable[[int, str], Executor]
 
 @dataclass(frozen=True, slots=True)
 class CopierLimits:
-    """How much is done at once: objects, parts of all objects, and bytes in memory."""
+    """How much is done at once: small objects and parts that are being written, and
+    bytes in memory.
+    """
 
     objects: int = 8
     parts: int = 8
     memory_bytes: int = 192 << 20
+
+    @property
+    def copies(self) -> int:
+        """Objects being copied: while some are written, as many others are read."""
+        return 2 * self.objects
 
 
 class Copier:
@@ -96,6 +104,7 @@ class Copier:
         self._is_cancelled = is_cancelled
         self._budget = _ByteBudget(limits.memory_bytes)
         self._parts = new_executor(limits.parts, "part")
+        self._writes = threading.BoundedSemaphore(limits.objects)
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
@@ -148,6 +157,9 @@ class Copier:
             case ReadSourceProperties(facts):
                 reader = self._source.reader
                 return self._of_source(lambda: reader.properties_of(facts))
+            case ReadWhole(facts):
+                job.take_memory(facts.size_bytes)
+                return self._of_source(lambda: self._source.reader.read_whole(facts))
             case BeginUpload(key, properties):
                 uploads = OwnUploads(self._target, key)
                 return self._retried(lambda: uploads.begin(key, properties))
@@ -167,7 +179,8 @@ class Copier:
                 return target.reader.properties(facts.key, version=facts.version)
             case PutObject(key, body, properties, condition):
                 self._rate.take(len(body))
-                return target.writer.put(key, body, properties, condition)
+                with self._writes:
+                    return target.writer.put(key, body, properties, condition)
             case PutProperties(facts, properties, tags_only):
                 return target.writer.put_properties(facts, properties, tags_only=tags_only)
             case AbortUpload(key, upload):
@@ -180,7 +193,7 @@ class Copier:
             case CompleteUpload(key, upload, parts, properties, condition, whole):
                 uploads = target.upload_writer
                 return uploads.complete(key, upload, parts, properties, condition, whole)
-            case ReadRange() | ReadSourceFacts() | ReadSourceProperties():
+            case ReadRange() | ReadSourceFacts() | ReadSourceProperties() | ReadWhole():
                 raise AssertionError(f"{request} is no call of the target")
             case StartPart() | JoinPart() | SaveUpload() | SavePart():
                 raise AssertionError(f"{request} is no call of the target")

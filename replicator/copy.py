@@ -23,6 +23,7 @@ from replicator.copy_task import (
     is_same_object,
     read_properties,
     read_range,
+    read_whole,
     source_facts,
     target_changed,
     target_facts,
@@ -35,6 +36,7 @@ from replicator.stores.port import (
     ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
+    WholeObject,
 )
 from replicator.uploads import (
     PartTransfer,
@@ -90,14 +92,17 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
     Raises:
         SourceChangedError: the source has another version by now.
     """
+    is_small = task.source.size_bytes <= task.limits.part_bytes
+    if is_small and task.upload is None:
+        return (yield from _copy_small(task, (yield from read_whole(task))))
     properties = yield from read_properties(task)
     adopted = yield from adopt_finished(task, properties)
     if adopted is not None:
         return adopted
-    if task.source.size_bytes <= task.limits.part_bytes:
-        if task.upload is not None:
-            yield from drop_upload(task.key, task.upload)
-        return (yield from _copy_small(task, properties))
+    if is_small and task.upload is not None:
+        yield from drop_upload(task.key, task.upload)
+        body = yield from read_range(task, 0, task.source.size_bytes)
+        return (yield from _copy_small(task, WholeObject(properties, body)))
     try:
         return (yield from copy_large(task, properties))
     except ObjectMissingError:
@@ -105,8 +110,8 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
         return (yield from copy_large(replace(task, upload=None), properties))
 
 
-def _copy_small(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
-    body = yield from read_range(task, 0, task.source.size_bytes)
+def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
+    properties, body = whole.properties, whole.body
     hasher = ContentHasher()
     hasher.update(body)
     hashes = hasher.hashes()
@@ -149,7 +154,8 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
     """
     part_bytes = part_bytes_of(task.source, task.limits.part_bytes)
     opened = yield from open_upload(task, properties, part_bytes)
-    hasher = ContentHasher()
+    # An object in parts has no MD5 of the whole that ours could be compared with.
+    hasher = ContentHasher(with_md5=not _part_count(task.source))
     windows = WindowHasher(task.window_key, task.source.size_bytes)
     whole = WholeCrc(task.capabilities.upload_crc)
     transfer = PartTransfer(task, opened.upload)
@@ -192,12 +198,17 @@ def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
     allows to guess it, so that both ETags agree; else as small as PARTS_MAX allows.
     """
     least = -(-source.size_bytes // PARTS_MAX)
-    _, dash, count = source.etag.strip('"').rpartition("-")
-    if dash and count.isdigit():
+    if count := _part_count(source):
         for size in _USUAL_PART_BYTES:
-            if size >= part_bytes_min and -(-source.size_bytes // size) == int(count):
+            if size >= part_bytes_min and -(-source.size_bytes // size) == count:
                 return size
     return part_bytes_min if least <= part_bytes_min else -(-least // _MIB) * _MIB
+
+
+def _part_count(source: ObjectFacts) -> int:
+    """Of how many parts an object was made, by its ETag; 0 where it does not say."""
+    _, dash, count = source.etag.strip('"').rpartition("-")
+    return int(count) if dash and count.isascii() and count.isdigit() else 0
 
 
 def _is_what_was_sent(

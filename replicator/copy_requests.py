@@ -20,6 +20,7 @@ from replicator.stores.port import (
     StoreError,
     UploadedPart,
     UploadId,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -164,6 +165,15 @@ class ReadSourceProperties:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadWhole:
+    """All bytes and the properties of just this version of the source; answered by
+    WholeObject.
+    """
+
+    facts: ObjectFacts
+
+
+@dataclass(frozen=True, slots=True)
 class ReadTargetProperties:
     """Answered by ObjectProperties."""
 
@@ -293,6 +303,7 @@ Request: TypeAlias = (
     ReadSourceFacts
     | ReadTargetFacts
     | ReadSourceProperties
+    | ReadWhole
     | ReadTargetProperties
     | ReadRange
     | PutObject
@@ -309,6 +320,13 @@ Request: TypeAlias = (
     | CompleteUpload
 )
 Answer: TypeAlias = (
-    ObjectFacts | ObjectProperties | bytes | str | UploadedPart | tuple[UploadedPart, ...] | None
+    ObjectFacts
+    | ObjectProperties
+    | WholeObject
+    | bytes
+    | str
+    | UploadedPart
+    | tuple[UploadedPart, ...]
+    | None
 )
 Steps: TypeAlias = Generator[Request, Answer, T]

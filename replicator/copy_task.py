@@ -17,6 +17,7 @@ from replicator.copy_requests import (
     ReadSourceProperties,
     ReadTargetFacts,
     ReadTargetProperties,
+    ReadWhole,
     Steps,
     UploadRecord,
 )
@@ -28,6 +29,7 @@ from replicator.stores.port import (
     ObjectProperties,
     PreconditionFailedError,
     StoreError,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -89,7 +91,32 @@ def read_properties(task: CopyTask) -> Steps[ObjectProperties]:
     except (ObjectMissingError, PreconditionFailedError) as error:
         raise SourceChangedError(f"{task.key} is gone") from error
     assert isinstance(answer, ObjectProperties)
-    properties = task.crossing.of(answer)
+    return _crossing(task, answer)
+
+
+def read_whole(task: CopyTask) -> Steps[WholeObject]:
+    """All bytes of just this version, and the properties that will cross.
+
+    Raises:
+        SourceChangedError: the source has another version by now, or is gone.
+        CopyFailedError: the target cannot keep the properties.
+    """
+    try:
+        answer = yield ReadWhole(task.source)
+    except (PreconditionFailedError, ObjectMissingError) as error:
+        raise SourceChangedError(f"{task.key} changed before it was read") from error
+    assert isinstance(answer, WholeObject)
+    assert len(answer.body) == task.source.size_bytes
+    return WholeObject(_crossing(task, answer.properties), answer.body)
+
+
+def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
+    """The part of the source's properties that crosses.
+
+    Raises:
+        CopyFailedError: the target cannot keep it.
+    """
+    properties = task.crossing.of(found)
     length = sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
     if length > task.capabilities.metadata_bytes_max:
         raise CopyFailedError(

@@ -241,7 +241,7 @@ class BucketSync:
         self._sleep = sleep
         self._is_cancelled = is_cancelled
         self._crossing = Crossing.between(source.capabilities, target.capabilities)
-        self._workers = new_executor(options.copier_limits.objects, "object")
+        self._workers = new_executor(options.copier_limits.copies, "object")
         self._stop = threading.Event()
         rate = RateLimiter(options.bytes_per_second, clock, self._wait)
         self._copier = Copier(
@@ -449,7 +449,7 @@ class BucketSync:
                 continue
             self._check_stop()
             # Few are submitted ahead, so that an interruption does not wait for many.
-            if len(running) >= 2 * self._options.copier_limits.objects:
+            if len(running) >= 2 * self._options.copier_limits.copies:
                 self._settle(running, plan, outcome)
             running[self._workers.submit(self._carry_out, step)] = step
         while running:

@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from blake3 import blake3
 
 from merkle.checksum import Buffer
@@ -96,11 +95,14 @@ def changed_ranges(old: WindowTable, new: WindowTable) -> tuple[ChangedRange, ..
     """
     if old.window_bytes != new.window_bytes:
         return None
+    # Imported here, because only a change of a large object needs it.
+    import numpy as np
+
     step = new.window_bytes
     ours, theirs = (np.frombuffer(table.hashes, np.uint64) for table in (new, old))
     common = min(len(ours), len(theirs))
     # A window that is short in one of them is another window.
-    if old.size_bytes != new.size_bytes and common:
+    if old.size_bytes != new.size_bytes:
         common = min(old.size_bytes, new.size_bytes) // step
     changed = np.flatnonzero(ours[:common] != theirs[:common])
     return ranges_of(changed.tolist(), old.size_bytes, new.size_bytes, window_bytes=step)

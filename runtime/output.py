@@ -9,13 +9,14 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import click
-from rich import box
-from rich.console import Console, JustifyMethod
-from rich.table import Table
 
 from runtime.errors import DiskError
+
+if TYPE_CHECKING:
+    from rich.console import Console, JustifyMethod
 
 JsonObject = dict[str, object]
 
@@ -23,8 +24,11 @@ JsonObject = dict[str, object]
 _PIPE_COLUMNS = 100
 
 
-def console(*, stderr: bool = False) -> Console:
+def console(*, stderr: bool = False) -> "Console":
     """A console on what stdout or stderr is now."""
+    # Imported here, because JSON needs none of it.
+    from rich.console import Console
+
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else _PIPE_COLUMNS
     return Console(file=file, width=width, highlight=False, markup=False, soft_wrap=False)
@@ -54,6 +58,9 @@ def print_table(
     """A table; the columns in `numbers` are aligned to the right, those in `folded`
     give way where space is short.
     """
+    from rich import box
+    from rich.table import Table
+
     out = console()
     table = Table(
         box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold"

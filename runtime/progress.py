@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import click
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from runtime.output import console, printable, size_text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 # The unit whose counts are shown as sizes.
 BYTES = "bytes"
@@ -56,6 +58,9 @@ def progress_sink(
     if not style.bars:
         yield _LineSink(clock)
         return
+    # Imported here, because lines need none of it.
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -132,7 +137,7 @@ class _LineSink:
 class _BarSink:
     """A bar, for people who watch."""
 
-    def __init__(self, progress: Progress, clock: Callable[[], float]) -> None:
+    def __init__(self, progress: "Progress", clock: Callable[[], float]) -> None:
         self._progress = progress
         self._clock = clock
         self._task: TaskID | None = None

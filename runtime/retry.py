@@ -7,18 +7,12 @@ that a stopping process can interrupt the wait and a test need not wait.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
-
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exponential,
-    wait_random,
-)
+from typing import TYPE_CHECKING, TypeVar
 
 from merkle.errors import ReconcileError
+
+if TYPE_CHECKING:
+    from tenacity import RetryCallState
 
 T = TypeVar("T")
 Sleep = Callable[[float], None]
@@ -70,13 +64,22 @@ def call_with_retry(
             raise
         first = [error]
 
+    # Imported here, because it brings asyncio, and most calls succeed at once.
+    from tenacity import (
+        Retrying,
+        retry_if_exception,
+        stop_after_attempt,
+        wait_exponential,
+        wait_random,
+    )
+
     def again() -> T:
         # The first attempt is over. Most calls succeed, and cost no more than that.
         if first:
             raise first.pop()
         return call()
 
-    def before_sleep(state: RetryCallState) -> None:
+    def before_sleep(state: "RetryCallState") -> None:
         error = state.outcome.exception() if state.outcome else None
         if on_retry and error:
             on_retry(error, state.attempt_number)

@@ -19,15 +19,15 @@ class TrafficCounter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._now = Traffic()
+        self._requests = self._bytes = 0
 
     def add(self, length_bytes: int, *, requests: int = 0) -> None:
         """Count bytes of either direction, and requests."""
         with self._lock:
-            now = self._now
-            self._now = Traffic(now.requests + requests, now.bytes + length_bytes)
+            self._requests += requests
+            self._bytes += length_bytes
 
     def read(self) -> Traffic:
         """What was counted so far."""
         with self._lock:
-            return self._now
+            return Traffic(self._requests, self._bytes)

@@ -14,6 +14,7 @@ from replicator.stores.port import (
     ObjectProperties,
     PreconditionFailedError,
     UnsupportedObjectError,
+    WholeObject,
 )
 from runtime.errors import DiskError
 
@@ -93,6 +94,16 @@ class LocalView:
             yield pieces
         finally:
             pieces.close()
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """See ObjectReader; the version says which.
+
+        Raises:
+            PreconditionFailedError, ObjectDamagedError: as `read`.
+        """
+        with self.read(facts) as pieces:
+            body = b"".join(pieces)
+        return WholeObject(self.properties_of(facts), body)
 
     def segments(self, key: str, version: str, etag: str, first: int, end: int) -> list[Segment]:
         """The segments with a range of an object.

@@ -1,20 +1,17 @@
 """Open the store at an address."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from urllib.parse import quote
 
 from replicator.stores.address import LocalAddress, S3Address, parse_address
-from replicator.stores.local import LocalBucket
 from replicator.stores.port import Store
-from replicator.stores.s3 import open_s3
-from replicator.stores.s3_bucket import S3Location
 from runtime.disk import Disk
-from runtime.s3 import configured_endpoint, open_client
 
 
-def effective_address(address: str) -> str:
-    """The address with the endpoint that its requests go to, wherever that is set.
+def effective_address(address: str, *, environment: Mapping[str, str] | None = None) -> str:
+    """The address with the endpoint that its requests go to, wherever that is set; with
+    `environment`, that of this process, it is found sooner.
 
     Raises:
         UsageError: the address is invalid.
@@ -24,17 +21,27 @@ def effective_address(address: str) -> str:
         case LocalAddress():
             return address
         case S3Address(text):
+            from replicator.stores.s3_bucket import S3Location
+            from runtime.s3_account import configured_endpoint
+
             location = S3Location.parse(text)
-            endpoint = configured_endpoint(location.settings)
+            endpoint = configured_endpoint(location.settings, environment)
             path = f"s3://{location.bucket}/{quote(location.prefix)}"
             return f"{path}?endpoint_url={quote(endpoint, safe='')}" if endpoint else path
 
 
 @contextmanager
-def open_store(address: str, *, may_write: bool, create: bool = False) -> Iterator[Store]:
+def open_store(
+    address: str,
+    *,
+    may_write: bool,
+    create: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[Store]:
     """The store that an argument names, closed at the end of the context. With `create`
     a local bucket is made if there is none; with `may_write` a remote store is probed
-    by scratch objects.
+    by scratch objects. With `environment`, that of this process, the credentials of a
+    remote store are found sooner.
 
     Raises:
         UsageError: the address is invalid.
@@ -42,10 +49,18 @@ def open_store(address: str, *, may_write: bool, create: bool = False) -> Iterat
         StoreError: there is no such bucket, or the store did not answer.
         DiskError: a directory cannot be read or written.
     """
+    # Each adapter brings libraries that the others do not need.
     match parse_address(address):
         case LocalAddress(folder):
+            from replicator.stores.local import LocalBucket
+
             with LocalBucket(folder, Disk(), create=create) as bucket:
                 yield bucket.store()
         case S3Address(text):
-            with closing(open_client(S3Location.parse(text).settings)) as client:
+            from replicator.stores.s3 import open_s3
+            from replicator.stores.s3_bucket import S3Location
+            from runtime.s3 import open_client
+
+            settings = S3Location.parse(text).settings
+            with closing(open_client(settings, environment=environment)) as client:
                 yield open_s3(text, may_write=may_write, client=client)

@@ -114,6 +114,14 @@ class ObjectProperties:
 
 
 @dataclass(frozen=True, slots=True)
+class WholeObject:
+    """All bytes of one version, and its properties."""
+
+    properties: ObjectProperties
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class WriteCondition:
     """What must hold of the key when the write takes effect; all empty for anything.
 
@@ -256,6 +264,16 @@ class ObjectReader(Protocol):
         Raises:
             PreconditionFailedError: the object is another one by now.
             StoreError: fewer bytes came.
+        """
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """Bytes and properties of just this version, which fits in memory, in as few
+        requests as the store allows.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now.
+            ObjectMissingError: the object does not exist.
+            StoreError: the store did not say, or fewer bytes came.
         """
 
 

@@ -42,7 +42,8 @@ class S3Behaviour:
     """Each field is a claim that was seen to hold; false where it was not.
 
     `etag_is_md5`: the ETag of an object written by one PUT is the MD5 of its bytes.
-    `checks_payloads`: a body of which another one was signed is refused.
+    `checks_payloads`: a body of which another one was signed is refused;
+    `checks_part_md5`: so is a part with another MD5, also if no body is signed.
     `put_keeps_tags`, `upload_keeps_tags`: tags in the headers of PUT, of
     CreateMultipartUpload. `tags_apart`: PutObjectTagging works and harms no object.
     `counts_tags`: HEAD says how many there are. `copy_checks_source`: UploadPartCopy
@@ -58,6 +59,7 @@ class S3Behaviour:
     keeps_versions: bool = False
     etag_is_md5: bool = False
     checks_payloads: bool = False
+    checks_part_md5: bool = False
     declares_checksums: bool = False
     put_keeps_tags: bool = False
     upload_keeps_tags: bool = False

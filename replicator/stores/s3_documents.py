@@ -4,19 +4,29 @@ What a document must have and has not, or has in another form, is an error: a li
 that is half understood would look like missing objects.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import lru_cache
 from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element
-from xml.sax.saxutils import escape
 
 from replicator.stores.port import DeleteFailure, ObjectFacts, UploadedPart, UploadId
 from runtime.s3_answers import S3ProtocolError, parse_document
 
 _XSI_TYPE = "{http://www.w3.org/2001/XMLSchema-instance}type"
+_ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+_KEY_ESCAPES = _ESCAPES | str.maketrans({"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 # A missing object counts as deleted.
 _MISSING = {"NoSuchKey", "NoSuchVersion"}
+# Up to a petabyte: more is no size, and an index keeps no more.
+_DIGITS_MAX = 15
+# Of an ETag or a version; those of stores have less than a hundred characters.
+_NAME_MAX = 1024
+# Most objects of a bucket have one of a few ACLs and sets of tags. Their documents are
+# parsed once; larger ones than this are rare, and not kept.
+_KEPT_BYTES_MAX = 4 << 10
+_KEPT_MAX = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +103,7 @@ def parse_versions(body: bytes) -> VersionsPage:
                 size_bytes=0 if is_marker else _number(entry, "Size"),
                 etag="" if is_marker else _etag(entry),
                 modified_ms=_time_ms(entry, "LastModified"),
-                version=_text(entry, "VersionId"),
+                version=checked_name(_text(entry, "VersionId"), "VersionId"),
                 is_delete_marker=is_marker,
             )
         )
@@ -149,6 +159,11 @@ def parse_tags(body: bytes) -> tuple[tuple[str, str], ...]:
     Raises:
         S3ProtocolError: it is no such document.
     """
+    return _tags(body) if len(body) <= _KEPT_BYTES_MAX else _tags.__wrapped__(body)
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _tags(body: bytes) -> tuple[tuple[str, str], ...]:
     root = parse_document(body, "Tagging")
     tags = (
         (entry.findtext("Key") or "", entry.findtext("Value") or "")
@@ -160,7 +175,7 @@ def parse_tags(body: bytes) -> tuple[tuple[str, str], ...]:
 def tags_document(tags: Iterable[tuple[str, str]]) -> bytes:
     """The body of PutObjectTagging."""
     entries = "".join(
-        f"<Tag><Key>{escape(name)}</Key><Value>{escape(value)}</Value></Tag>"
+        f"<Tag><Key>{_escaped(name)}</Key><Value>{_escaped(value)}</Value></Tag>"
         for name, value in tags
     )
     return f"<Tagging><TagSet>{entries}</TagSet></Tagging>".encode()
@@ -173,6 +188,11 @@ def parse_grants(body: bytes) -> tuple[tuple[str, str], ...]:
     Raises:
         S3ProtocolError: it is no ACL.
     """
+    return _grants(body) if len(body) <= _KEPT_BYTES_MAX else _grants.__wrapped__(body)
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def _grants(body: bytes) -> tuple[tuple[str, str], ...]:
     root = parse_document(body, "AccessControlPolicy")
     owner = root.findtext("Owner/ID") or ""
     grants = set()
@@ -239,14 +259,15 @@ def parse_completed_etag(body: bytes) -> str:
         S3ProtocolError: it is no such answer.
     """
     root = parse_document(body, "CompleteMultipartUploadResult")
-    return (root.findtext("ETag") or "").strip().strip('"')
+    text = (root.findtext("ETag") or "").strip()
+    return parse_etag(text) if text.strip('"') else ""
 
 
 def complete_document(parts: Sequence[UploadedPart]) -> bytes:
     """The body of CompleteMultipartUpload; parts ascend."""
     assert [part.number for part in parts] == sorted({part.number for part in parts})
     entries = "".join(
-        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{escape(part.etag)}</ETag></Part>"
+        f"<Part><PartNumber>{part.number}</PartNumber><ETag>{_escaped(part.etag)}</ETag></Part>"
         for part in parts
     )
     return f"<CompleteMultipartUpload>{entries}</CompleteMultipartUpload>".encode()
@@ -257,8 +278,8 @@ def delete_document(objects: Iterable[tuple[str, str]]) -> bytes:
     current object.
     """
     entries = "".join(
-        f"<Object><Key>{_escaped(key)}</Key>"
-        + (f"<VersionId>{escape(version)}</VersionId>" if version else "")
+        f"<Object><Key>{_escaped_key(key)}</Key>"
+        + (f"<VersionId>{_escaped(version)}</VersionId>" if version else "")
         + "</Object>"
         for key, version in objects
     )
@@ -280,6 +301,55 @@ def parse_delete_failures(body: bytes) -> list[DeleteFailure]:
     ]
 
 
+def parse_number(text: str, name: str) -> int:
+    """A number in an answer, where it stands as `name`.
+
+    Raises:
+        S3ProtocolError: it is none, or larger than any object.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise _invalid(text, name)
+    return int(text)
+
+
+def parse_etag(text: str) -> str:
+    """An ETag without its quotes.
+
+    Raises:
+        S3ProtocolError: it is empty, or too long for one.
+    """
+    return checked_name(text.removeprefix("W/").strip('"'), "ETag")
+
+
+def checked_name(text: str, name: str) -> str:
+    """An ETag, or a version, that an index can keep.
+
+    Raises:
+        S3ProtocolError: it is empty, or too long for one.
+    """
+    if not 0 < len(text) <= _NAME_MAX:
+        raise _invalid(text, name)
+    return text
+
+
+def parse_time_ms(text: str, name: str, parse: Callable[[str], datetime]) -> int:
+    """A time in an answer, in ms since 1970, as `parse` reads it.
+
+    Raises:
+        S3ProtocolError: it is none, or before 1970.
+    """
+    try:
+        when = parse(text)
+        whole = when.replace(tzinfo=when.tzinfo or UTC)
+        # Not timestamp() * 1000: floats lose the last digit.
+        time_ms = int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
+    except (ValueError, OverflowError) as error:
+        raise _invalid(text, name) from error
+    if time_ms < 0:
+        raise _invalid(text, name)
+    return time_ms
+
+
 def fits_xml(text: str) -> bool:
     """Whether XML 1.0 can carry this text at all."""
     return all(
@@ -288,9 +358,17 @@ def fits_xml(text: str) -> bool:
     )
 
 
-def _escaped(key: str) -> str:
+def _escaped(text: str) -> str:
+    return text.translate(_ESCAPES)
+
+
+def _escaped_key(key: str) -> str:
     # A parser turns a raw carriage return, and in places a tab, into something else.
-    return escape(key, {"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
+    return key.translate(_KEY_ESCAPES)
+
+
+def _invalid(text: str, name: str) -> S3ProtocolError:
+    return S3ProtocolError(f"the store sent {text[:40]!r} as {name}")
 
 
 def _text(parent: Element, tag: str) -> str:
@@ -301,25 +379,15 @@ def _text(parent: Element, tag: str) -> str:
 
 
 def _number(parent: Element, tag: str) -> int:
-    text = _text(parent, tag).strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}")
-    return int(text)
+    return parse_number(_text(parent, tag).strip(), tag)
 
 
 def _etag(parent: Element) -> str:
-    return _text(parent, "ETag").strip().strip('"')
+    return parse_etag(_text(parent, "ETag").strip())
 
 
 def _time_ms(parent: Element, tag: str) -> int:
-    text = _text(parent, tag).strip()
-    try:
-        when = datetime.fromisoformat(text)
-        whole = when.replace(tzinfo=when.tzinfo or UTC)
-        # Not timestamp() * 1000: floats lose the last digit.
-        return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
-    except (ValueError, OverflowError) as error:
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}") from error
+    return parse_time_ms(_text(parent, tag).strip(), tag, datetime.fromisoformat)
 
 
 def _is_truncated(root: Element) -> bool:
@@ -328,7 +396,7 @@ def _is_truncated(root: Element) -> bool:
         return False
     text = _text(root, "IsTruncated").strip()
     if text not in ("true", "false"):
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as IsTruncated")
+        raise _invalid(text, "IsTruncated")
     return text == "true"
 
 

@@ -4,7 +4,6 @@ import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from email.utils import parsedate_to_datetime
 from itertools import takewhile
 from typing import TypeAlias, TypeVar
 
@@ -22,11 +21,20 @@ from replicator.stores.port import (
     StoreUnavailableError,
     UnsupportedObjectError,
     UploadWriter,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
-from replicator.stores.s3_behaviour import CopyWay, EtagForm
-from replicator.stores.s3_bucket import S3Bucket, etag_of, store_error, translated
+from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
+from replicator.stores.s3_bucket import (
+    S3Bucket,
+    check_range,
+    etag_of,
+    length_of,
+    modified_ms_of,
+    store_error,
+    translated,
+)
 from replicator.stores.s3_documents import (
     ListingPage,
     VersionsPage,
@@ -46,7 +54,7 @@ from replicator.stores.s3_properties import (
     headers_of,
     metadata_of,
 )
-from runtime.s3 import Query
+from runtime.s3 import Query, S3Stream
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
 
 Page = TypeVar("Page", ListingPage, VersionsPage)
@@ -199,7 +207,10 @@ class S3Reader:
         with translated(f"cannot read the properties of {key!r}"):
             if behaviour.tags_apart and has_tags:
                 answer = self._bucket.request("GET", key, query=(("tagging", ""), *query))
-                tags = parse_tags(answer.body)
+                # Of an upload that was begun with tags, Ceph 16 has dropped them: HEAD
+                # counts none, and the document is empty.
+                is_dropped = behaviour.kind == CEPH and not answer.body
+                tags = () if is_dropped else parse_tags(answer.body)
             if behaviour.keeps_acls:
                 answer = self._bucket.request("GET", key, query=(("acl", ""), *query))
                 acl = parse_grants(answer.body)
@@ -227,25 +238,43 @@ class S3Reader:
             yield iter(())
             return
         is_whole = (first, last) == (0, facts.size_bytes)
-        headers = {} if is_whole else {"range": f"bytes={first}-{last - 1}"}
+        ranged = {} if is_whole else {"range": f"bytes={first}-{last - 1}"}
+        with translated(f"cannot read {facts.key!r}"), self._answer(facts, ranged) as answer:
+            if length_of(answer.headers) == facts.size_bytes and answer.status == 200:
+                # ministack ignores the range where a version is named.
+                pieces = _sliced(answer.pieces, first, last)
+            elif answer.status == 206 and length_of(answer.headers) == last - first:
+                check_range(answer.headers, first, last)
+                pieces = answer.pieces
+            else:
+                raise S3ProtocolError(f"status {answer.status} is no answer to this read")
+            yield _counted(pieces, last - first, facts.key)
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """See ObjectReader. The answer with the bytes says what HEAD would, and comes
+        last: it holds for the requests before it, too.
+        """
+        tags, acl = self._tags_and_acl(facts.key, facts.version, has_tags=True)
+        with translated(f"cannot read {facts.key!r}"), self._answer(facts, {}) as answer:
+            now = self._facts(facts.key, answer.headers)
+            if now is None or not same_stamp(now, facts):
+                raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
+            body = b"".join(_counted(answer.pieces, facts.size_bytes, facts.key))
+        return WholeObject(self._with_headers(answer.headers, tags, acl), body)
+
+    @contextmanager
+    def _answer(self, facts: ObjectFacts, headers: Mapping[str, str]) -> Iterator[S3Stream]:
+        """The bytes of just this version, as the store answers."""
+        query: Query = ()
         if facts.version:
-            query: Query = (("versionId", facts.version),)
+            query = (("versionId", facts.version),)
         else:
-            query, headers["if-match"] = (), f'"{facts.etag}"'
+            headers = {**headers, "if-match": f'"{facts.etag}"'}
         bucket, name = self._bucket.place(facts.key)
-        with translated(f"cannot read {facts.key!r}"):
-            stream = self._bucket.client.stream(bucket, name, query=query, headers=headers)
-            with stream as answer:
-                if etag_of(answer.headers) != facts.etag:
-                    raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
-                if _length(answer.headers) == facts.size_bytes and answer.status == 200:
-                    # ministack ignores the range where a version is named.
-                    pieces = _sliced(answer.pieces, first, last)
-                elif answer.status == 206 and _length(answer.headers) == last - first:
-                    pieces = answer.pieces
-                else:
-                    raise S3ProtocolError(f"status {answer.status} is no answer to this read")
-                yield _counted(pieces, last - first, facts.key)
+        with self._bucket.client.stream(bucket, name, query=query, headers=headers) as answer:
+            if etag_of(answer.headers) != facts.etag:
+                raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
+            yield answer
 
     def _facts(self, key: str, headers: Mapping[str, str]) -> ObjectFacts | None:
         if headers.get(_MARKER[0]) == _MARKER[1]:
@@ -254,9 +283,9 @@ class S3Reader:
             etag = etag_of(headers)
             return ObjectFacts(
                 key=key,
-                size_bytes=_length(headers),
+                size_bytes=length_of(headers),
                 etag=etag,
-                modified_ms=_modified_ms(headers),
+                modified_ms=modified_ms_of(headers),
                 version=self._bucket.version_of(headers),
                 hashes=self._bucket.hashes(etag, headers),
             )
@@ -561,18 +590,3 @@ def _may_hold(condition: WriteCondition, found: ObjectFacts | None) -> bool:
     if condition.absent:
         return found is None
     return not condition.etag or (found is not None and found.etag == condition.etag)
-
-
-def _length(headers: Mapping[str, str]) -> int:
-    text = headers.get("content-length", "")
-    if not (text.isascii() and text.isdigit()):
-        raise S3ProtocolError(f"the store answered with a length of {text[:40]!r}")
-    return int(text)
-
-
-def _modified_ms(headers: Mapping[str, str]) -> int:
-    text = headers.get("last-modified", "")
-    try:
-        return int(parsedate_to_datetime(text).timestamp()) * 1000
-    except ValueError as error:
-        raise S3ProtocolError(f"the store answered with a time of {text[:40]!r}") from error

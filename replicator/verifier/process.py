@@ -52,7 +52,7 @@ class VerifierProcess:
         self._metrics = Metrics(VERIFIER_METRICS)
         clock = SystemClock()
         with ExitStack() as opened:
-            folder = opened.enter_context(locked_state(config.state_folder))
+            folder = opened.enter_context(locked_state(config.state_folder, config.bucket))
             store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
             state = open_index(
                 folder, store, clock, bucket=config.bucket, algorithm=config.algorithm

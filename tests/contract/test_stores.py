@@ -410,6 +410,33 @@ def test_properties_are_those_of_just_this_object(store: Store) -> None:
         store.reader.properties_of(replace(first, key="other"))
 
 
+@pytest.mark.parametrize("body", [b"", b"x", bytes(range(256)) * 1200], ids=len)
+def test_a_whole_object_is_its_bytes_and_properties(store: Store, body: bytes) -> None:
+    given = ObjectProperties(
+        metadata=(("a", "b"),), tags=(("c", "d"),) if store.capabilities.keeps_tags else ()
+    )
+    store.writer.put("key", body, given, ANYTHING)
+    (listed,) = store.lister.list_objects("")
+    found = store.reader.read_whole(listed)
+    assert found.body == body
+    assert found.properties == store.reader.properties_of(listed)
+    assert user_given(found.properties, given) == given
+
+
+def test_a_whole_object_is_just_this_one(store: Store) -> None:
+    given = ObjectProperties(metadata=(("a", "b"),))
+    first = store.writer.put("key", b"one", given, ANYTHING)
+    put(store, "key", b"two")
+    if store.capabilities.keeps_versions:
+        found = store.reader.read_whole(first)
+        assert (found.body, found.properties.metadata) == (b"one", given.metadata)
+    else:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(first)
+    with pytest.raises((PreconditionFailedError, ObjectMissingError)):
+        store.reader.read_whole(replace(first, key="other"))
+
+
 def test_a_write_if_absent_happens_once(store: Store) -> None:
     if not store.capabilities.creates_conditionally:
         return

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.e2e
 
 MIB = 1 << 20
 # The least that S3 takes.
-LIMITS = CopyLimits(part_bytes=5 * MIB, parts_in_flight=1)
+LIMITS = CopyLimits(part_bytes=5 * MIB)
 KEYS = (
     "plain",
     "folder/",

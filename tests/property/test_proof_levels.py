@@ -10,6 +10,7 @@ from proof.index import AppliedPositions, EvidenceCounts, Position
 from proof.item import EvidenceLevel
 from proof.naming import ItemDifference, ItemDifferenceKind
 from proof.root import SetRoot
+from replicator.part_proofs import DifferenceTally
 from replicator.proving import PairProof
 
 # How each side knows a key; None where it does not have it.
@@ -47,7 +48,9 @@ def test_no_key_counts_at_a_level_that_it_may_not_have(
     )
     differences = tuple(ItemDifference(kind, f"{at}", "") for at, kind in enumerate(kinds))
     # What is in flight has no name yet.
-    proof = PairProof(found, differences if names else (), 0 if names else len(alone), 0, 1)
+    named = differences if names else ()
+    tally = DifferenceTally(len(named))
+    proof = PairProof(found, named, len(alone) - len(named), 0, 1, is_settled=True, tally=tally)
     both = [min(near, far) for near, far in compared if near is not None and far is not None]
     assert proof.objects == (len(both) + len(alone) if names else found.ours.count)
     assert sum(proof.levels.values()) == proof.objects

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proof.item import Item
-from proof.lthash import STATE_BYTES, LtHash, sha256
+from proof.lthash import LANES, STATE_BYTES, LtHash, fast_sum, sha256, slow_sum
 from proof.receipts import ChainFault, ChainHead, ReceiptRecord, verify_chain
 from tests.support.receipts import OUR_KEY, TRUSTED, chain_of, receipt
 
@@ -70,6 +70,18 @@ def test_more_items_than_a_batch_add_up() -> None:
     assert made.state == hashed(many).state
     assert made.digest == sha256(made.state)
     assert len(made.state) == STATE_BYTES
+
+
+@given(st.lists(st.binary(min_size=1, max_size=8), max_size=9), st.integers(1, 40))
+def test_both_ways_of_adding_up_lanes_agree(seeds: list[bytes], often: int) -> None:
+    expanded = [(seed * STATE_BYTES)[:STATE_BYTES] for seed in (*seeds, b"\xff")] * often
+    lanes = [
+        sum(int.from_bytes(one[2 * lane : 2 * lane + 2], "little") for one in expanded) % (1 << 16)
+        for lane in range(LANES)
+    ]
+    expected = b"".join(lane.to_bytes(2, "little") for lane in lanes)
+    assert slow_sum(expanded).to_bytes(STATE_BYTES, "little") == expected
+    assert fast_sum(expanded) == slow_sum(expanded)
 
 
 def test_an_untouched_chain_holds() -> None:

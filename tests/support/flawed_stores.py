@@ -11,6 +11,7 @@ from replicator.stores.port import (
     ObjectProperties,
     Store,
     StoreError,
+    WholeObject,
     WriteCondition,
 )
 
@@ -62,6 +63,12 @@ class FlawedReader:
             return
         with self.store.reader.read(facts, first=first, end=end) as pieces:
             yield pieces
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """See ObjectReader."""
+        properties = self.properties_of(facts)
+        with self.read(facts) as pieces:
+            return WholeObject(properties, b"".join(pieces))
 
 
 @dataclass

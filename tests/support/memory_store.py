@@ -33,6 +33,7 @@ from replicator.stores.port import (
     UnsupportedObjectError,
     UploadedPart,
     UploadId,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -239,6 +240,12 @@ class MemoryStore:
             body = found.body[first:last]
         middle = len(body) // 2
         yield iter([body[:middle], body[middle:]])
+
+    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+        """See ObjectReader; as S3 does it, other requests may come between."""
+        properties = self.properties_of(facts)
+        with self.read(facts) as pieces:
+            return WholeObject(properties, b"".join(pieces))
 
     def put(
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition

@@ -2,6 +2,7 @@
 deadline, always ended.
 """
 
+import resource
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,12 @@ from tests.support.waiting import wait_until
 
 STOP_S = 20.0
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def children_cpu_s() -> float:
+    """CPU time, of user and system, of all children of this process that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class TreefoldProcess:

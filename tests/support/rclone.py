@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from rclone_api import BINARY_PATH
 
+from tests.support.processes import children_cpu_s
 from tests.support.s3_servers import S3Bucket
 from tests.support.wan import Traffic, WanLink
 
@@ -25,6 +26,7 @@ class RcloneRun:
     exit_status: int
     log: str
     seconds: float
+    cpu_s: float
     traffic: Traffic
 
     @property
@@ -48,8 +50,12 @@ def rclone_version() -> str:
     return done.stdout.split()[1]
 
 
-def rclone_sync(source: S3Bucket, target: S3Bucket, link: WanLink, *options: str) -> RcloneRun:
-    """`rclone sync`, with the target behind `link`, which is reset before."""
+def rclone_sync(
+    source: S3Bucket, target: S3Bucket, link: WanLink | None, *options: str
+) -> RcloneRun:
+    """`rclone sync`, with the target behind `link`, which is reset before; without one
+    nothing is counted.
+    """
     return _run("sync", source, target, link, options)
 
 
@@ -59,11 +65,17 @@ def rclone_check(source: S3Bucket, target: S3Bucket, link: WanLink, *options: st
 
 
 def _run(
-    command: str, source: S3Bucket, target: S3Bucket, link: WanLink, options: tuple[str, ...]
+    command: str,
+    source: S3Bucket,
+    target: S3Bucket,
+    link: WanLink | None,
+    options: tuple[str, ...],
 ) -> RcloneRun:
     settings = {"RCLONE_CONFIG": os.devnull, "RCLONE_STATS": "0"}
     for name, bucket in (("SOURCE", source), ("TARGET", target)):
-        endpoint = link.through(bucket.endpoint) if bucket is target else bucket.endpoint
+        endpoint = bucket.endpoint
+        if bucket is target and link is not None:
+            endpoint = link.through(endpoint)
         remote = {
             "TYPE": "s3",
             "PROVIDER": "Other",
@@ -74,8 +86,9 @@ def _run(
             "FORCE_PATH_STYLE": "true",
         }
         settings |= {f"RCLONE_CONFIG_{name}_{key}": value for key, value in remote.items()}
-    link.reset()
-    begun = time.monotonic()
+    if link is not None:
+        link.reset()
+    begun, cpu_s = time.monotonic(), children_cpu_s()
     done = subprocess.run(
         [BINARY_PATH, command, f"source:{source.name}", f"target:{target.name}", *options],
         env={**os.environ, **settings},
@@ -86,4 +99,6 @@ def _run(
         check=False,
     )
     seconds = time.monotonic() - begun
-    return RcloneRun(done.returncode, done.stderr + done.stdout, seconds, link.traffic())
+    cpu_s = children_cpu_s() - cpu_s
+    traffic = link.traffic() if link is not None else Traffic(0, {})
+    return RcloneRun(done.returncode, done.stderr + done.stdout, seconds, cpu_s, traffic)

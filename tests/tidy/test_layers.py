@@ -36,6 +36,7 @@ ONLY_IMPORTER = {
         "ozone/descriptor.py",
         "proof/item.py",
         "replicator/hashing.py",
+        "runtime/s3_signing.py",
     },
     "sqlalchemy": {"scm/job_store.py"},
     "yaml": {"ozone/descriptor.py"},

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
 from runtime.retry import Backoff
-from runtime.s3 import Query, S3Client, S3Settings, open_client, place_request
+from runtime.s3 import Query, S3Client, open_client, place_request
+from runtime.s3_account import S3Settings
 from runtime.s3_answers import (
     S3Error,
     S3OutcomeUnknownError,

@@ -10,6 +10,7 @@ from botocore.credentials import Credentials
 from proof.item import HashAlgorithm
 from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
 from replicator.stores.port import (
+    ObjectFacts,
     ObjectProperties,
     PreconditionFailedError,
     StoreError,
@@ -96,6 +97,14 @@ def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
     assert [one.method for one in server.arrived if "tagging" in one.target] == ["GET"]
 
 
+def test_a_probe_that_only_reads_reads_small_objects(server: WireServer, client: S3Client) -> None:
+    for size in (0, 1 << 30):
+        page = listing("x").replace(b"<Size>1<", b"<Size>%d<" % size)
+        server.answers += [answer(200, page), answer(200, VERSIONING)]
+        open_s3("s3://bucket", may_write=False, client=client)
+    assert {one.target.partition("?")[0] for one in server.arrived} == {"/bucket"}
+
+
 @pytest.mark.parametrize(
     "pages",
     [
@@ -151,6 +160,43 @@ def test_an_etag_is_an_md5_only_if_an_object_proves_it(
         assert [len(one) for one in hashes] == [is_proven] * 2
         server.answers.clear()
     assert {one.method for one in server.arrived} == {"GET", "HEAD"}
+
+
+@pytest.mark.parametrize("kind", ["Ceph Object Gateway", "another"])
+def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_error(
+    server: WireServer, client: S3Client, kind: str
+) -> None:
+    said = f"Server: {kind}\r\n"
+    server.answers += [answer(200, listing(), said), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 0)
+    etag = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n'
+    server.answers += [answer(200), answer(200, A, etag + "x-amz-meta-a: b\r\n")]
+    if kind == "another":
+        with pytest.raises(StoreError, match="XML"):
+            store.reader.read_whole(facts)
+        return
+    found = store.reader.read_whole(facts)
+    assert found.body == A
+    assert found.properties == ObjectProperties(metadata=(("a", "b"),))
+
+
+@pytest.mark.parametrize("second", [0, 1])
+def test_a_whole_object_with_the_same_bytes_and_a_later_time_is_another_one(
+    server: WireServer, client: S3Client, second: int
+) -> None:
+    """Its properties may be others."""
+    server.answers += [answer(200, listing()), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    server.answers.append(answer(200, listing("x")))
+    (facts,) = store.lister.list_objects("")
+    said = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:0{second} GMT\r\n'
+    server.answers += [answer(200, b"<Tagging><TagSet/></Tagging>"), answer(200, A, said)]
+    if second:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(facts)
+    else:
+        assert store.reader.read_whole(facts).body == A
 
 
 def test_an_address_has_all_that_a_store_needs() -> None:
