@@ -192,7 +192,7 @@ class FoundItems(Sequence[IndexedItem]):
         return FoundItems(self.items.taken(places), self.ids[places])
 
 
-class IdKernels(Protocol):
+class _IdKernels(Protocol):
     """The interface of the module proof.id_kernels, which documents it."""
 
     def keyed_start(self, secret: bytes, person: bytes) -> "NDArray[np.uint64]":
@@ -256,15 +256,15 @@ def _decoded(column: ByteColumn) -> list[str]:
     return [text.decode() for text in column.texts()]
 
 
-def _kernels_for(items: int) -> IdKernels | None:
+def _kernels_for(items: int) -> _IdKernels | None:
     """The kernels for so many items, under the terms of `proof.symbols.kernels_for`."""
     return _load() if kernels_for(items) is not None else None
 
 
 @cache
-def _load() -> IdKernels | None:
+def _load() -> _IdKernels | None:
     try:
         from proof import id_kernels as loaded
     except ImportError:
         return None
-    return cast(IdKernels, loaded)
+    return cast(_IdKernels, loaded)
