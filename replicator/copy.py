@@ -131,13 +131,7 @@ def _copy_small(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResul
             raise target_changed(task.key) from error
         facts = written
     check_answer(task, facts, hashes)
-    return CopyResult(
-        source=task.source,
-        target=facts,
-        hashes=hashes,
-        properties=task.crossing.digest(properties),
-        sent_bytes=len(body),
-    )
+    return _result(task, facts, hashes, properties, len(body))
 
 
 def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
@@ -177,14 +171,8 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         raise
     hashes = with_whole(hasher.hashes(), whole.hash())
     check_answer(task, facts, hashes)
-    return CopyResult(
-        source=task.source,
-        target=facts,
-        hashes=hashes,
-        properties=task.crossing.digest(properties),
-        sent_bytes=transfer.sent_bytes,
-        windows=windows.table(),
-    )
+    made = _result(task, facts, hashes, properties, transfer.sent_bytes)
+    return replace(made, windows=windows.table())
 
 
 def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
@@ -198,6 +186,17 @@ def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
             if size >= part_bytes_min and -(-source.size_bytes // size) == int(count):
                 return size
     return part_bytes_min if least <= part_bytes_min else -(-least // _MIB) * _MIB
+
+
+def _result(
+    task: CopyTask,
+    facts: ObjectFacts,
+    hashes: tuple[ContentHash, ...],
+    properties: ObjectProperties,
+    sent_bytes: int,
+) -> CopyResult:
+    digest = task.crossing.digest(properties)
+    return CopyResult(task.source, facts, hashes, digest, sent_bytes)
 
 
 def _is_what_was_sent(
