@@ -35,7 +35,7 @@ _LINES_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenPair:
+class _ProvenPair:
     """A source with its index, and the ledger and folder of the pair."""
 
     bucket: IndexedBucket
@@ -55,10 +55,10 @@ def open_proven_sync(
     """A sync with a verifier, and the state folder of the pair.
 
     Raises:
-        ReconcileError: see `open_proven_pair`; the target's store was not opened.
+        ReconcileError: see `_open_proven_pair`; the target's store was not opened.
     """
     with (
-        open_proven_pair(source, target, state, verifier, progress) as pair,
+        _open_proven_pair(source, target, state, verifier, progress) as pair,
         open_store(target, may_write=True) as store,
     ):
         run = ProvenSync(
@@ -91,7 +91,7 @@ def prove(
 
     Raises:
         UsageError: the level is one that a verifier has no use for.
-        ReconcileError: see `open_proven_pair`; the comparison failed.
+        ReconcileError: see `_open_proven_pair`; the comparison failed.
     """
     if level is EvidenceLevel.LISTED:
         raise UsageError(
@@ -100,7 +100,7 @@ def prove(
         )
     clock = SystemClock()
     read_since_s = clock.now_ms() // 1000 if level is EvidenceLevel.READ else 0
-    with open_proven_pair(source, target, state, verifier, progress) as pair:
+    with _open_proven_pair(source, target, state, verifier, progress) as pair:
         prover = PairProver(pair.bucket, verifier, prefix=prefix, stopped=lambda: False)
         progress.note("both sides bring their indexes up to date, each near its store")
         proof = prover.settle(read_since_s=read_since_s)
@@ -113,7 +113,7 @@ def prove(
             time_ms=clock.now_ms(),
         )
         append_receipt(pair.state, receipt, progress)
-        print_proof(proof, verifier, as_json=as_json)
+        _print_proof(proof, verifier, as_json=as_json)
     if proof.differences:
         raise click.exceptions.Exit(ExitCode.FINDINGS)
     if not proof.is_equal:
@@ -121,9 +121,9 @@ def prove(
 
 
 @contextmanager
-def open_proven_pair(
+def _open_proven_pair(
     source: str, target: str, state: Path | None, client: VerifierClient, progress: ProgressSink
-) -> Iterator[ProvenPair]:
+) -> Iterator[_ProvenPair]:
     """Open the source and its index under the verifier's profile, in the state folder
     of the pair, which is locked until the end.
 
@@ -151,10 +151,10 @@ def open_proven_pair(
         name = f"index-{said.profile.digest.hex()}"
         index = StoredIndex(folder / name, said.profile, disk=Disk())
         opened.callback(index.close)
-        yield ProvenPair(IndexedBucket(store, index, said.profile, SystemClock()), ledger, folder)
+        yield _ProvenPair(IndexedBucket(store, index, said.profile, SystemClock()), ledger, folder)
 
 
-def print_proof(proof: PairProof, client: VerifierClient, *, as_json: bool) -> None:
+def _print_proof(proof: PairProof, client: VerifierClient, *, as_json: bool) -> None:
     """What a comparison with a verifier found, and what it does not show."""
     found = proof.comparison
     for number, one in enumerate(proof.differences):
