@@ -72,7 +72,11 @@ _LAZY = {
 }
 
 
-@click.group(cls=LazyGroup, lazy=_LAZY)
+class _Group(LazyGroup):
+    lazy = _LAZY
+
+
+@click.group(cls=_Group)
 def bucket() -> None:
     """Copy a bucket between two stores, and prove that the copy is equal.
 

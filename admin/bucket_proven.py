@@ -46,7 +46,7 @@ _LINES_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenPair:
+class _ProvenPair:
     """A source with its index, and the ledger and folder of the pair. Unless both sides
     list all keys, equality cannot be shown.
     """
@@ -69,10 +69,10 @@ def open_proven_sync(
     """A sync with a verifier, and the state folder of the pair.
 
     Raises:
-        ReconcileError: see `open_proven_pair`; the target's store was not opened.
+        ReconcileError: see `_open_proven_pair`; the target's store was not opened.
     """
     with (
-        open_proven_pair(source, target, state, verifier, progress) as pair,
+        _open_proven_pair(source, target, state, verifier, progress) as pair,
         open_store(target, may_write=True, environment=os.environ) as store,
     ):
         run = ProvenSync(
@@ -90,9 +90,9 @@ def open_proven_sync(
 
 
 @contextmanager
-def open_proven_pair(
+def _open_proven_pair(
     source: str, target: str, state: Path | None, client: VerifierClient, progress: ProgressSink
-) -> Iterator[ProvenPair]:
+) -> Iterator[_ProvenPair]:
     """Open the source and its index under the verifier's profile, in the state folder
     of the pair, which is locked until the end.
 
@@ -122,7 +122,7 @@ def open_proven_pair(
         opened.callback(index.close)
         lists_all = store.capabilities.lists_all_keys and said.lists_all_keys
         bucket = IndexedBucket(store, index, said.profile, SystemClock())
-        yield ProvenPair(bucket, ledger, folder, lists_all)
+        yield _ProvenPair(bucket, ledger, folder, lists_all)
 
 
 def prove(
@@ -141,7 +141,7 @@ def prove(
 
     Raises:
         UsageError: the level is one that a verifier has no use for.
-        ReconcileError: see `open_proven_pair`; the comparison failed.
+        ReconcileError: see `_open_proven_pair`; the comparison failed.
     """
     if level is EvidenceLevel.LISTED:
         raise UsageError(
@@ -152,7 +152,7 @@ def prove(
     read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
-        pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
+        pair = opened.enter_context(_open_proven_pair(source, target, state, verifier, progress))
         receipts = open_receipts(pair.state)
         prover = PairProver(
             pair.bucket, verifier, prefix=prefix, stopped=lambda: False, progress=progress
@@ -171,12 +171,12 @@ def prove(
         try:
             append_receipt(receipts, receipt if pair.lists_all else None)
         finally:
-            print_proof(proof, pair, verifier, prefix, as_json=as_json)
+            _print_proof(proof, pair, verifier, prefix, as_json=as_json)
     return len(proof.differences), proof.is_equal and pair.lists_all
 
 
-def print_proof(
-    proof: PairProof, pair: ProvenPair, client: VerifierClient, prefix: str, *, as_json: bool
+def _print_proof(
+    proof: PairProof, pair: _ProvenPair, client: VerifierClient, prefix: str, *, as_json: bool
 ) -> None:
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
