@@ -256,6 +256,8 @@ def _item_row(found: tuple[bytes, bytes, int, bytes]) -> ItemRow:
     """The row as it was put; a damaged page can return any type."""
     try:
         key, version, key_hash, row = found
+        if not (isinstance(key, bytes) and isinstance(version, bytes)):
+            raise TypeError("a key is text")
         return ItemRow(key, version, key_hash.to_bytes(KEY_HASH_BYTES, "big") + row)
     except (AttributeError, TypeError, OverflowError) as error:
         raise IndexDamagedError("a row of the index has another type") from error

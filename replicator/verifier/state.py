@@ -81,7 +81,7 @@ def _profile(
         held = json.loads(data)
         known, kept_bucket = HashAlgorithm(held["algorithm"]), canonical_address(held["bucket"])
         names = tuple(held["properties"])
-        if not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str) and name.isascii() for name in names):
             raise TypeError("a group of properties has no name")
         profile = Profile(bytes.fromhex(held["secret"]), known, names)
     except (

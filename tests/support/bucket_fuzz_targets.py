@@ -347,8 +347,8 @@ def _heads() -> Iterator[Target]:
         with S3Reader(bucket(raw)).read(facts, first=0, end=7) as pieces:
             assert b"".join(pieces) == b"1234567"
         # What was read said that it is this range, or nothing of it.
-        said = json.loads(raw)["headers"].get("content-range", "bytes 0-6/20")
-        assert said.startswith("bytes 0-6/")
+        said = json.loads(raw)["headers"].get("content-range")
+        assert not said or said.startswith("bytes 0-6/")
 
     yield Target("S3 head", make, head)
     yield Target("S3 range", make, part)
