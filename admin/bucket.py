@@ -40,6 +40,7 @@ from admin.bucket_pair import (
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
 from admin.verifier_option import verifier_option
+from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
 from replicator.stores.opening import open_store
