@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,6 +40,7 @@ from admin.bucket_pair import (
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
 from admin.verifier_option import verifier_option
+from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
 from replicator.stores.opening import open_store
@@ -185,7 +186,6 @@ def sync(
         progress.note(plan_text(plan))
         report = run.execute(plan)
         bar.close()
-        # Whichever of the two fails, the other is there.
         try:
             append_receipt(receipts, run.receipt())
         finally:
@@ -281,17 +281,7 @@ def verify(
         readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
         # Reads that were begun end early if this is interrupted.
         opened.callback(stop.set)
-        run = BucketVerification(
-            pair.source,
-            pair.target,
-            pair.ledger,
-            level=level,
-            readers=readers,
-            clock=SystemClock(),
-            sleep=time.sleep,
-            backoff=Backoff(),
-            is_cancelled=stop.is_set,
-        )
+        run = _verification(pair, level, readers, stop)
         # Without a prefix about as many keys as the last run has seen.
         progress.begin("verify", (not prefix and pair.ledger.row_count()) or None, "keys")
         tally, shown = VerificationTally(pair.ledger.secret), 0
@@ -308,6 +298,22 @@ def verify(
         finally:
             print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
     _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
+
+
+def _verification(
+    pair: OpenPair, level: EvidenceLevel, readers: Executor, stop: threading.Event
+) -> BucketVerification:
+    return BucketVerification(
+        pair.source,
+        pair.target,
+        pair.ledger,
+        level=level,
+        readers=readers,
+        clock=SystemClock(),
+        sleep=time.sleep,
+        backoff=Backoff(),
+        is_cancelled=stop.is_set,
+    )
 
 
 @bucket.command(short_help="Print what would not cross, and why.")
