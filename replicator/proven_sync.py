@@ -159,7 +159,10 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
     @property
     def limitations(self) -> tuple[str, ...]:
         """What does not cross between these stores, in sentences."""
-        return lacking(self._source.capabilities, self._target.capabilities)
+        notes = lacking(self._source.capabilities, self._target.capabilities)
+        if self._crossing.acl:
+            notes += ("with a verifier ACLs are not compared: they cross with other changes only",)
+        return notes
 
     @property
     def lists_all(self) -> bool:

@@ -256,13 +256,15 @@ class PairProver:
             only_keys=only_keys,
         ):
             whole = part if whole is None else whole
-            tally.add(part.differences)
+            # Each look at one reads the index again.
+            differences = tuple(part.differences)
+            tally.add(differences)
             in_flight += part.in_flight + len(part.unknown)
             trips += part.trips
             if take is not None:
-                take(part)
+                take(replace(part, differences=differences))
             else:
-                kept += part.differences
+                kept += differences
         assert whole is not None
         is_settled = self._held == (whole.ours, whole.theirs)
         # Equal sides that moved meanwhile, or differences that nobody found: at least

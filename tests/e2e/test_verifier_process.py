@@ -31,11 +31,12 @@ from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
 from runtime.rpc import Tls
 from tests.e2e.test_mutual_tls import certificate
+from tests.support.bucket_command import BucketCommand
 from tests.support.bucket_sync import Remarks
 from tests.support.processes import TreefoldProcess
 from tests.support.stores import NOTHING, keys, put
 from tests.support.verifiers import held
-from tests.support.waiting import wait_until
+from tests.support.waiting import PATIENCE_S, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -237,3 +238,44 @@ def killed_in_a_sync(folder: Path, target: Store, name: str) -> None:
         verifier.stop(signal.SIGKILL)
         thread.join()
     assert [error.code for error in failures] == ["verifier_unavailable"]
+
+
+def words(folder: Path, address: str, *others: str) -> tuple[str, ...]:
+    """The arguments of `treefold bucket` for a sync between the two."""
+    sides = f"local:{folder / 'source'}", f"local:{folder / 'target'}"
+    return ("sync", *sides, "--verifier", address, "--state", str(folder / "pair"), *others)
+
+
+@pytest.mark.parametrize("killed", ["sync", "verifier"])
+def test_either_process_killed_in_a_batch_is_continued(tmp_path: Path, killed: str) -> None:
+    chance, command = random.Random(2), BucketCommand(tmp_path / "home")
+    with buckets(tmp_path) as (source, target):
+        for number in range(300):
+            put(source.store(), f"{number:04}", chance.randbytes(10_000))
+        with start(tmp_path / "v", bucket=tmp_path / "target") as verifier:
+            # At this rate the first batch goes out after a third of the time.
+            slowly = words(tmp_path, verifier.address(), "--rate", "500kB", "--json")
+            with command.start(*slowly) as process:
+                wait_until(lambda: len(keys(target.store())) > 20, "some writes")
+                if killed == "sync":
+                    process.kill()
+                else:
+                    verifier.stop(signal.SIGKILL)
+                _, stderr = process.communicate(timeout=PATIENCE_S)
+            assert process.returncode == (-signal.SIGKILL if killed == "sync" else 7)
+            assert killed == "sync" or "verifier_unavailable" in stderr or "verifier" in stderr
+            assert "Traceback" not in stderr
+            written = len(keys(target.store()))
+            assert 20 < written < 300
+            if killed == "sync":
+                # Its last batches may still arrive while the next run goes on.
+                again = command.run(*words(tmp_path, verifier.address(), "--json"))
+        if killed == "verifier":
+            with start(tmp_path / "v", bucket=tmp_path / "target", name="next") as verifier:
+                again = command.run(*words(tmp_path, verifier.address(), "--json"))
+        assert again.status == 0, again.stderr
+        assert again.last["equal"] is True
+        assert again.last["copied"] <= 300 - written  # type: ignore[operator]
+        assert held(target.store()) == held(source.store())
+    receipts = command.run("receipts", "verify", str(tmp_path / "pair" / "receipts.jsonl"))
+    assert receipts.status == 0, receipts.stderr

@@ -1,8 +1,10 @@
 """A sync between two stores, run in this process without waiting."""
 
+import random
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -37,6 +39,48 @@ class InlineExecutor(Executor):
         except BaseException as error:  # noqa: BLE001 - a future takes any
             future.set_exception(error)
         return future
+
+
+class _LateFuture(Future[T]):
+    """A call that may not have run yet; who wants its result waits for others first."""
+
+    def __init__(self, executor: "ChanceExecutor") -> None:
+        super().__init__()
+        self._executor = executor
+
+    def result(self, timeout: float | None = None) -> T:
+        """See Future."""
+        self._executor.run_until(self)
+        return super().result(timeout)
+
+
+class ChanceExecutor(Executor):
+    """Runs calls in one thread and in any order: at once, or when a result is wanted.
+    Nobody may wait for its futures otherwise.
+    """
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+        self._waiting: list[tuple[Future[object], Callable[[], object]]] = []
+
+    def submit(  # type: ignore[override]
+        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Future[T]:
+        """See Executor."""
+        future = _LateFuture[T](self)
+        self._waiting.append((future, partial(call, *args, **kwargs)))  # type: ignore[arg-type]
+        if self._rng.random() < 0.5:
+            self.run_until(future)
+        return future
+
+    def run_until(self, future: Future[T]) -> None:
+        """Run calls that wait, until this one has run."""
+        while not future.done():
+            one, call = self._waiting.pop(self._rng.randrange(len(self._waiting)))
+            try:
+                one.set_result(call())
+            except BaseException as error:  # noqa: BLE001 - a future takes any
+                one.set_exception(error)
 
 
 @dataclass

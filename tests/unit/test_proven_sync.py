@@ -106,6 +106,11 @@ def test_of_a_large_object_only_what_changed_crosses(tmp_path: Path, change: obj
         assert held(pair.target)["k"] == (new, NOTHING)
 
 
+def test_it_says_that_acls_are_not_compared(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair, pair.opened_sync(SyncOptions()) as run:
+        assert any("ACLs are not compared" in text for text in run.limitations)
+
+
 def test_a_prefix_leaves_the_rest_alone(tmp_path: Path) -> None:
     with verified_pair(tmp_path) as pair:
         fill(pair.source, 20, prefix="a/")
