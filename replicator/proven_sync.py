@@ -215,15 +215,8 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
 
         # What is to be deleted needs no facts but its key.
         proof = self._proof = self._prove(take, only_keys=may_delete)
-        return SyncPlan(
-            copies=counts[Action.COPY],
-            patches=counts[Action.PATCH],
-            properties=counts[Action.PROPERTIES],
-            deletes=counts[Action.DELETE],
-            extras=counts[Action.LEAVE],
-            equal=proof.comparison.ours.count - len(self._steps) + extras,
-            bytes=length_bytes,
-        )
+        equal = proof.comparison.ours.count - len(self._steps) + extras
+        return SyncPlan.of(counts, equal=equal, length_bytes=length_bytes)
 
     def steps(self) -> Iterator[PlannedStep]:
         """The plan, key by key in their order."""

@@ -12,7 +12,7 @@ of the last comparison without these keys.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -96,6 +96,19 @@ class SyncPlan:
     extras: int
     equal: int
     bytes: int
+
+    @classmethod
+    def of(cls, counts: Mapping[Action, int], *, equal: int, length_bytes: int) -> Self:
+        """The plan of so many keys of each action."""
+        return cls(
+            copies=counts[Action.COPY],
+            patches=counts[Action.PATCH],
+            properties=counts[Action.PROPERTIES],
+            deletes=counts[Action.DELETE],
+            extras=counts[Action.LEAVE],
+            equal=equal,
+            bytes=length_bytes,
+        )
 
     @property
     def objects(self) -> int:
@@ -337,15 +350,7 @@ class BucketSync:
                 self._ledger.add_to_plan(batch)
                 batch.clear()
         self._ledger.add_to_plan(batch)
-        return SyncPlan(
-            copies=counts[Action.COPY],
-            patches=counts[Action.PATCH],
-            properties=counts[Action.PROPERTIES],
-            deletes=counts[Action.DELETE],
-            extras=counts[Action.LEAVE],
-            equal=counts[Action.NOTHING],
-            bytes=length_bytes,
-        )
+        return SyncPlan.of(counts, equal=counts[Action.NOTHING], length_bytes=length_bytes)
 
     def steps(self) -> Iterator[PlannedStep]:
         """The plan, key by key in their order."""
