@@ -63,7 +63,7 @@ def index(
     clock = SystemClock()
     with (
         open_store(address, may_write=False) as store,
-        locked_state(state) as folder,
+        locked_state(state, address) as folder,
         open_index(folder, store, clock, bucket=address, algorithm=None) as bucket,
         progress_sink(style or ProgressStyle()) as progress,
     ):

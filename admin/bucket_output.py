@@ -5,9 +5,10 @@ from datetime import UTC, datetime
 
 import click
 
+from admin.bucket_pair import OpenPair
 from proof.item import EvidenceLevel
 from replicator.ledger import PlannedStep
-from replicator.stores.port import Capabilities, Store
+from replicator.stores.port import Capabilities
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verify import Damage, VerificationTally, VerifiedKey
 from runtime.output import JsonObject, print_json, print_line, print_table, size_text
@@ -125,12 +126,19 @@ def print_key(key: VerifiedKey, number: int, show: Callable[[str], None], *, as_
 
 
 def print_verification(
-    tally: VerificationTally, target: Store, notes: Sequence[str], *, lists_all: bool, as_json: bool
+    tally: VerificationTally,
+    pair: OpenPair,
+    notes: Sequence[str],
+    *,
+    lists_all: bool,
+    as_json: bool,
 ) -> None:
     """The outcome of a verification, and what it does not show; with `as_json` the
-    latter goes to stderr.
+    latter goes to stderr. What crossed is counted at the target, or at the source where
+    the target is on this machine.
     """
-    traffic = target.traffic() if target.traffic else None
+    far, name = (pair.target, "target") if pair.target.traffic else (pair.source, "source")
+    traffic = far.traffic() if far.traffic else None
     if as_json:
         for note in notes:
             click.echo(note, err=True)
@@ -150,7 +158,7 @@ def print_verification(
     print_line(levels_text(tally.objects, tally.levels, tally.sets.oldest_read_at_s))
     if traffic is not None:
         print_line(
-            f"{size_text(traffic.bytes)} to and from the target in {traffic.requests} requests"
+            f"{size_text(traffic.bytes)} to and from the {name} in {traffic.requests} requests"
         )
     if tally.differences:
         kinds = {kind.value: number for kind, number in tally.kinds.items()}
@@ -187,6 +195,14 @@ def nothing_text(prefix: str) -> str:
     return "Both sides are empty."
 
 
+def uncompared_notes(groups: Sequence[str]) -> list[str]:
+    """Which properties were not compared, where only those of these groups were."""
+    lost = [text for name, text in _GROUP_NAMES.items() if name not in groups]
+    if not lost:
+        return []
+    return [f"Not compared, as a side does not keep or show them: {', '.join(lost)}."]
+
+
 def time_text(time_s: int | None) -> str | None:
     """A time in seconds since 1970, as reports write it."""
     if time_s is None:
@@ -221,10 +237,7 @@ def verification_notes(
         notes.append(
             "The target was not read: damage behind its own index is found by --level read only."
         )
-    lost = [text for name, text in _GROUP_NAMES.items() if name not in groups]
-    if lost:
-        notes.append(f"Not compared, as a side does not keep or show them: {', '.join(lost)}.")
-    return notes
+    return notes + uncompared_notes(groups)
 
 
 def print_capabilities(

@@ -15,11 +15,15 @@ from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger
 from replicator.pair import check_pair
 from replicator.pair_receipts import PairReceipts
-from replicator.stores.address import LocalAddress, canonical_address, parse_address
+from replicator.stores.address import (
+    LocalAddress,
+    canonical_address,
+    check_outside,
+    parse_address,
+)
 from replicator.stores.opening import effective_address, open_store
 from replicator.stores.port import Store
 from runtime.disk import Disk
-from runtime.errors import UsageError
 from runtime.output import print_line
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
@@ -181,19 +185,8 @@ def state_folder(state: Path | None, source: str, target: str) -> Path:
     """
     folder = (state or _default_state(source, target)).absolute()
     for address in (source, target):
-        match parse_address(address):
-            case LocalAddress(bucket) if _is_inside(folder, bucket):
-                raise UsageError(
-                    f"--state: {folder} is inside the bucket {address}",
-                    hint="Choose a folder beside it: a bucket has only files of its own.",
-                )
-            case _:
-                pass
+        check_outside(folder, address)
     return folder
-
-
-def _is_inside(folder: Path, bucket: Path) -> bool:
-    return Path(os.path.realpath(folder)).is_relative_to(os.path.realpath(bucket))
 
 
 def _default_state(source: str, target: str) -> Path:

@@ -3,7 +3,7 @@
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -20,6 +20,7 @@ from admin.bucket_output import (
     not_equal_text,
     nothing_text,
     time_text,
+    uncompared_notes,
 )
 from admin.bucket_pair import append_receipt, check_addresses, open_receipts, state_folder
 from proof.column_naming import difference_names
@@ -45,7 +46,7 @@ _LINES_SHOWN = 50
 
 
 @dataclass(frozen=True, slots=True)
-class ProvenPair:
+class _ProvenPair:
     """A source with its index, and the ledger and folder of the pair. Unless both sides
     list all keys, equality cannot be shown.
     """
@@ -68,10 +69,10 @@ def open_proven_sync(
     """A sync with a verifier, and the state folder of the pair.
 
     Raises:
-        ReconcileError: see `open_proven_pair`; the target's store was not opened.
+        ReconcileError: see `_open_proven_pair`; the target's store was not opened.
     """
     with (
-        open_proven_pair(source, target, state, verifier, progress) as pair,
+        _open_proven_pair(source, target, state, verifier, progress) as pair,
         open_store(target, may_write=True, environment=os.environ) as store,
     ):
         run = ProvenSync(
@@ -89,9 +90,9 @@ def open_proven_sync(
 
 
 @contextmanager
-def open_proven_pair(
+def _open_proven_pair(
     source: str, target: str, state: Path | None, client: VerifierClient, progress: ProgressSink
-) -> Iterator[ProvenPair]:
+) -> Iterator[_ProvenPair]:
     """Open the source and its index under the verifier's profile, in the state folder
     of the pair, which is locked until the end.
 
@@ -121,7 +122,7 @@ def open_proven_pair(
         opened.callback(index.close)
         lists_all = store.capabilities.lists_all_keys and said.lists_all_keys
         bucket = IndexedBucket(store, index, said.profile, SystemClock())
-        yield ProvenPair(bucket, ledger, folder, lists_all)
+        yield _ProvenPair(bucket, ledger, folder, lists_all)
 
 
 def prove(
@@ -140,7 +141,7 @@ def prove(
 
     Raises:
         UsageError: the level is one that a verifier has no use for.
-        ReconcileError: see `open_proven_pair`; the comparison failed.
+        ReconcileError: see `_open_proven_pair`; the comparison failed.
     """
     if level is EvidenceLevel.LISTED:
         raise UsageError(
@@ -151,7 +152,7 @@ def prove(
     read_since_s = READ_ALL_S if level is EvidenceLevel.READ else 0
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
-        pair = opened.enter_context(open_proven_pair(source, target, state, verifier, progress))
+        pair = opened.enter_context(_open_proven_pair(source, target, state, verifier, progress))
         receipts = open_receipts(pair.state)
         prover = PairProver(
             pair.bucket, verifier, prefix=prefix, stopped=lambda: False, progress=progress
@@ -170,12 +171,12 @@ def prove(
         try:
             append_receipt(receipts, receipt if pair.lists_all else None)
         finally:
-            print_proof(proof, verifier, prefix, lists_all=pair.lists_all, as_json=as_json)
+            _print_proof(proof, pair, verifier, prefix, as_json=as_json)
     return len(proof.differences), proof.is_equal and pair.lists_all
 
 
-def print_proof(
-    proof: PairProof, client: VerifierClient, prefix: str, *, lists_all: bool, as_json: bool
+def _print_proof(
+    proof: PairProof, pair: _ProvenPair, client: VerifierClient, prefix: str, *, as_json: bool
 ) -> None:
     """What a comparison with a verifier found of the keys below a prefix, and what it
     does not show; with `as_json` the latter goes to stderr.
@@ -187,13 +188,13 @@ def print_proof(
     for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
         print_line(f"{kind.value:10} {key}")
     crossed = client.bytes_sent + client.bytes_received
-    notes = _proof_notes(proof, prefix, lists_all=lists_all)
+    notes = _proof_notes(proof, prefix, pair.bucket.profile.properties, lists_all=pair.lists_all)
     if as_json:
         for note in notes:
             click.echo(note, err=True)
         print_json(
             {
-                "equal": proof.is_equal and lists_all,
+                "equal": proof.is_equal and pair.lists_all,
                 "objects": proof.objects,
                 "differences": len(proof.differences),
                 "inFlight": proof.in_flight,
@@ -211,7 +212,7 @@ def print_proof(
         f"{size_text(crossed)} crossed in {counted(client.calls, 'call')}; the comparison"
         f" took {counted(proof.round_trips, 'trip')} and {proof.bytes_crossed} bytes"
     )
-    if proof.is_equal and lists_all:
+    if proof.is_equal and pair.lists_all:
         print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
         kinds = Counter(one.kind.value for one in proof.differences)
@@ -222,7 +223,9 @@ def print_proof(
         print_line(note)
 
 
-def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]:
+def _proof_notes(
+    proof: PairProof, prefix: str, groups: Sequence[str], *, lists_all: bool
+) -> list[str]:
     """What a comparison with a verifier does not show, in sentences."""
     notes = list[str]()
     if proof.in_flight:
@@ -236,7 +239,8 @@ def _proof_notes(proof: PairProof, prefix: str, *, lists_all: bool) -> list[str]
             "Not every object was read at both sides: damage behind a store's own index is found"
             " by --level read only."
         )
-    return notes
+    # An item has none: they name accounts of one store.
+    return [*notes, *uncompared_notes((*groups, "acl")), "ACLs were not compared."]
 
 
 def _bucket_of(address: str) -> tuple[str, ...]:

@@ -55,6 +55,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
 class Root(LazyGroup):
     """Turns errors into exit statuses."""
 
+    lazy = COMMANDS
+
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; a ReconcileError becomes a message and an exit status."""
         try:
@@ -69,7 +71,7 @@ class Root(LazyGroup):
             ctx.exit(ExitCode.INTERRUPTED)
 
 
-@click.group(cls=Root, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="treefold", prog_name="treefold")
 @click.pass_context
 def treefold(ctx: click.Context) -> None:

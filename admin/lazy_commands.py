@@ -6,6 +6,7 @@ A command that copies a bucket imports no RocksDB, and `--help` imports nothing 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from typing import ClassVar
 
 import click
 from click.shell_completion import CompletionItem
@@ -44,17 +45,9 @@ class LazyCommand:
 
 
 class LazyGroup(click.Group):
-    """A group with lazy commands beside its own."""
+    """A group with lazy commands beside its own; a subclass names them."""
 
-    def __init__(
-        self,
-        name: str | None = None,
-        *,
-        lazy: Mapping[str, LazyCommand],
-        **attributes: object,
-    ) -> None:
-        super().__init__(name, **attributes)  # type: ignore[arg-type]
-        self.lazy = lazy
+    lazy: ClassVar[Mapping[str, LazyCommand]] = {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The names of all commands, sorted."""

@@ -83,7 +83,7 @@ def main() -> None:
         if "large" in arguments.only:
             large_objects(report, stores, arguments.rounds)
         if "cuts" in arguments.only:
-            cut_copies(report, stores, arguments.cut_mib << 20)
+            cut_copies(report, stores, arguments.cut_mib << 20, arguments.rounds)
     report.show(as_json=arguments.json)
 
 
@@ -168,6 +168,9 @@ def one_large_object(report: Report, stores: PairFactory) -> None:
         tags = {"TagSet": [{"Key": "team", "Value": "archive"}]}
         client.put_object_tagging(Bucket=bucket, Key=key, Tagging=tags)
         measure("one tag changed", TAG_BYTES_MAX, metadata_only=1)
+        if not pair.shows_equality:
+            # Ozone refuses what rclone does then, a copy of the object onto itself.
+            return
         client.copy_object(
             Bucket=bucket,
             Key=key,
@@ -191,7 +194,7 @@ def large_objects(report: Report, stores: PairFactory, rounds: int) -> None:
         _rates(report, pair, job, megabytes, "MB/s", BYTE_RATE_MIN, rounds)
 
 
-def cut_copies(report: Report, stores: PairFactory, size_bytes: int) -> None:
+def cut_copies(report: Report, stores: PairFactory, size_bytes: int, rounds: int) -> None:
     """What is sent twice of an object whose copy is cut at a random point, and how fast
     one object crosses a link with delay.
     """
@@ -204,12 +207,12 @@ def cut_copies(report: Report, stores: PairFactory, size_bytes: int) -> None:
     for what in ("process killed", "link cut"):
         found = [
             _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
-            for _ in range(ROUNDS)
+            for _ in range(rounds)
         ]
         job = f"{size_bytes >> 20} MiB, {what}: sent again"
         _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
     pair.link.shape(delay_ms=DELAY_MS, mbit=DELAYED_MBIT)
-    runs = [pair.fresh_target().sync() for _ in range(ROUNDS)]
+    runs = [pair.fresh_target().sync() for _ in range(rounds)]
     pair.link.shape(delay_ms=0, mbit=0)
     rate = Samples("ours", tuple(size_bytes / 1e6 / run.seconds for run in runs))
     job = f"{size_bytes >> 20} MiB, {2 * DELAY_MS} ms there and back, {DELAYED_MBIT} Mbit/s"

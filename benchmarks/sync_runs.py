@@ -33,7 +33,7 @@ _WRITERS = 8
 PART_BYTES = 8 << 20
 _RUN_S = 3600.0
 # How a sync ends that has made the target equal, and one that cannot show it.
-_EQUAL, _UNPROVEN = 0, 3
+_EQUAL, _UNPROVEN = 0, 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,11 +47,11 @@ from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import open_channel, start_server
+from runtime.thread_health import ThreadHealth
 
 # The interval of maintenance; within it changes by the owner of a volume are noticed.
 _REFRESH_S = 60.0
@@ -90,7 +90,7 @@ class Agent:
         self._scanners: dict[str, Scanner] = {}
         self._heartbeats: HeartbeatSender | None = None
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
-        self.liveness = Liveness()
+        self.thread_health = ThreadHealth()
         self.metrics = Metrics(AGENT_METRICS)
         self.datanode_id = PeerId("")
         self.address = ""
@@ -212,7 +212,7 @@ class Agent:
                 self._scan_pace(),
                 metrics=self.metrics,
                 on_change=self._replica_changed,
-                liveness=self.liveness,
+                thread_health=self.thread_health,
             )
             self._scanners[volume.name] = scanner
         self._start_server()
@@ -223,7 +223,7 @@ class Agent:
         if config.export.to is not None:
             self._start_exports(config.export.to, clock)
         upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
-        self.liveness.watch(upkeep)
+        self.thread_health.watch(upkeep)
         upkeep.start()
         self._stack.callback(upkeep.join)
         self._log.info(
@@ -331,7 +331,7 @@ class Agent:
             running=self._jobs.running,
             on_command=self._execute,
             metrics=self.metrics,
-            liveness=self.liveness,
+            thread_health=self.thread_health,
         )
         self._heartbeats.start()
         self._stack.callback(self._heartbeats.stop)
@@ -356,7 +356,7 @@ class Agent:
             metrics=self.metrics,
             on_bytes=RateLimiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
         )
-        self.liveness.watch(exports.thread)
+        self.thread_health.watch(exports.thread)
         exports.start()
         self._stack.callback(exports.stop)
 

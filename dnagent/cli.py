@@ -111,7 +111,7 @@ def run(
         status = f"agent of datanode {running.datanode_id} is ready on {running.address}"
         click.echo(status, err=True)
         manager = ServiceManager(os.environ, os.getpid())
-        run_until_stopped(stop, manager, running.liveness, status=status)
+        run_until_stopped(stop, manager, running.thread_health, status=status)
         log.info("process_stopping")
     finally:
         running.stop()

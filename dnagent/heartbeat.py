@@ -21,9 +21,9 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos.values import CLAIMED_MAX, EVIDENCE_MAX, TEXT_CHARACTERS_MAX
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
+from runtime.thread_health import ThreadHealth
 
 # A heartbeat is filled up to three quarters of the largest message; the rest follows
 # with the next one.
@@ -332,10 +332,10 @@ class HeartbeatSender:
         running: Callable[[], Iterable[JobReport]],
         on_command: Callable[[Command], None],
         metrics: Metrics,
-        liveness: Liveness | None = None,
+        thread_health: ThreadHealth | None = None,
     ) -> None:
-        """`on_command` must not block: it queues whatever takes long. `liveness` sees
-        whether the thread gets on.
+        """`on_command` must not block: it queues whatever takes long. `thread_health`
+        sees whether the thread gets on.
         """
         self._controller = controller
         self._interval_s = interval_s
@@ -350,12 +350,12 @@ class HeartbeatSender:
         self._failures = 0
         self._log = get_logger("heartbeat", AGENT_EVENTS)
         self._guard = ThreadGuard("heartbeat", metrics, THREAD_FAILURES)
-        self._liveness = liveness or Liveness()
+        self._thread_health = thread_health or ThreadHealth()
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 
     def start(self) -> None:
         """Start sending."""
-        self._liveness.watch(self._thread, self._guard)
+        self._thread_health.watch(self._thread, self._guard)
         self._thread.start()
 
     def stop(self) -> None:

@@ -24,11 +24,11 @@ from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeE
 from ozone.scan import ScanResult
 from runtime.errors import BusyError, OperationInterruptedError
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.rate_limit import Clock, RateLimiter, SystemClock
 from runtime.retry import Backoff, call_with_retry
+from runtime.thread_health import ThreadHealth
 
 # States whose data can be scanned: in the others chunks may still be written.
 _SCANNED_STATES = frozenset(
@@ -288,17 +288,17 @@ class Scanner:
         metrics: Metrics,
         on_change: Callable[[ContainerId], None],
         clock: Clock | None = None,
-        liveness: Liveness | None = None,
+        thread_health: ThreadHealth | None = None,
     ) -> None:
         """`on_change` gets each container whose root or state a scan changed.
-        `liveness` sees whether the threads live.
+        `thread_health` sees whether the threads live.
         """
         self._volume = volume
         self._pace = pace
         self._metrics = metrics
         self._on_change = on_change
         self._clock = clock or SystemClock()
-        self._liveness = liveness or Liveness()
+        self._thread_health = thread_health or ThreadHealth()
         self._log = get_logger("scanner", AGENT_EVENTS).bind(volume=volume.name)
         self._requests = ScanQueue()
         self._requests_guard = ThreadGuard("scan-requests", metrics, THREAD_FAILURES)
@@ -323,7 +323,7 @@ class Scanner:
     def start(self) -> None:
         """Start both threads."""
         for thread in self._threads:
-            self._liveness.watch(thread)
+            self._thread_health.watch(thread)
             thread.start()
 
     def stop(self) -> None:
@@ -407,7 +407,7 @@ class Scanner:
                 # The thread ends with its volume (row S17); requests get the error.
                 self.last_error = error.message
                 self._log.error("volume_failed", **error_fields(error))
-                self._liveness.dismiss(threading.current_thread())
+                self._thread_health.dismiss(threading.current_thread())
                 return
             except ReconcileError as error:
                 self.last_error = error.message

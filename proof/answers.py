@@ -24,9 +24,7 @@ from proof.item_columns import FoundItems, ItemColumns
 from proof.messages import (
     EXTRAS_MAX,
     FIRST_SYMBOLS,
-    JOB_SYMBOLS_MAX,
     MESSAGE_BYTES_MAX,
-    SYMBOLS_MAX,
     Answer,
     AnswerMessage,
     BitmapAnswer,
@@ -56,7 +54,6 @@ from proof.symbols import (
     key_hashes_from_bytes,
     short_ids,
 )
-from runtime.errors import RemoteProtocolError
 
 # Before compression, so that names fit a message that do not compress.
 _NAMES_BYTES = MESSAGE_BYTES_MAX - 8192
@@ -82,13 +79,12 @@ class TargetAnswers:
         self._windows = windows
 
     def answer(self, message: QuestionMessage) -> AnswerMessage:
-        """The answer to one question.
+        """The answer to one question, which keeps the limits of `proof.wire`.
 
         Raises:
             ProfileDiffersError: the source's IDs are not ours.
             CutUnknownError: the question names a position that was never reached.
             JournalTrimmedError: it comes too long after the job began.
-            RemoteProtocolError: the question breaks a rule.
         """
         if message.profile != self._profile.digest:
             raise ProfileDiffersError(
@@ -131,11 +127,9 @@ class TargetAnswers:
             return RootAnswer(root, snapshot.applied, snapshot.position, snapshot.evidence, symbols)
 
     def _symbols(self, question: SymbolsQuestion) -> SymbolsAnswer:
-        first, last = question.first, question.last
-        if not (first <= last <= JOB_SYMBOLS_MAX and last - first <= SYMBOLS_MAX):
-            raise RemoteProtocolError(f"symbols {first} to {last} are too many for one message")
+        first = question.first
         with self._at(question.at) as view:
-            symbols = coded_symbols(view, question.ranges, last, question.salt)
+            symbols = coded_symbols(view, question.ranges, question.last, question.salt)
         wanted = CodedSymbols(symbols.sums[first:], symbols.counts[first:], symbols.salt)
         return SymbolsAnswer(wanted.to_bytes())
 

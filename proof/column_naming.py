@@ -34,7 +34,7 @@ _Value = TypeVar("_Value", bound=np.generic)
 ItemReader = Callable[["NDArray[np.uint64]"], Sequence[IndexedItem]]
 
 
-class ItemDifferences(Sequence[ItemDifference]):
+class _ColumnDifferences(Sequence[ItemDifference]):
     """Differences by key and version. `names` needs what is at hand; the first other
     reading reads the source's items from its index, all at once, and raises what that
     raises. An item that has changed there since the cut is None.
@@ -84,8 +84,6 @@ class ItemDifferences(Sequence[ItemDifference]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self._items() == tuple(other)
 
-    __hash__ = None  # type: ignore[assignment]
-
     def names(self) -> Iterator[tuple[ItemDifferenceKind, str, str]]:
         """Kind, key and version of each."""
         columns = (self._kinds, self._keys, self._versions)
@@ -120,7 +118,7 @@ def difference_names(
     differences: Sequence[ItemDifference],
 ) -> Iterator[tuple[ItemDifferenceKind, str, str]]:
     """Kind, key and version of each, without reading items."""
-    if isinstance(differences, ItemDifferences):
+    if isinstance(differences, _ColumnDifferences):
         return differences.names()
     return ((one.kind, one.key, one.version) for one in differences)
 
@@ -221,7 +219,7 @@ class ColumnNaming:
         kinds = [ItemDifferenceKind.CHANGED] * self._changed
         kinds += [ItemDifferenceKind.MISSING] * missing
         kinds += [ItemDifferenceKind.EXTRA] * len(extras)
-        differences = ItemDifferences(
+        differences = _ColumnDifferences(
             kinds,
             (self._keys + extra_keys, self._versions + extra_versions),
             self._ours,

@@ -11,8 +11,9 @@ from proof.item import ID_BYTES
 from proof.messages import JOB_SYMBOLS_MAX, SHORT_ID_BYTES
 from proof.symbols import KEPT_SYMBOLS, SYMBOL_BYTES
 
-# Ranges that are compared before IDs are read.
-SPLIT_RANGES = 1_024
+# Ranges that are compared before IDs are read. A range takes some 28 bytes where keys
+# are long, so that a lost prefix stays below 32 kB with all headers.
+SPLIT_RANGES = 896
 # Ranges in a second split, of what a lost or an extra prefix leaves over at its ends.
 RESPLIT_RANGES = 128
 # Symbols for an ID of the difference, where there are many.

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 # Of an item's first byte: the level in the lowest two bits, then these.
 LEVEL_MASK, DELETE_MARKER, HAS_CONTENT, WAS_READ = 3, 4, 8, 16
 # Of the lengths and numbers of one item, at most.
-NUMBERS_BYTES_MAX = 40
+_NUMBERS_BYTES_MAX = 40
 _LEVELS = {int(level): level for level in EvidenceLevel}
 
 
@@ -77,8 +77,6 @@ class ItemColumns(Sequence[ItemFacts]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @overload
     def __getitem__(self, at: int) -> ItemFacts: ...
@@ -146,7 +144,7 @@ class ItemColumns(Sequence[ItemFacts]):
     def bytes_max(self) -> "NDArray[np.int64]":
         """How many bytes of a message each takes at most, without compression."""
         names = self.names.keys.lengths + self.names.versions.lengths
-        return names + self.contents.lengths + self.properties.lengths + NUMBERS_BYTES_MAX
+        return names + self.contents.lengths + self.properties.lengths + _NUMBERS_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -164,8 +162,6 @@ class FoundItems(Sequence[IndexedItem]):
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
 
     @classmethod
     def of(cls, found: Sequence[IndexedItem]) -> "FoundItems":
@@ -196,7 +192,7 @@ class FoundItems(Sequence[IndexedItem]):
         return FoundItems(self.items.taken(places), self.ids[places])
 
 
-class IdKernels(Protocol):
+class _IdKernels(Protocol):
     """The interface of the module proof.id_kernels, which documents it."""
 
     def keyed_start(self, secret: bytes, person: bytes) -> "NDArray[np.uint64]":
@@ -260,15 +256,15 @@ def _decoded(column: ByteColumn) -> list[str]:
     return [text.decode() for text in column.texts()]
 
 
-def _kernels_for(items: int) -> IdKernels | None:
+def _kernels_for(items: int) -> _IdKernels | None:
     """The kernels for so many items, under the terms of `proof.symbols.kernels_for`."""
     return _load() if kernels_for(items) is not None else None
 
 
 @cache
-def _load() -> IdKernels | None:
+def _load() -> _IdKernels | None:
     try:
         from proof import id_kernels as loaded
     except ImportError:
         return None
-    return cast(IdKernels, loaded)
+    return cast(_IdKernels, loaded)

@@ -22,7 +22,7 @@ STATE_BYTES = 2 * LANES
 _BATCH_ITEMS = 256
 # numpy adds a batch in a tenth of the time, but its import takes as long as adding up
 # this many items without it.
-NUMPY_ITEMS_MIN = 20_000
+_NUMPY_ITEMS_MIN = 20_000
 # Every other lane of a state that is one number, and the bit above each of them.
 _EVEN = int.from_bytes(b"\xff\xff\x00\x00" * (LANES // 2), "little")
 _ABOVE = int.from_bytes(b"\x00\x00\x01\x00" * (LANES // 2), "little")
@@ -99,7 +99,7 @@ def _sums(items: Iterable[Item]) -> Iterator[int]:
     while batch := list(itertools.islice(rest, _BATCH_ITEMS)):
         expanded = [blake3(canonical_bytes(item)).digest(length=STATE_BYTES) for item in batch]
         _work.items += len(batch)
-        yield (fast_sum if _work.items > NUMPY_ITEMS_MIN else slow_sum)(expanded)
+        yield (fast_sum if _work.items > _NUMPY_ITEMS_MIN else slow_sum)(expanded)
 
 
 def slow_sum(expanded: list[bytes]) -> int:

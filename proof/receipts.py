@@ -26,7 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from pydantic import BeforeValidator, PlainSerializer, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from proof.errors import ReceiptChainError, SigningKeyError
 from proof.item import EvidenceLevel
@@ -35,6 +35,8 @@ from runtime.disk import Disk, disk_error
 from runtime.errors import DiskError
 
 HASH_BYTES = 32
+# The last that dates can show, in the year 9999.
+_TIME_MS_MAX = 253_402_300_799_999
 # A signature over a receipt is valid for nothing else.
 _SIGNED_PREFIX = b"treefold-receipt-1\n"
 
@@ -77,7 +79,7 @@ class SideStatement:
 class Receipt:
     """What one comparison found. `level` holds for all items of both sides."""
 
-    time_ms: int
+    time_ms: Annotated[int, Field(ge=0, le=_TIME_MS_MAX)]
     profile_digest: HexBytes
     level: EvidenceLevel
     source: SideStatement

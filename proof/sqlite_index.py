@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.item import KEY_HASH_BYTES
@@ -195,23 +194,27 @@ class _SqliteView:
 
     def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
         """See TableView.by_hash."""
-        return [row for rows in self._by_hash(_SELECT, key_hashes) for row in map(_item_row, rows)]
+        found = list[ItemRow]()
+        for cursor in self._by_hash(_SELECT, key_hashes):
+            found += map(_item_row, cursor)
+        return found
 
     def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
         """See TableView.names_by_hash."""
         keys, versions = list[bytes](), list[bytes]()
-        for rows in self._by_hash("SELECT key, version FROM item", key_hashes):
+        for cursor in self._by_hash("SELECT key, version FROM item", key_hashes):
+            rows = cursor.fetchall()
             keys += [key for key, _ in rows]
             versions += [version for _, version in rows]
         return keys, versions
 
-    def _by_hash(self, select: str, key_hashes: Sequence[int]) -> Iterator[list[Any]]:
+    def _by_hash(self, select: str, key_hashes: Sequence[int]) -> Iterator[sqlite3.Cursor]:
         """The rows, some at a time: thousands of tuples would call the collector."""
         with _translated(self._path, "read"):
             for first in range(0, len(key_hashes), _LOOKED_UP):
                 some = key_hashes[first : first + _LOOKED_UP]
                 statement = f"{select} WHERE key_hash IN ({_marks(some)})"
-                yield self._connection.execute(statement, some).fetchall()
+                yield self._connection.execute(statement, some)
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         """See TableView.journal."""
@@ -253,6 +256,8 @@ def _item_row(found: tuple[bytes, bytes, int, bytes]) -> ItemRow:
     """The row as it was put; a damaged page can return any type."""
     try:
         key, version, key_hash, row = found
+        if not (isinstance(key, bytes) and isinstance(version, bytes)):
+            raise TypeError("a key is text")
         return ItemRow(key, version, key_hash.to_bytes(KEY_HASH_BYTES, "big") + row)
     except (AttributeError, TypeError, OverflowError) as error:
         raise IndexDamagedError("a row of the index has another type") from error
@@ -300,3 +305,6 @@ def _translated(path: Path, verb: str) -> Iterator[None]:
         if code in _DAMAGE_CODES:
             raise _damaged(path, str(error)) from error
         raise DatabaseError(f"cannot {verb} the index {path}: {error}", path=str(path)) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes the damaged text.
+        raise _damaged(path, "its tables cannot be read") from error

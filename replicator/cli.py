@@ -90,7 +90,7 @@ def run(
         status = f"verifier of {config.bucket} is ready on {process.address}"
         click.echo(status, err=True)
         manager = ServiceManager(os.environ, os.getpid())
-        run_until_stopped(stop, manager, process.liveness, status=status)
+        run_until_stopped(stop, manager, process.thread_health, status=status)
         get_logger("verifier").info("process_stopping")
     finally:
         process.stop()

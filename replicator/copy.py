@@ -136,13 +136,7 @@ def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
             raise target_changed(task.key) from error
         facts = written
     check_answer(task, facts, hashes)
-    return CopyResult(
-        source=task.source,
-        target=facts,
-        hashes=hashes,
-        properties=task.crossing.digest(properties),
-        sent_bytes=len(body),
-    )
+    return _result(task, facts, hashes, properties, len(body))
 
 
 def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
@@ -183,14 +177,8 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         raise
     hashes = with_whole(hasher.hashes(), whole.hash())
     check_answer(task, facts, hashes)
-    return CopyResult(
-        source=task.source,
-        target=facts,
-        hashes=hashes,
-        properties=task.crossing.digest(properties),
-        sent_bytes=transfer.sent_bytes,
-        windows=windows.table(),
-    )
+    made = _result(task, facts, hashes, properties, transfer.sent_bytes)
+    return replace(made, windows=windows.table())
 
 
 def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
@@ -208,7 +196,20 @@ def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:
 def _part_count(source: ObjectFacts) -> int:
     """Of how many parts an object was made, by its ETag; 0 where it does not say."""
     _, dash, count = source.etag.strip('"').rpartition("-")
-    return int(count) if dash and count.isascii() and count.isdigit() else 0
+    # S3 takes 10,000 parts.
+    is_count = len(count) <= 5 and count.isascii() and count.isdigit()
+    return int(count) if dash and is_count else 0
+
+
+def _result(
+    task: CopyTask,
+    facts: ObjectFacts,
+    hashes: tuple[ContentHash, ...],
+    properties: ObjectProperties,
+    sent_bytes: int,
+) -> CopyResult:
+    digest = task.crossing.digest(properties)
+    return CopyResult(task.source, facts, hashes, digest, sent_bytes)
 
 
 def _is_what_was_sent(

@@ -69,12 +69,12 @@ def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
     sentences for people.
     """
     lost = [
-        (source.keeps_versions and not target.keeps_versions, "older versions"),
         (source.keeps_tags and not target.keeps_tags, "tags"),
         (source.keeps_headers and not target.keeps_headers, "content headers"),
         (source.keeps_acls and not target.keeps_acls, "ACLs"),
     ]
-    notes = [f"the target keeps no {what}: they do not cross" for is_lost, what in lost if is_lost]
+    notes = ["older versions do not cross, only current objects"] * source.keeps_versions
+    notes += [f"the target keeps no {what}: they do not cross" for is_lost, what in lost if is_lost]
     guarded = (
         target.creates_conditionally
         and target.replaces_conditionally

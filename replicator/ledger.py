@@ -213,8 +213,8 @@ class PairLedger:
 
     def crossing(self) -> Crossing | None:
         """Which properties the rows' digests cover; None before the first sync."""
-        rows = self._query(lambda values: values[0], "SELECT crossing FROM pair")
-        return Crossing.of_groups(str(rows[0]).split(",")) if rows and rows[0] else None
+        groups = self._query(lambda values: values[0], "SELECT crossing FROM pair")[0]
+        return Crossing.of_groups(str(groups).split(",")) if groups else None
 
     def save_crossing(self, crossing: Crossing) -> None:
         """Note which properties digests cover from now on. Where they were others, the
@@ -428,7 +428,8 @@ class PairLedger:
                 # The disk is full or fails; the file may well be whole.
                 raise DatabaseError(f"{self._path}: {error}", path=str(self._path)) from error
             raise self._damaged(error) from error
-        except (sqlite3.Error, ValueError) as error:
+        except (sqlite3.Error, ValueError, IndexError) as error:
+            # Other columns than ours are an IndexError.
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> LedgerDamagedError:
@@ -447,18 +448,18 @@ class _PendingChange:
 
 
 def _ledger_row(values: Sequence[object]) -> LedgerRow:
-    source, target = _stamp(values[1:5]), _stamp(values[5:9])
-    assert source is not None
-    assert target is not None
     hashes = tuple(
         ContentHash(HashAlgorithm(name), bytes.fromhex(digest))
         for name, _, digest in (one.partition(":") for one in str(values[9]).split())
     )
+    names = [one.algorithm.value for one in hashes]
+    if names != sorted(set(names)):
+        raise sqlite3.DatabaseError("the hashes of an object are in no order")
     level = EvidenceLevel(_int(values[11]))
     return LedgerRow(
         key=_bytes(values[0]).decode(),
-        source=source,
-        target=target,
+        source=_known_stamp(values[1:5]),
+        target=_known_stamp(values[5:9]),
         hashes=hashes,
         properties=_bytes(values[10]),
         level=level,
@@ -479,8 +480,7 @@ def _row_values(row: LedgerRow) -> _Values:
 
 def _upload_record(values: Sequence[object]) -> UploadRecord:
     _, upload, *rest = values
-    source, target = _stamp(rest[:4]), _stamp(rest[4:8])
-    assert source is not None
+    source, target = _known_stamp(rest[:4]), _stamp(rest[4:8])
     upload_id = UploadId(upload) if isinstance(upload, str) else None
     return UploadRecord(upload_id, source, target, _bytes(rest[8]), _int(rest[9]))
 
@@ -528,6 +528,13 @@ def _stamp(values: Sequence[object]) -> ObjectStamp | None:
     if version is None:
         return None
     return ObjectStamp(str(version), str(etag), _int(modified_ms), _int(size_bytes))
+
+
+def _known_stamp(values: Sequence[object]) -> ObjectStamp:
+    stamp = _stamp(values)
+    if stamp is None:
+        raise sqlite3.DatabaseError("an object has no stamp")
+    return stamp
 
 
 def _int(value: object) -> int:

@@ -159,7 +159,10 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
     @property
     def limitations(self) -> tuple[str, ...]:
         """What does not cross between these stores, in sentences."""
-        return lacking(self._source.capabilities, self._target.capabilities)
+        notes = lacking(self._source.capabilities, self._target.capabilities)
+        if self._crossing.acl:
+            notes += ("with a verifier ACLs are not compared: they cross with other changes only",)
+        return notes
 
     @property
     def lists_all(self) -> bool:
@@ -212,11 +215,8 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
 
         # What is to be deleted needs no facts but its key.
         proof = self._proof = self._prove(take, only_keys=may_delete)
-        return SyncPlan.of(
-            counts,
-            equal=proof.comparison.ours.count - len(self._steps) + extras,
-            length_bytes=length_bytes,
-        )
+        equal = proof.comparison.ours.count - len(self._steps) + extras
+        return SyncPlan.of(counts, equal=equal, length_bytes=length_bytes)
 
     def steps(self) -> Iterator[PlannedStep]:
         """The plan, key by key in their order."""

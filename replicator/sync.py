@@ -99,7 +99,7 @@ class SyncPlan:
 
     @classmethod
     def of(cls, counts: Mapping[Action, int], *, equal: int, length_bytes: int) -> Self:
-        """The plan of so many keys for each action."""
+        """The plan of so many keys of each action."""
         return cls(
             copies=counts[Action.COPY],
             patches=counts[Action.PATCH],
@@ -350,11 +350,7 @@ class BucketSync:
                 self._ledger.add_to_plan(batch)
                 batch.clear()
         self._ledger.add_to_plan(batch)
-        return SyncPlan.of(
-            counts,
-            equal=counts[Action.NOTHING],
-            length_bytes=length_bytes,
-        )
+        return SyncPlan.of(counts, equal=counts[Action.NOTHING], length_bytes=length_bytes)
 
     def steps(self) -> Iterator[PlannedStep]:
         """The plan, key by key in their order."""

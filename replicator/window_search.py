@@ -8,7 +8,7 @@ is checked where it is made.
 
 from collections.abc import Callable, Sequence
 
-from merkle.object_checksum import FAN_OUT, WindowTree
+from merkle.window_tree import FAN_OUT, WindowTree
 from replicator.windows import WINDOW_BYTES, ChangedRange, ranges_of
 
 # Nodes below which windows are asked for; beyond it the object is sent whole.

@@ -102,7 +102,7 @@ def changed_ranges(old: WindowTable, new: WindowTable) -> tuple[ChangedRange, ..
     ours, theirs = (np.frombuffer(table.hashes, np.uint64) for table in (new, old))
     common = min(len(ours), len(theirs))
     # A window that is short in one of them is another window.
-    if old.size_bytes != new.size_bytes and common:
+    if old.size_bytes != new.size_bytes:
         common = min(old.size_bytes, new.size_bytes) // step
     changed = np.flatnonzero(ours[:common] != theirs[:common])
     return ranges_of(changed.tolist(), old.size_bytes, new.size_bytes, window_bytes=step)

@@ -2,7 +2,7 @@
 
 An error that nobody foresaw, such as an unexpected file or a defect, must end one step
 of such a thread and never the thread: what it does would silently stop. Whether it
-stands still in a step, `runtime.liveness` sees by its progress.
+stands still in a step, `runtime.thread_health` sees by its progress.
 """
 
 from collections.abc import Iterator

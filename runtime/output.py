@@ -31,7 +31,10 @@ def console(*, stderr: bool = False) -> "Console":
 
     file = sys.stderr if stderr else sys.stdout
     width = None if file.isatty() else _PIPE_COLUMNS
-    return Console(file=file, width=width, highlight=False, markup=False, soft_wrap=False)
+    # Names are printed as they are: `:key:` in one is no emoji.
+    return Console(
+        file=file, width=width, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
 
 
 def print_json(value: object) -> None:
@@ -45,7 +48,10 @@ def print_json(value: object) -> None:
 def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
     """One line for people, however long."""
     with _printing():
-        console(stderr=stderr).print(printable(text), style=style, soft_wrap=True)
+        if style:
+            console(stderr=stderr).print(printable(text), style=style, soft_wrap=True)
+        else:
+            click.echo(printable(text), err=stderr)
 
 
 def print_table(

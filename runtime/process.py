@@ -15,9 +15,9 @@ import click
 
 from runtime.config import Settings
 from runtime.errors import DiskError
-from runtime.liveness import Liveness
 from runtime.log import LogFormat, LogLevel, get_logger
 from runtime.service_manager import ServiceManager
+from runtime.thread_health import ThreadHealth
 
 # Without a watchdog: how often threads are looked at, and how long a step may stand
 # still. Requests to stores with all their retries take minutes.
@@ -90,7 +90,7 @@ def stop_on_signals() -> threading.Event:
 
 
 def run_until_stopped(
-    stop: threading.Event, manager: ServiceManager, liveness: Liveness, *, status: str
+    stop: threading.Event, manager: ServiceManager, thread_health: ThreadHealth, *, status: str
 ) -> None:
     """Tell the service manager that the process is ready, and how it is until `stop`.
 
@@ -103,7 +103,7 @@ def run_until_stopped(
     look_every_s = manager.watchdog_s / 2 if manager.watchdog_s else _LOOK_EVERY_S
     known_fault = ""
     while not stop.wait(look_every_s):
-        fault = liveness.fault(time.monotonic(), step_s_max)
+        fault = thread_health.fault(time.monotonic(), step_s_max)
         if bool(fault) != bool(known_fault):
             if fault:
                 get_logger("process").error("thread_lost", reason=fault)

@@ -39,8 +39,9 @@ _CONNECT_TIMEOUT_S = 10.0
 # Between two bytes of progress. A gateway of Ozone was silent for a minute in the
 # middle of a PUT that then succeeded.
 _PROGRESS_TIMEOUT_S = 200.0
-# Of one answer that is read whole; a page of 1,000 keys of 1,000 bytes has 5 MiB.
-_ANSWER_BYTES_MAX = 64 << 20
+# Of one answer that is read whole; a page of 1,000 keys of 1,000 bytes has 5 MiB, and
+# XML takes thirty times its bytes in memory.
+_ANSWER_BYTES_MAX = 16 << 20
 
 _IDEMPOTENT = {"GET", "HEAD", "PUT", "DELETE"}
 _BODILESS = {"GET", "HEAD", "DELETE"}

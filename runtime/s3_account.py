@@ -21,7 +21,7 @@ from runtime.s3_signing import AccessKeys
 if TYPE_CHECKING:
     from botocore.session import Session
 
-DEFAULT_REGION = "us-east-1"
+_DEFAULT_REGION = "us-east-1"
 
 _KEY, _SECRET, _TOKEN = "aws_access_key_id", "aws_secret_access_key", "aws_session_token"
 _CONFIGURED = {"region", "output", "endpoint_url", "ca_bundle"}
@@ -131,7 +131,7 @@ def plain_account(settings: S3Settings, environment: Mapping[str, str]) -> S3Acc
         settings.region
         or given.get("AWS_DEFAULT_REGION", "")
         or kept.get("region", "")
-        or DEFAULT_REGION,
+        or _DEFAULT_REGION,
         next(filter(None, endpoints), None),
         given.get("AWS_CA_BUNDLE", "") or kept.get("ca_bundle") or None,
     )
@@ -201,7 +201,7 @@ def configured_endpoint(settings: S3Settings, environment: Mapping[str, str] | N
 
 def _account_of_botocore(settings: S3Settings) -> S3Account:
     with _session_of_botocore(settings) as session:
-        region = settings.region or session.get_config_variable("region") or DEFAULT_REGION
+        region = settings.region or session.get_config_variable("region") or _DEFAULT_REGION
         credentials = session.get_credentials()
         endpoint_url = settings.endpoint_url or _configured_endpoint(session)
         ca_bundle = session.get_config_variable("ca_bundle")

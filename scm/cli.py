@@ -70,7 +70,7 @@ def run(
             announce(port_file, server.address)
         manager = ServiceManager(os.environ, os.getpid())
         status = f"controller is ready on {server.address}"
-        run_until_stopped(stop, manager, server.liveness, status=status)
+        run_until_stopped(stop, manager, server.thread_health, status=status)
         get_logger("scm").info("process_stopping")
     finally:
         server.stop()

@@ -23,10 +23,10 @@ from protos import controller_pb2 as pb
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
+from runtime.thread_health import ThreadHealth
 from scm.config import ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
@@ -293,8 +293,8 @@ class ControllerService:
 
 
 class ControllerServer:
-    """A running controller; `address` is where it listens, and `liveness` knows its
-    threads.
+    """A running controller; `address` is where it listens, and `thread_health` knows
+    its threads.
     """
 
     def __init__(self, config: ControllerConfig) -> None:
@@ -305,7 +305,7 @@ class ControllerServer:
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
-        self.liveness = Liveness()
+        self.thread_health = ThreadHealth()
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
@@ -350,7 +350,7 @@ class ControllerServer:
             self._clock,
             self._metrics,
             interval_s=_TICK_S,
-            liveness=self.liveness,
+            thread_health=self.thread_health,
         )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)

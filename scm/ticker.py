@@ -7,9 +7,9 @@ from contextlib import suppress
 from merkle.errors import ReconcileError
 from runtime.errors import InternalError
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
+from runtime.thread_health import ThreadHealth
 from scm.events import CONTROLLER_EVENTS
 from scm.metrics import THREAD_FAILURES
 
@@ -28,11 +28,11 @@ class Ticker:
         metrics: Metrics,
         *,
         interval_s: float,
-        liveness: Liveness | None = None,
+        thread_health: ThreadHealth | None = None,
     ) -> None:
         """`tick` does what is due at a time, `gauges` has the values of all gauges by
-        their names, and `lock` excludes all other users of the controller. `liveness`
-        sees whether the thread gets on.
+        their names, and `lock` excludes all other users of the controller.
+        `thread_health` sees whether the thread gets on.
         """
         self._tick_controller = tick
         self._gauges = gauges
@@ -41,13 +41,13 @@ class Ticker:
         self._metrics = metrics
         self._interval_s = interval_s
         self._guard = ThreadGuard("ticker", metrics, THREAD_FAILURES)
-        self._liveness = liveness or Liveness()
+        self._thread_health = thread_health or ThreadHealth()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker")
 
     def start(self) -> None:
         """Start the thread."""
-        self._liveness.watch(self._thread, self._guard)
+        self._thread_health.watch(self._thread, self._guard)
         self._thread.start()
 
     def stop(self) -> None:

@@ -81,6 +81,24 @@ def canonical_address(text: str) -> str:
             return whole
 
 
+def check_outside(folder: Path, address: str) -> None:
+    """Check that a state folder is not in the folder of a local bucket.
+
+    Raises:
+        UsageError: it is; or the address is invalid.
+    """
+    match parse_address(address):
+        case LocalAddress(bucket) if Path(os.path.realpath(folder)).is_relative_to(
+            os.path.realpath(bucket)
+        ):
+            raise UsageError(
+                f"the state folder {folder} is inside the bucket {address}",
+                hint="Choose one beside it: a bucket has only files of its own.",
+            )
+        case _:
+            pass
+
+
 def _folder(text: str, path: str) -> Path:
     if not path:
         raise UsageError(f"{text}: names no directory", hint="Write local:PATH.")

@@ -4,7 +4,7 @@ What a document must have and has not, or has in another form, is an error: a li
 that is half understood would look like missing objects.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -19,6 +19,10 @@ _ESCAPES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 _KEY_ESCAPES = _ESCAPES | str.maketrans({"\r": "&#13;", "\n": "&#10;", "\t": "&#9;"})
 # A missing object counts as deleted.
 _MISSING = {"NoSuchKey", "NoSuchVersion"}
+# Up to a petabyte: more is no size, and an index keeps no more.
+_DIGITS_MAX = 15
+# Of an ETag or a version; those of stores have less than a hundred characters.
+_NAME_MAX = 1024
 # Most objects of a bucket have one of a few ACLs and sets of tags. Their documents are
 # parsed once; larger ones than this are rare, and not kept.
 _KEPT_BYTES_MAX = 4 << 10
@@ -99,7 +103,7 @@ def parse_versions(body: bytes) -> VersionsPage:
                 size_bytes=0 if is_marker else _number(entry, "Size"),
                 etag="" if is_marker else _etag(entry),
                 modified_ms=_time_ms(entry, "LastModified"),
-                version=_text(entry, "VersionId"),
+                version=checked_name(_text(entry, "VersionId"), "VersionId"),
                 is_delete_marker=is_marker,
             )
         )
@@ -255,7 +259,8 @@ def parse_completed_etag(body: bytes) -> str:
         S3ProtocolError: it is no such answer.
     """
     root = parse_document(body, "CompleteMultipartUploadResult")
-    return (root.findtext("ETag") or "").strip().strip('"')
+    text = (root.findtext("ETag") or "").strip()
+    return parse_etag(text) if text.strip('"') else ""
 
 
 def complete_document(parts: Sequence[UploadedPart]) -> bytes:
@@ -296,6 +301,55 @@ def parse_delete_failures(body: bytes) -> list[DeleteFailure]:
     ]
 
 
+def parse_number(text: str, name: str) -> int:
+    """A number in an answer, where it stands as `name`.
+
+    Raises:
+        S3ProtocolError: it is none, or larger than any object.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
+        raise _invalid(text, name)
+    return int(text)
+
+
+def parse_etag(text: str) -> str:
+    """An ETag without its quotes.
+
+    Raises:
+        S3ProtocolError: it is empty, or too long for one.
+    """
+    return checked_name(text.removeprefix("W/").strip('"'), "ETag")
+
+
+def checked_name(text: str, name: str) -> str:
+    """An ETag, or a version, that an index can keep.
+
+    Raises:
+        S3ProtocolError: it is empty, or too long for one.
+    """
+    if not 0 < len(text) <= _NAME_MAX:
+        raise _invalid(text, name)
+    return text
+
+
+def parse_time_ms(text: str, name: str, parse: Callable[[str], datetime]) -> int:
+    """A time in an answer, in ms since 1970, as `parse` reads it.
+
+    Raises:
+        S3ProtocolError: it is none, or before 1970.
+    """
+    try:
+        when = parse(text)
+        whole = when.replace(tzinfo=when.tzinfo or UTC)
+        # Not timestamp() * 1000: floats lose the last digit.
+        time_ms = int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
+    except (ValueError, OverflowError) as error:
+        raise _invalid(text, name) from error
+    if time_ms < 0:
+        raise _invalid(text, name)
+    return time_ms
+
+
 def fits_xml(text: str) -> bool:
     """Whether XML 1.0 can carry this text at all."""
     return all(
@@ -313,6 +367,10 @@ def _escaped_key(key: str) -> str:
     return key.translate(_KEY_ESCAPES)
 
 
+def _invalid(text: str, name: str) -> S3ProtocolError:
+    return S3ProtocolError(f"the store sent {text[:40]!r} as {name}")
+
+
 def _text(parent: Element, tag: str) -> str:
     text = parent.findtext(tag)
     if not text:
@@ -321,25 +379,15 @@ def _text(parent: Element, tag: str) -> str:
 
 
 def _number(parent: Element, tag: str) -> int:
-    text = _text(parent, tag).strip()
-    if not (text.isascii() and text.isdigit() and len(text) < 20):
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}")
-    return int(text)
+    return parse_number(_text(parent, tag).strip(), tag)
 
 
 def _etag(parent: Element) -> str:
-    return _text(parent, "ETag").strip().strip('"')
+    return parse_etag(_text(parent, "ETag").strip())
 
 
 def _time_ms(parent: Element, tag: str) -> int:
-    text = _text(parent, tag).strip()
-    try:
-        when = datetime.fromisoformat(text)
-        whole = when.replace(tzinfo=when.tzinfo or UTC)
-        # Not timestamp() * 1000: floats lose the last digit.
-        return int(whole.replace(microsecond=0).timestamp()) * 1000 + whole.microsecond // 1000
-    except (ValueError, OverflowError) as error:
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as {tag}") from error
+    return parse_time_ms(_text(parent, tag).strip(), tag, datetime.fromisoformat)
 
 
 def _is_truncated(root: Element) -> bool:
@@ -348,7 +396,7 @@ def _is_truncated(root: Element) -> bool:
         return False
     text = _text(root, "IsTruncated").strip()
     if text not in ("true", "false"):
-        raise S3ProtocolError(f"the store sent {text[:40]!r} as IsTruncated")
+        raise _invalid(text, "IsTruncated")
     return text == "true"
 
 

@@ -28,7 +28,9 @@ from replicator.stores.port import (
 from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
 from replicator.stores.s3_bucket import (
     S3Bucket,
+    check_range,
     etag_of,
+    length_of,
     modified_ms_of,
     store_error,
     translated,
@@ -238,10 +240,11 @@ class S3Reader:
         is_whole = (first, last) == (0, facts.size_bytes)
         ranged = {} if is_whole else {"range": f"bytes={first}-{last - 1}"}
         with translated(f"cannot read {facts.key!r}"), self._answer(facts, ranged) as answer:
-            if _length(answer.headers) == facts.size_bytes and answer.status == 200:
+            if length_of(answer.headers) == facts.size_bytes and answer.status == 200:
                 # ministack ignores the range where a version is named.
                 pieces = _sliced(answer.pieces, first, last)
-            elif answer.status == 206 and _length(answer.headers) == last - first:
+            elif answer.status == 206 and length_of(answer.headers) == last - first:
+                check_range(answer.headers, first, last)
                 pieces = answer.pieces
             else:
                 raise S3ProtocolError(f"status {answer.status} is no answer to this read")
@@ -280,7 +283,7 @@ class S3Reader:
             etag = etag_of(headers)
             return ObjectFacts(
                 key=key,
-                size_bytes=_length(headers),
+                size_bytes=length_of(headers),
                 etag=etag,
                 modified_ms=modified_ms_of(headers),
                 version=self._bucket.version_of(headers),
@@ -587,10 +590,3 @@ def _may_hold(condition: WriteCondition, found: ObjectFacts | None) -> bool:
     if condition.absent:
         return found is None
     return not condition.etag or (found is not None and found.etag == condition.etag)
-
-
-def _length(headers: Mapping[str, str]) -> int:
-    text = headers.get("content-length", "")
-    if not (text.isascii() and text.isdigit()):
-        raise S3ProtocolError(f"the store answered with a length of {text[:40]!r}")
-    return int(text)

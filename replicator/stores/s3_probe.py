@@ -6,9 +6,10 @@ releases take `PUT key?tagging` for a new content of the object.
 """
 
 import base64
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import fields, replace
 
 from merkle.checksum import fold
 from merkle.object_checksum import Crc
@@ -108,7 +109,10 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
 
 
 class _Probe:
-    """Questions about one scratch object, in order; `_found` grows with each."""
+    """Questions about one scratch object, in order; `_found` grows with each. Questions
+    that do not depend on each other are asked at a time, each of its own object: over a
+    long link most of a probe is waiting.
+    """
 
     def __init__(self, bucket: S3Bucket, found: S3Behaviour) -> None:
         self._bucket = bucket
@@ -117,24 +121,33 @@ class _Probe:
 
     def run(self) -> S3Behaviour:
         """Ask everything; the scratch object is removed on every way out."""
+        with self._cleaned(), translated(f"cannot probe {self._bucket.scratch_bucket}"):
+            self._ask_put()
+            self._ask_tags()
+            questions = [_Probe._ask_conditions, _Probe._ask_upload, _Probe._ask_copy]
+            if not self._found.is_ozone:
+                questions += [_Probe._ask_upload_crc, _Probe._ask_acl, _Probe._ask_checksum]
+            with ThreadPoolExecutor(len(questions), "probe") as threads:
+                self._learn(_joined(self._found, list(threads.map(self._beside, questions))))
+        return self._found
+
+    def _beside(self, ask: Callable[["_Probe"], None]) -> S3Behaviour:
+        """What one question finds out on an object of its own."""
+        other = _Probe(replace(self._bucket), replace(self._found, reasons={}))
+        with other._cleaned():
+            ask(other)
+        return other._found
+
+    @contextmanager
+    def _cleaned(self) -> Iterator[None]:
         try:
-            with translated(f"cannot probe {self._bucket.scratch_bucket}"):
-                self._ask_put()
-                self._ask_tags()
-                self._ask_conditions()
-                self._ask_upload()
-                self._ask_copy()
-                if not self._found.is_ozone:
-                    self._ask_upload_crc()
-                    self._ask_acl()
-                    self._ask_checksum()
+            yield
         except BaseException:
             # What was refused first says more than that this is refused, too.
             with suppress(StoreError):
                 self._remove(self._key)
             raise
         self._remove(self._key)
-        return self._found
 
     def _remove(self, key: str) -> None:
         """Delete a scratch object, all its versions where there are any."""
@@ -218,6 +231,7 @@ class _Probe:
 
     def _ask_conditions(self) -> None:
         reasons = {}
+        self._put(_BODY, {})
         creates = not self._accepts({"if-none-match": "*"})
         if not creates:
             reasons["creates_conditionally"] = "the store ignores If-None-Match of a PUT"
@@ -453,6 +467,19 @@ class _Probe:
             return None
 
 
+def _joined(before: S3Behaviour, found: Sequence[S3Behaviour]) -> S3Behaviour:
+    """What several questions, of which each began with `before`, have found out."""
+    names = [one.name for one in fields(before) if one.name != "reasons"]
+    changes = {
+        name: getattr(one, name)
+        for one in found
+        for name in names
+        if getattr(one, name) != getattr(before, name)
+    }
+    reasons = before.reasons | {name: text for one in found for name, text in one.reasons.items()}
+    return replace(before, **changes, reasons=reasons)
+
+
 def _kind(headers: Mapping[str, str]) -> str:
     """Who answers, by the headers of any answer."""
     server = headers.get("server", "").lower()
@@ -506,5 +533,11 @@ def _answers(
 
 
 def _read(bucket: S3Bucket, place: str, name: str) -> bytes:
+    """The bytes of a small object; no more than a few pieces, whatever is sent."""
+    found = b""
     with bucket.client.stream(place, name) as answer:
-        return b"".join(answer.pieces)
+        for piece in answer.pieces:
+            found += piece
+            if len(found) > _PROOF_BYTES_MAX:
+                break
+    return found

@@ -116,7 +116,7 @@ class Applier:
         """
         with self._writing:
             self._check_index()
-            looks = self._pool.map(self._deletable, items, self._keys(items))
+            looks = self._pool.map(self._deletable, self._keys(items))
             keys, refusals = dict[str, int](), list[DeleteRefusal]()
             for place, look in enumerate(looks):
                 if isinstance(look, str):
@@ -226,11 +226,11 @@ class Applier:
             found = {row.id[:HASHES_BYTES]: row.item.key for row in rows if not row.item.version}
         return [found.get(item) for item in items]
 
-    def _deletable(self, item: bytes, key: str | None) -> str | ReconcileError:
+    def _deletable(self, key: str | None) -> str | ReconcileError:
         """The key of an item that its store still has, or why it is not deleted."""
         try:
             row = self._index.row(key) if key is not None else None
-            if row is None or self._ids.hashes(row.item) != item:
+            if row is None:
                 raise PreconditionFailedError("the target holds another object, or none, by now")
             self._fresh(row)
         except ReconcileError as error:

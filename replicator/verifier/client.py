@@ -101,8 +101,8 @@ class VerifierClient:
     def describe(self) -> Description:
         """What the verifier says of itself."""
         with self._named_errors():
-            answer: pb.DescribeResponse = self._stub.Describe(
-                pb.DescribeRequest(), timeout=self._limits.answer_s
+            answer: pb.DescribeResponse = _received(
+                self._stub.Describe(pb.DescribeRequest(), timeout=self._limits.answer_s)
             )
         self._count(calls=1, received=answer)
         return description_from(answer)
@@ -111,7 +111,9 @@ class VerifierClient:
         """Ask one question of a comparison."""
         request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
-            answer: pb.ProveResponse = self._stub.Prove(request, timeout=self._limits.answer_s)
+            answer: pb.ProveResponse = _received(
+                self._stub.Prove(request, timeout=self._limits.answer_s)
+            )
         self._count(calls=1, sent=request, received=answer)
         return decode_answer(answer.answer)
 
@@ -154,8 +156,8 @@ class VerifierClient:
             page = keys[first : first + KEYS_MAX]
             request = pb.GetFactsRequest(profile_digest=profile.digest, keys=page)
             with self._named_errors():
-                answer: pb.GetFactsResponse = self._stub.GetFacts(
-                    request, timeout=self._limits.answer_s
+                answer: pb.GetFactsResponse = _received(
+                    self._stub.GetFacts(request, timeout=self._limits.answer_s)
                 )
             self._count(calls=1, sent=request, received=answer)
             found |= {facts.key: facts for facts in map(facts_from, answer.facts)}
@@ -206,8 +208,8 @@ class VerifierClient:
         """Delete at most DELETES_MAX items, and return those that were not deleted."""
         request = delete_request_to(ids, profile.digest)
         with self._named_errors():
-            answer: pb.DeleteResponse = self._stub.DeleteItems(
-                request, timeout=self._limits.batch_s
+            answer: pb.DeleteResponse = _received(
+                self._stub.DeleteItems(request, timeout=self._limits.batch_s)
             )
         self._count(calls=1, sent=request, received=answer)
         return refusals_from(answer, deletes=len(ids))
@@ -317,3 +319,14 @@ class _AnswerWatch:
                 self.is_expired = True
                 self._cancel()
                 return
+
+
+def _received(answer: _Answer | None) -> _Answer:
+    """The answer of a call; gRPC gives None where a server ended it well without one.
+
+    Raises:
+        RemoteProtocolError: there is none.
+    """
+    if answer is None:
+        raise RemoteProtocolError("the verifier ended a call without an answer")
+    return answer

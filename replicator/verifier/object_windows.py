@@ -6,7 +6,8 @@ from collections import OrderedDict
 import numpy as np
 
 from merkle.checksum import ChecksumType, window_checksums
-from merkle.object_checksum import FAN_OUT, Crc, WindowTree, window_tree
+from merkle.object_checksum import Crc
+from merkle.window_tree import FAN_OUT, WindowTree, window_tree
 from proof.messages import WindowsAnswer, WindowsQuestion
 from replicator.hashing import ContentHasher
 from replicator.stores.port import ObjectFacts, ObjectMissingError, Store

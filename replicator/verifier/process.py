@@ -15,11 +15,11 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
+from runtime.thread_health import ThreadHealth
 
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
@@ -29,8 +29,8 @@ _log = get_logger("verifier", VERIFIER_EVENTS)
 
 
 class VerifierProcess:
-    """A verifier of one bucket; `address` is where it listens, and `liveness` knows its
-    threads.
+    """A verifier of one bucket; `address` is where it listens, and `thread_health`
+    knows its threads.
     """
 
     def __init__(self, config: VerifierConfig, call_limits: CallLimits = CALL_LIMITS) -> None:
@@ -46,13 +46,13 @@ class VerifierProcess:
                 cannot be used.
         """
         self._config = config
-        self.liveness = Liveness()
+        self.thread_health = ThreadHealth()
         self._stopping = threading.Event()
         self._refreshed = threading.Event()
         self._metrics = Metrics(VERIFIER_METRICS)
         clock = SystemClock()
         with ExitStack() as opened:
-            folder = opened.enter_context(locked_state(config.state_folder))
+            folder = opened.enter_context(locked_state(config.state_folder, config.bucket))
             store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
             state = open_index(
                 folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
@@ -90,7 +90,7 @@ class VerifierProcess:
     def _start_loop(self, name: str, step: Callable[[ThreadGuard], None]) -> threading.Thread:
         guard = ThreadGuard(name, self._metrics, THREAD_FAILURES)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
-        self.liveness.watch(thread, guard)
+        self.thread_health.watch(thread, guard)
         thread.start()
         return thread
 

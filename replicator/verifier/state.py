@@ -13,7 +13,7 @@ from pathlib import Path
 from proof.item import SECRET_BYTES, HashAlgorithm, Profile
 from proof.stored_index import StoredIndex
 from replicator.refresh import IndexedBucket, groups_of
-from replicator.stores.address import canonical_address
+from replicator.stores.address import canonical_address, check_outside
 from replicator.stores.port import Store
 from runtime.disk import Disk
 from runtime.errors import ConfigError, UsageError
@@ -24,15 +24,17 @@ _PROFILE_FILE = "profile.json"
 
 
 @contextmanager
-def locked_state(folder: Path) -> Iterator[Path]:
+def locked_state(folder: Path, bucket: str) -> Iterator[Path]:
     """The state folder at a path, made if there is none; this process alone has it
-    until the end.
+    until the end. `bucket` is the address of what it is the state of.
 
     Raises:
+        UsageError: it is inside that bucket.
         BusyError: another process uses it.
         DiskError: it cannot be made.
     """
     folder = folder.absolute()
+    check_outside(folder, bucket)
     Disk().make_folder(folder)
     with ExitStack() as opened:
         opened.callback(FolderLock(folder, "treefold verifier").release)
@@ -79,7 +81,7 @@ def _profile(
         held = json.loads(data)
         known, kept_bucket = HashAlgorithm(held["algorithm"]), canonical_address(held["bucket"])
         names = tuple(held["properties"])
-        if not all(isinstance(name, str) for name in names):
+        if not all(isinstance(name, str) and name.isascii() for name in names):
             raise TypeError("a group of properties has no name")
         profile = Profile(bytes.fromhex(held["secret"]), known, names)
     except (

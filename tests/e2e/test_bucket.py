@@ -53,6 +53,12 @@ def pair(tmp_path: Path) -> tuple[str, str]:
     return f"local:{tmp_path}/source", f"local:{tmp_path}/target"
 
 
+def wait_for_plan(process: "subprocess.Popen[str]") -> None:
+    """Return when the command begins to copy."""
+    assert process.stderr is not None
+    assert any(line.startswith("plan: copy") for line in process.stderr)
+
+
 def test_a_copy_is_equal_and_what_changes_is_found_and_copied(
     command: BucketCommand, pair: tuple[str, str], tmp_path: Path
 ) -> None:
@@ -139,8 +145,7 @@ def test_a_killed_sync_continues_and_leaves_no_lock(
 ) -> None:
     write(tmp_path / "source", {f"large{n}": random.Random(n).randbytes(400_000) for n in range(9)})
     with command.start("sync", *pair, "--rate", "500KiB/s", "--transfers", "1") as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("plan: copy")
+        wait_for_plan(process)
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(1.5)
         process.send_signal(signal.SIGKILL)
@@ -155,8 +160,7 @@ def test_a_killed_sync_continues_and_leaves_no_lock(
 
 def test_an_interrupted_command_says_so(command: BucketCommand, pair: tuple[str, str]) -> None:
     with command.start("sync", *pair, "--rate", "10KiB/s") as process:
-        assert process.stderr is not None
-        assert process.stderr.readline().startswith("plan: copy")
+        wait_for_plan(process)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -176,6 +180,8 @@ def test_an_emulator_gets_a_copy_and_gives_it_back(s3_bucket: S3Bucket, tmp_path
     assert "ACLs" in there.stderr
     assert command.run("verify", source, remote, "--level", "read", "--json").status == 0
     assert command.run("sync", remote, back).status == 0
+    listed = command.run("verify", remote, back, "--level", "listed", "--json")
+    assert (listed.status, listed.last["roundTrips"] != 0) == (0, True)
     assert bodies_in(tmp_path / "back") == bodies_in(tmp_path / "source")
     # A pair that nobody has synced is compared by what both stores say.
     fresh = BucketCommand(tmp_path / "other", endpoint.environment)

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from admin.cli import treefold
+from tests.support.long_running import LONG_RUNNING
 
 pytestmark = pytest.mark.e2e
 COMMAND_S = 60
@@ -57,7 +58,7 @@ def completed(folder: Path, *words: str) -> list[str]:
     [
         (["treefold", "re"], ["reconcile"]),
         (["treefold", "agent", "r"], ["run"]),
-        (["treefold", "scm", "run", "--check"], ["--check-config"]),
+        *((["treefold", *c.split(), "--check"], ["--check-config"]) for c in LONG_RUNNING),
         (["treefold", "completion", ""], ["bash", "fish", "zsh"]),
         (["treefold", "nothing-of-ours"], []),
     ],

@@ -12,10 +12,11 @@ from numpy.typing import NDArray
 from proof.column_naming import ColumnNaming, difference_names
 from proof.cuts import rewound
 from proof.errors import IndexDamagedError
+from proof.extra_naming import KeyNaming, with_extras_named
 from proof.index import WHOLE, AppliedPositions, ItemFacts, Position
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, Profile
 from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
-from proof.naming import Naming, NamingResult
+from proof.naming import ItemDifferenceKind, Naming, NamingResult
 from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_from_hashes, ids_to_bytes
 from runtime.errors import RemoteProtocolError
 from tests.support.bucket_pairs import Items, differing, names_of, random_item, random_items
@@ -155,3 +156,38 @@ def test_an_order_by_hash_that_is_damaged_names_nothing(other: bytes | int) -> N
     damaged.other = other
     with pytest.raises(IndexDamagedError, match="another"):
         compare(damaged, target)
+
+
+@pytest.mark.parametrize("hashes", [1, 20, 200, 2**40])
+def test_keys_alone_name_no_extra_wrongly(hashes: int) -> None:
+    """What a key hash does not tell is left to naming by facts, and the result is the
+    same.
+    """
+    for seed in range(40):
+        rng, hasher = random.Random(seed), MeetingColumns(PROFILE, hashes)
+        sides = [random_items(rng, 40, 60) | random_items(rng, 30, 30) for _ in range(2)]
+        source, target = (MemoryIndex(side.values(), hasher.items) for side in sides)
+        naming = KeyNaming(hasher.items, apart(source, target))
+        for key_hash in naming.hashes:
+            rows = target.find(np.array([int.from_bytes(key_hash, "big")], np.uint64))
+            naming.take([key_hash], [(row.item.key, row.item.version) for row in rows])
+        with rewound(source, CUT) as view:
+            found = apart(source, target)
+            expected = answered(ColumnNaming(hasher, CUT, found, view, source.find), target)
+            rest = answered(ColumnNaming(hasher, CUT, naming.left, view, source.find), target)
+        result = with_extras_named(rest, naming.extras, view, CUT)
+        assert names_of(result.differences) == names_of(expected.differences), seed
+        for one in naming.extras:
+            item = target.items[one.key, one.version]
+            assert one.theirs_id == hasher.items.id(item), seed
+        if hashes > 200:
+            kinds = names_of(expected.differences).values()
+            assert len(naming.extras) == list(kinds).count(ItemDifferenceKind.EXTRA), seed
+
+
+def test_a_key_that_was_not_asked_for_is_refused() -> None:
+    source, target = a_pair()
+    naming = KeyNaming(ColumnHasher(PROFILE).items, apart(target, source))
+    assert len(naming.hashes) == 1
+    with pytest.raises(RemoteProtocolError, match="was not asked for"):
+        naming.take(naming.hashes, [("k39", "")])

@@ -130,6 +130,8 @@ class MovingSides:
         """A stage of the run begins."""
         if what == "delete":
             self.cuts_ended = self.clock
+            if self.is_moving and self.rng.random() < 0.5:
+                self.move()
 
     def move(self) -> None:
         """Somebody changes one key of one side."""

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from merkle.errors import ReconcileError
+from tests.support.bucket_fuzz_targets import BUCKET_FILES, bucket_targets
 from tests.support.fuzz_targets import Target, targets
 
-NAMES = [target.name for target in targets(Path())]
+NAMES = [*(target.name for target in (*targets(Path()), *bucket_targets())), *BUCKET_FILES]
 SLICE, ALL = 120, 4_500
 # Of one input: far above what any takes, far below what a deadline allows.
 CPU_S_MAX = 2.0
@@ -24,7 +25,10 @@ GROWTH_KIB_MAX = 256 << 10
 
 
 def _find(name: str, scratch: Path) -> Target:
-    return next(target for target in targets(scratch) if target.name == name)
+    if name in BUCKET_FILES:
+        return BUCKET_FILES[name](scratch)
+    made = (*targets(scratch), *bucket_targets())
+    return next(target for target in made if target.name == name)
 
 
 def _fuzz(target: Target, first: int, count: int) -> None:

@@ -1,13 +1,14 @@
 """Nearly valid requests to all services of a real agent, controller and verifier, over
 sockets: each is answered or refused by name, no error is logged, and nothing under the
-volume changes.
+volume changes. The same of nearly valid answers to a verifier's client.
 """
 
 import json
 import logging
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
@@ -16,6 +17,7 @@ from google.protobuf.message import Message
 
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig, ScanSettings, VolumeSettings
+from merkle.errors import ReconcileError
 from ozone import datanode
 from proof.index import WHOLE
 from proof.item import HashAlgorithm, Profile
@@ -28,18 +30,28 @@ from protos import verifier_pb2 as vp
 from repair import wire
 from replicator.stores.local import LocalBucket
 from replicator.verifier import server as verifier
-from replicator.verifier.messages import patch_order_to, write_to
+from replicator.verifier.client import VerifierClient
+from replicator.verifier.messages import (
+    batch_result_to,
+    description_to,
+    facts_to,
+    index_state_to,
+    patch_order_to,
+    write_to,
+)
 from replicator.verifier.process import VerifierProcess
+from replicator.verifier.values import RangePatch
 from runtime.disk import Disk
-from runtime.rpc import StreamCall, sent_error
+from runtime.rpc import StreamCall, sent_error, start_server
 from scm import server as controller
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
 from tests.support.bad_input import unchanged
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
 from tests.support.mutation import mutated_bytes, mutated_message
+from tests.support.proof_messages import answers
 from tests.support.stores import put
-from tests.support.verifier_messages import ORDER, WRITES
+from tests.support.verifier_messages import DESCRIPTION, FACTS, ORDER, RESULT, WRITES
 from tests.support.verifiers import config_of
 
 DATA = some_bytes(3000)
@@ -226,3 +238,100 @@ def test_a_great_many_of_them_are(
     with unchanged(ports.volume), caplog.at_level(logging.ERROR):
         _fuzz(ports, service, method, seed, range(SLICE, SLICE + ALL))
     assert caplog.records == []
+
+
+class Answering(grpc.GenericRpcHandler):
+    """Answers every call with the same messages."""
+
+    def __init__(self) -> None:
+        self.messages = list[bytes]()
+
+    def service(self, _: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler:
+        """See grpc.GenericRpcHandler."""
+        return grpc.stream_stream_rpc_method_handler(self._answer)
+
+    def _answer(self, requests: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        for _request in requests:
+            """What is asked does not matter."""
+        yield from self.messages
+
+
+ASKED = QuestionMessage(b"12345678", 0, PROFILE.digest, RootQuestion(WHOLE, None, b"d" * 16))
+CALLS: dict[str, tuple[Message, Callable[[VerifierClient], object]]] = {
+    "Describe": (description_to(DESCRIPTION), VerifierClient.describe),
+    "Prove": (
+        vp.ProveResponse(answer=answers()[0]),
+        lambda client: client.prove(ASKED),
+    ),
+    "Refresh": (
+        vp.RefreshProgress(objects=7, bytes_read=9, index=index_state_to(DESCRIPTION.index)),
+        lambda client: client.refresh(PROFILE),
+    ),
+    "GetFacts": (
+        vp.GetFactsResponse(facts=[facts_to(FACTS)]),
+        lambda client: client.facts(PROFILE, ["k"]),
+    ),
+    "WriteBatches": (
+        batch_result_to(replace(RESULT, number=0)),
+        lambda client: list(client.write(PROFILE, [WRITES[:2]])),
+    ),
+    "PatchObject": (
+        vp.PatchResult(facts=facts_to(FACTS), items=9, total=bytes(16)),
+        lambda client: client.patch(
+            PROFILE, replace(ORDER, result_size_bytes=FACTS.size_bytes), [RangePatch(5, 2, b"x")]
+        ),
+    ),
+}
+
+STREAMS = {"Refresh", "WriteBatches", "PatchObject"}
+
+
+@pytest.fixture(scope="module")
+def verifier_answers() -> Iterator[tuple[Answering, VerifierClient]]:
+    """What a verifier is to answer, and a client of it."""
+    answering = Answering()
+    server = start_server("127.0.0.1:0", [lambda made: made.add_generic_rpc_handlers((answering,))])
+    with closing(VerifierClient(server.address)) as client:
+        yield answering, client
+    server.stop()
+
+
+def _fuzz_answers(
+    verifier_answers: tuple[Answering, VerifierClient], method: str, numbers: range
+) -> None:
+    answering, client = verifier_answers
+    seed, call = CALLS[method]
+    answering.messages = [seed.SerializeToString()]
+    call(client)
+    refused = 0
+    for number in numbers:
+        rng = random.Random(f"{method} {number}")
+        if rng.random() < 0.6:
+            raw = mutated_message(rng, seed)
+        else:
+            raw = mutated_bytes(rng, seed.SerializeToString(), [b""])
+        # A second answer to a call that has one waits, unread, until its deadline.
+        most = 2 if method in STREAMS else 1
+        answering.messages = [raw] * rng.choice((0, 1, 1, 1, 1, most))
+        try:
+            call(client)
+        except ReconcileError:
+            refused += 1
+        except Exception as error:  # noqa: BLE001 - any is the defect that is looked for
+            pytest.fail(f"{method}, input {number}: {error!r} of {raw[:2000]!r}")
+    assert refused
+
+
+@pytest.mark.parametrize("method", CALLS)
+def test_a_nearly_valid_answer_of_a_verifier_is_taken_or_refused_by_name(
+    verifier_answers: tuple[Answering, VerifierClient], method: str
+) -> None:
+    _fuzz_answers(verifier_answers, method, range(2 * SLICE))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("method", CALLS)
+def test_a_great_many_answers_are(
+    verifier_answers: tuple[Answering, VerifierClient], method: str
+) -> None:
+    _fuzz_answers(verifier_answers, method, range(2 * SLICE, 2 * SLICE + ALL))

@@ -3,10 +3,11 @@ items do one by one.
 """
 
 import random
+import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proof.columns import ByteColumn
@@ -19,6 +20,9 @@ from proof.symbols import KERNEL_IDS_MIN, ids_from_bytes, kernels_for, key_hashe
 from runtime.errors import RemoteProtocolError
 from tests.support.mutation import mutated_bytes
 from tests.support.stored_indexes import HASHER, PROFILE, stamped
+
+# A busy machine breaks no law, and the first example may load kernels.
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 UNFOLDED_MAX = 1 << 20
 texts = st.text(st.characters(codec="utf-8"), max_size=200)
@@ -44,6 +48,7 @@ def hasher() -> ColumnHasher:
     return ColumnHasher(PROFILE)
 
 
+@unhurried
 @given(many_facts, st.randoms(use_true_random=False))
 def test_columns_hold_what_was_put_into_them(facts: list[ItemFacts], chance: random.Random) -> None:
     columns = ItemColumns.of(facts)
@@ -56,6 +61,7 @@ def test_columns_hold_what_was_put_into_them(facts: list[ItemFacts], chance: ran
         columns[len(facts)]
 
 
+@unhurried
 @given(many_facts)
 def test_items_cross_as_they_are(facts: list[ItemFacts]) -> None:
     columns = ItemColumns.of(facts)
@@ -68,6 +74,7 @@ def test_items_cross_as_they_are(facts: list[ItemFacts]) -> None:
                 decode_items(raw, count, unfolded_max=UNFOLDED_MAX)
 
 
+@unhurried
 @given(many_facts.filter(len), st.randoms(use_true_random=False))
 def test_other_bytes_are_refused_or_are_other_items(
     facts: list[ItemFacts], chance: random.Random
@@ -82,6 +89,7 @@ def test_other_bytes_are_refused_or_are_other_items(
     assert list(again) == list(found)
 
 
+@unhurried
 @given(many_facts)
 def test_columns_hash_as_items_do_one_by_one(hasher: ColumnHasher, facts: list[ItemFacts]) -> None:
     columns = ItemColumns.of(facts)
@@ -99,6 +107,7 @@ def test_names_of_any_length_hash_alike(hasher: ColumnHasher, length: int) -> No
     assert hasher.key_hashes(names).tolist() == expected
 
 
+@unhurried
 @given(st.lists(st.tuples(texts, st.integers(0, 1000), texts), max_size=8))
 def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]]) -> None:
     held = [stamped(key, number, version=version) for key, number, version in names]
@@ -112,6 +121,34 @@ def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]])
     assert [found[at] for at in range(len(held))] == expected
     assert found[1:] == expected[1:]
     assert FoundItems.of(expected) == found
+
+
+@unhurried
+@given(st.lists(st.binary(max_size=3) | texts.map(str.encode), max_size=5))
+def test_a_column_is_utf8_if_each_text_is(parts: list[bytes]) -> None:
+    joined = ["é".encode()[:1], "é".encode()[1:]]
+    for column in (parts, [*parts, *joined]):
+        expected = True
+        for text in column:
+            try:
+                text.decode()
+            except UnicodeDecodeError:
+                expected = False
+        assert ByteColumn.of(column).is_utf8 == expected
+
+
+def test_a_column_of_numbers_has_the_least_width() -> None:
+    """By hand: flags, size 5, length 1 of the key, none of the rest, the key."""
+    for size, reason in ((b"\x01\x05", ""), (b"\x02\x05\0", "wider"), (b"\x03\x05", "no such")):
+        columns = b"\x02" + size + b"\x01\x01" + b"\0" * 4 + b"k"
+        folded = zlib.compress(columns, wbits=-zlib.MAX_WBITS)
+        raw = len(folded).to_bytes(3, "big") + folded
+        if reason:
+            with pytest.raises(RemoteProtocolError, match=reason):
+                decode_items(raw, 1, unfolded_max=UNFOLDED_MAX)
+        else:
+            [found] = decode_items(raw, 1, unfolded_max=UNFOLDED_MAX)
+            assert found == ItemFacts(Item("k", 5), ItemEvidence(EvidenceLevel.RECORDED))
 
 
 def test_columns_of_nothing_are_empty() -> None:

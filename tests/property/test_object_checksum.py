@@ -10,14 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merkle.object_checksum import (
-    FAN_OUT,
-    Crc,
-    append_crc,
-    object_crc,
-    unequal_children,
-    window_tree,
-)
+from merkle.object_checksum import Crc, append_crc, object_crc
+from merkle.window_tree import FAN_OUT, unequal_children, window_tree
 
 OF_BYTES: dict[Crc, Callable[[bytes], int]] = {
     Crc.CRC32: fastcrc.crc32.iso_hdlc,

@@ -98,7 +98,11 @@ def test_the_plain_ways_are_found(tmp_path: Path) -> None:
     found = plain_account(S3Settings(endpoint_url="http://h"), home | keys)
     assert found is not None
     assert described(found) == (("NEAR", "s", None), "us-east-1", "http://h", None)
-    for more in ({"AWS_ROLE_ARN": "r"}, {"AWS_WEB_IDENTITY_TOKEN_FILE": "f"}):
+    for more in (
+        {"AWS_ROLE_ARN": "r"},
+        {"AWS_WEB_IDENTITY_TOKEN_FILE": "f"},
+        {"AWS_DEFAULT_REGION": ""},
+    ):
         assert plain_account(S3Settings(), home | keys | more) is None
     assert plain_account(S3Settings(profile="gone"), home | keys) is None
     (tmp_path / ".aws" / "config").write_text("[profile far]\nrole_arn = r\n")

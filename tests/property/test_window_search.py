@@ -7,7 +7,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from merkle.object_checksum import FAN_OUT, Crc, WindowTree, window_tree
+from merkle.object_checksum import Crc
+from merkle.window_tree import FAN_OUT, WindowTree, window_tree
 from replicator.window_search import NODES_MAX, search_windows
 from replicator.windows import WINDOW_BYTES, ranges_of
 

@@ -1,5 +1,6 @@
 """Every parser of what comes from a disk, a peer or a person, with valid inputs to
-mutate and what must be true of whatever is accepted.
+mutate and what must be true of whatever is accepted. Those of buckets are in
+bucket_fuzz_targets.
 
 A target takes bytes. It returns if they are a valid value, and raises a ReconcileError
 if not; anything else is a defect.
@@ -16,7 +17,6 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import grpc
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter
 
@@ -42,8 +42,6 @@ from ozone.datanode import DatanodeClient
 from ozone.descriptor import Descriptor, dump_descriptor, parse_descriptor, with_checksum
 from ozone.ports import ByteRange
 from ozone.volume import parse_version
-from proof.item import ID_BYTES, ItemId
-from proof.spans import SPAN_ITEMS, SpanSums
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
 from protos import ozone_datanode_pb2 as op
@@ -73,7 +71,6 @@ from sweep.history import History
 from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
 from sweep.work import Plan, WorkFolders
-from tests.support import proof_messages, verifier_messages
 from tests.support.mutation import mutated_bytes, mutated_json, mutated_message, mutated_text
 from tests.support.peers import replica_of
 from tests.support.trees import block, chunk, container, corrupt, deleted, encode_by_protobuf
@@ -107,12 +104,10 @@ def targets(scratch: Path) -> list[Target]:
         *_job_rows(scratch),
         *_sweeps(scratch),
         _site(scratch),
-        *_proof(),
-        *_verifier(),
     ]
 
 
-def _of_bytes(*seeds: bytes, kind: type[Message] | None = None) -> Callable[..., bytes]:
+def of_bytes(*seeds: bytes, kind: type[Message] | None = None) -> Callable[..., bytes]:
     """Mutations of the bytes, and if they are a message, half of the time of it."""
     messages = [kind.FromString(seed) for seed in seeds] if kind else []
 
@@ -151,13 +146,13 @@ def _files() -> Iterator[Target]:
         found = parse_descriptor(raw)
         assert parse_descriptor(dump_descriptor(with_checksum(found))) == with_checksum(found)
 
-    trees = _of_bytes(TREE, _stored_tree(), kind=op.ContainerChecksumInfo)
+    trees = of_bytes(TREE, _stored_tree(), kind=op.ContainerChecksumInfo)
     yield Target("tree file", trees, tree)
     yield Target("tombstones", trees, lambda raw: tombstones_from_bytes(raw, TWELVE), refuses=False)
     yield Target("container of a tree", trees, container_id_of_tree)
-    yield Target("block record", _of_bytes(*RECORDS, kind=op.BlockData), record)
+    yield Target("block record", of_bytes(*RECORDS, kind=op.BlockData), record)
     sent = delete_transaction_to_bytes(DeleteTransaction(7, TWELVE, (TWENTY, BlockId(21)), 300))
-    yield Target("delete transaction", _of_bytes(sent), transaction)
+    yield Target("delete transaction", of_bytes(sent), transaction)
     yield Target("descriptor", _of_text(*_descriptors()), descriptor)
     version = (
         "#Sun Nov 22\nclusterID=CID-1\nlayOutVersion=1\nstorageID=DS-1\ndatanodeUuid=dn\n"
@@ -165,38 +160,6 @@ def _files() -> Iterator[Target]:
     )
     yield Target("VERSION", _of_text(version), parse_version)
     yield Target("manifest", _manifest, _accept_manifest)
-
-
-def _proof() -> Iterator[Target]:
-    def spans(raw: bytes) -> None:
-        assert SpanSums.from_bytes(raw).to_bytes() == raw
-
-    asked, answered = proof_messages.questions(), proof_messages.answers()
-    yield Target("question", _of_bytes(*asked), proof_messages.accept_question)
-    yield Target("answer", _of_bytes(*answered), proof_messages.accept_answer)
-    stored = SpanSums()
-    for number in range(3 * SPAN_ITEMS):
-        stored.change(f"é{number}", None, ItemId(number.to_bytes(ID_BYTES, "big")))
-    stored.rebalance(
-        split=lambda whole, parts: [f"é{n}" for n in (2, 5, 7)],
-        read_ids=lambda part: np.zeros((2, 2), np.uint64),
-    )
-    yield Target("span sums", _of_bytes(stored.to_bytes()), spans)
-
-
-def _verifier() -> Iterator[Target]:
-    for one in verifier_messages.accepted():
-        kind = type(one.seed)
-
-        def accept(
-            raw: bytes,
-            accept: Callable[[Message], object] = one.accept,
-            kind: type[Message] = kind,
-        ) -> None:
-            accept(_message(kind, raw))
-
-        name = f"verifier's {one.name}"
-        yield Target(name, _of_bytes(one.seed.SerializeToString(), kind=kind), accept)
 
 
 def _stored_tree() -> bytes:
@@ -294,7 +257,7 @@ def _configs(scratch: Path) -> Iterator[Target]:
         yield Target(name, _of_text(text), accept)
 
 
-def _message(kind: type[_M], raw: bytes) -> _M:
+def parsed_message(kind: type[_M], raw: bytes) -> _M:
     """As gRPC's server and clients parse: bytes that are no message are refused by
     runtime.rpc.
     """
@@ -345,8 +308,8 @@ def _of_controller(name: str, seed: _M, accept: Callable[[_M], object]) -> Targe
     kind = type(seed)
     return Target(
         f"controller's {name}",
-        _of_bytes(seed.SerializeToString(), kind=kind),
-        lambda raw: accept(_message(kind, raw)),
+        of_bytes(seed.SerializeToString(), kind=kind),
+        lambda raw: accept(parsed_message(kind, raw)),
     )
 
 
@@ -433,12 +396,12 @@ def _peers() -> Iterator[Target]:
         ("datanode's chunk", of_chunk, lambda raw: _read(_datanode([raw]))),
     ):
         assert isinstance(seed, Message)
-        yield Target(name, _of_bytes(seed.SerializePartialToString(), kind=type(seed)), ask)
+        yield Target(name, of_bytes(seed.SerializePartialToString(), kind=type(seed)), ask)
     raw_piece = encode_piece(0, bytes(HELD.files[TWENTY][:1000]))
-    yield Target("agent's raw piece", _of_bytes(raw_piece), lambda raw: _read(_agent([raw])))
+    yield Target("agent's raw piece", of_bytes(raw_piece), lambda raw: _read(_agent([raw])))
 
 
-def _of_json(document: object) -> Callable[[random.Random], bytes]:
+def of_json(document: object) -> Callable[[random.Random], bytes]:
     """Damaged as bytes, or JSON of wrong content."""
     seed = json.dumps(document).encode()
 
@@ -483,7 +446,7 @@ def _job_rows(scratch: Path) -> Iterator[Target]:
                     resume_visit(seen, 7.0)
                 store.holders()
 
-        yield Target(f"{name} row", _of_json(row), accept)
+        yield Target(f"{name} row", of_json(row), accept)
 
 
 def _sweeps(scratch: Path) -> Iterator[Target]:
@@ -517,9 +480,9 @@ def _sweeps(scratch: Path) -> Iterator[Target]:
         assert isinstance(manifests, tuple)
 
     whole = asdict(plan) | {"version": 1, "started_at": at.isoformat()}
-    yield Target("sweep's plan", _of_json(as_json(whole)), accept_plan)
+    yield Target("sweep's plan", of_json(as_json(whole)), accept_plan)
     parts = {"parts": [asdict(part)], "manifests": ["/m"]}
-    yield Target("sweep's parts", _of_json(as_json(parts)), accept_parts)
+    yield Target("sweep's parts", of_json(as_json(parts)), accept_parts)
 
 
 def _site(scratch: Path) -> Target:

@@ -149,7 +149,9 @@ class MemoryIndex:
             self._by_hash = defaultdict(list)
             for row in self._rows.values():
                 self._by_hash[int.from_bytes(row.id[:6], "big")].append(row)
-        return [row for one in key_hashes.tolist() for row in self._by_hash.get(one, ())]
+        return [
+            row for one in dict.fromkeys(key_hashes.tolist()) for row in self._by_hash.get(one, ())
+        ]
 
     def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
         """See ItemSnapshot."""

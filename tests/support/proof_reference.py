@@ -1,11 +1,11 @@
-"""A second implementation of IDs, coded symbols, peeling and certificate, by the
-definition alone: plain integers, one item at a time, nothing shared with proof.
+"""A second implementation of IDs, digests, coded symbols, peeling and certificate, by
+the definition alone: plain integers, one item at a time, nothing shared with proof.
 """
 
 import hashlib
 import math
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 _WORD = 2**64
 _STEP = 0xDA942042E4DD58B5
@@ -24,6 +24,32 @@ def check_of(first_12: bytes) -> bytes:
     return struct.pack(">I", scrambled(high ^ scrambled((low + _STEP) % _WORD)) % 2**32)
 
 
+def framed(*fields: bytes) -> bytes:
+    """Fields, each after its length."""
+    return b"".join(struct.pack(">I", len(field)) + field for field in fields)
+
+
+def root_digest_of(secret: bytes, job: bytes, count: int, total: int) -> bytes:
+    """By which a target shows that it holds a root."""
+    text = framed(job, struct.pack(">Q", count), total.to_bytes(16, "big"))
+    return hashlib.blake2b(text, digest_size=16, key=secret, person=b"root").digest()
+
+
+def profile_digest_of(secret: bytes, algorithm: str, groups: list[str]) -> bytes:
+    """What both sides of a comparison have in common."""
+    text = f"treefold-profile-1 {algorithm} {','.join(groups)}".encode()
+    return hashlib.blake2b(text, digest_size=16, key=secret).digest()
+
+
+def properties_digest_of(groups: Sequence[Sequence[tuple[str, str]]]) -> bytes:
+    """16 bytes of metadata, tags and headers."""
+    text = b""
+    for group in groups:
+        text += struct.pack(">I", len(group))
+        text += framed(*(part.encode("utf-8") for pair in group for part in pair))
+    return hashlib.blake2b(text, digest_size=16).digest()
+
+
 def id_of(
     secret: bytes,
     key: str,
@@ -34,9 +60,6 @@ def id_of(
     properties: bytes,
 ) -> bytes:
     """The 16 bytes of an item."""
-
-    def framed(*fields: bytes) -> bytes:
-        return b"".join(struct.pack(">I", len(field)) + field for field in fields)
 
     name = (key.encode("utf-8"), version.encode("utf-8"))
     rest = (

@@ -23,6 +23,8 @@ from replicator.verifier.messages import (
     description_to,
     facts_from,
     facts_to,
+    index_state_from,
+    index_state_to,
     keys_from,
     patch_from,
     patch_order_from,
@@ -99,6 +101,7 @@ def accepted() -> Iterator[Accepted]:
     yield Accepted("facts", facts_to(FACTS), _facts)
     yield Accepted("batch result", batch_result_to(RESULT), _result)
     yield Accepted("description", description_to(DESCRIPTION), _description)
+    yield Accepted("index state", index_state_to(DESCRIPTION.index), _state)
 
 
 def _batch(message: Message) -> None:
@@ -153,3 +156,9 @@ def _description(message: Message) -> None:
     assert isinstance(message, pb.DescribeResponse)
     found = description_from(message)
     assert description_from(description_to(found)) == found
+
+
+def _state(message: Message) -> None:
+    assert isinstance(message, pb.IndexState)
+    found = index_state_from(message)
+    assert index_state_from(index_state_to(found)) == found

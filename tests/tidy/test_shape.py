@@ -28,6 +28,7 @@ UNTYPED_ADAPTERS = {
     "merkle/checksum.py": "the kernels' module stands for a protocol",
     "merkle/intrinsics.py": "numba and llvmlite have no types",
     "merkle/kernels.py": "numba and llvmlite have no types",
+    "proof/item_columns.py": "the kernels' module stands for a protocol",
     "proof/symbols.py": "the kernels' module stands for a protocol",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
     "sweep/compare.py": "pyarrow has no types",

@@ -93,6 +93,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
             "exclude each other",
         ),
         (("index", "local:DIR/none", "--state", "DIR/index"), 1, "does not exist"),
+        (("index", "local:DIR/source", "--state", "DIR/source/i"), 2, "inside the bucket"),
         (("receipts", "verify", "DIR/none"), 2, "does not exist"),
         (("receipts", "verify", "DIR/plain/file"), 2, "receipts.key"),
         (("receipts", "verify", "DIR/plain/file", "--key", "zz"), 2, "no key and no file"),
@@ -208,7 +209,7 @@ def hiding_verifier(folder: Path, address: str) -> Iterator[str]:
         hiding = replace(store, capabilities=capabilities)
         clock = SystemClock()
         with (
-            locked_state(folder) as state,
+            locked_state(folder, address) as state,
             open_index(state, hiding, clock, bucket=address, algorithm=None) as bucket,
         ):
             service = VerifierService(bucket, takes_writes=False)
@@ -229,6 +230,7 @@ def test_a_verifier_whose_store_hides_keys_shows_no_equality(place: Place) -> No
     assert (result.exit_code, found["equal"], found["differences"]) == (5, False, 0)
     assert "does not list all keys" in result.stderr
     assert "no receipt" in result.stderr
+    assert "ACLs were not compared" in result.stderr
 
 
 def test_each_comparison_that_ends_is_a_receipt_of_its_chain(place: Place) -> None:

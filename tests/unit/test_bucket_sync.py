@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from proof.item import EvidenceLevel
+from merkle.object_checksum import Crc
+from proof.item import ContentHash
 from replicator.copier import CopierLimits
+from replicator.copy_requests import CopyResult
 from replicator.crossing import lacking
+from replicator.hashing import crc_hash
+from replicator.ledger import PairLedger
 from replicator.listing import ListingOrderError
 from replicator.stores.port import (
     Capabilities,
@@ -153,9 +157,13 @@ def test_empty_objects_and_deletes_show_their_progress(tmp_path: Path) -> None:
         target.write(f"extra{number}", b"x")
     run = SyncRunner(source.store(), target.store(), tmp_path, delete=True)
     assert run().equal
-    assert run.progress.stages[1:3] == [("copy", 5, "keys"), ("delete", 5, "keys")]
-    # Ten keys are compared, five copied, five deleted, and five compared again.
-    assert run.progress.done == 25
+    assert run.progress.stages[1:] == [
+        ("copy", 5, "keys"),
+        ("verify", 10, "keys"),
+        ("delete", 5, "keys"),
+    ]
+    # Ten keys are compared, five copied, ten compared again, and five deleted.
+    assert run.progress.done == 30
 
 
 def test_extras_are_differences_until_somebody_asks_to_delete(tmp_path: Path) -> None:
@@ -381,15 +389,22 @@ def test_a_patch_of_other_bytes_than_were_copied_ends_as_the_whole_object(
 
 
 def test_the_crc_that_a_target_declares_of_a_whole_is_recorded(tmp_path: Path) -> None:
+    class NotedCopies(PairLedger):
+        hashes: tuple[ContentHash, ...] = ()
+
+        def save_copy(self, result: CopyResult) -> None:
+            self.hashes = result.hashes
+            super().save_copy(result)
+
     pair = MemoryStore("memory:a"), MemoryStore("memory:b", DECLARING)
     pair[0].write("large", large(10), PROPERTIES)
     run = runner(pair, tmp_path)
-    assert run().level == "recorded:blake3"
-    with run._ledger() as ledger:
-        row = ledger.row("large")
-    assert row is not None
-    assert row.level is EvidenceLevel.RECORDED
-    assert set(pair[1].objects["large"].facts.hashes) & set(row.hashes)
+    with (
+        NotedCopies(run.folder, source="memory:a", target="memory:b") as ledger,
+        run.open(ledger) as sync,
+    ):
+        assert sync.execute(sync.plan()).level == "recorded:blake3"
+    assert crc_hash(Crc.CRC64NVME, large(10)) in ledger.hashes
 
 
 def test_a_plan_changes_nothing_and_says_what_will_happen(tmp_path: Path) -> None:
@@ -476,9 +491,31 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
     assert lacking(MEMORY, MEMORY) == (
         "the stamps of the source do not show all changes of properties: they are read",
     )
+    # No older version crosses, whatever the target keeps.
+    versioned = replace(MEMORY, keeps_versions=True)
+    assert "older versions do not cross" in lacking(versioned, versioned)[0]
     said = " / ".join(lacking(MEMORY, replace(PLAIN, keeps_acls=False, lists_all_keys=False)))
     for word in ("no tags", "no ACLs", "condition", "no hash", "no ranges", "not list all keys"):
         assert word in said
+    # What neither has, or both, is not said.
+    whole = replace(MEMORY, stamps_cover_properties=True)
+    for name, note in (
+        ("keeps_tags", "no tags"),
+        ("keeps_headers", "no content headers"),
+        ("keeps_acls", "no ACLs"),
+    ):
+        without = replace(whole, **{name: False})  # type: ignore[arg-type]
+        for source in (whole, without):
+            assert lacking(source, whole) == ()
+        assert lacking(without, without) == ()
+        assert note in " / ".join(lacking(whole, without))
+    for name in ("creates", "replaces", "completes"):
+        without = replace(whole, **{f"{name}_conditionally": False})  # type: ignore[arg-type]
+        assert lacking(without, whole) == ()
+        assert "does not guard every write" in " / ".join(lacking(whole, without))
+    unlisted = replace(whole, lists_all_keys=False)
+    for pair, side in (((unlisted, whole), "source"), ((whole, unlisted), "target")):
+        assert f"the {side} does not list all keys" in " / ".join(lacking(*pair))
 
 
 def test_an_interrupted_run_ends_by_name_and_the_next_one_goes_on(tmp_path: Path) -> None:

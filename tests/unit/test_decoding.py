@@ -58,6 +58,8 @@ def test_more_than_what_is_kept_is_split_once() -> None:
 
 def test_a_lost_prefix_is_split_before_more_symbols_come() -> None:
     assert next_step(progress(32, 10**6, 10**7, 9 * 10**6)) is Step.SPLIT
+    # Where a list would cost less, too.
+    assert next_step(progress(32, 10**6, 10**6, 10)) is Step.SPLIT
     # Counts say nothing where one side has nothing.
     assert next_step(progress(32, 10**6, 10**6, 0)) is Step.LIST
 

@@ -31,7 +31,12 @@ from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
 from replicator.proving import prove
 from replicator.verifier.client import AnswerLimits, VerifierClient, VerifierUnavailableError
-from replicator.verifier.messages import patch_order_to, patch_to, write_to
+from replicator.verifier.messages import (
+    description_from,
+    patch_order_to,
+    patch_to,
+    write_to,
+)
 from replicator.verifier.server import SERVICE
 from replicator.verifier.values import (
     PATCH_BYTES_MAX,
@@ -254,6 +259,21 @@ def test_a_batch_is_waited_for_while_others_are_answered(profile: Any) -> None:
         limits = AnswerLimits(batch_s=1.0)
         with closing(VerifierClient(other.address, limits=limits)) as client:
             assert len(list(client.write(profile, slowly()))) == 8
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pb.Profile(secret=b"short", algorithm="blake3"),
+        pb.Profile(secret=bytes(32), algorithm="rot13"),
+        pb.Profile(secret=bytes(32), properties=["tags", "metadata"]),
+        pb.Profile(secret=bytes(32), properties=["tags", "tags"]),
+    ],
+    ids=["secret", "algorithm", "order", "twice"],
+)
+def test_a_profile_that_cannot_be_is_refused(sent: pb.Profile) -> None:
+    with pytest.raises(RemoteProtocolError):
+        description_from(pb.DescribeResponse(profile=sent))
 
 
 def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:

@@ -229,6 +229,16 @@ def test_a_server_without_progress_is_given_up(opened: list[Peer]) -> None:
                     connection.exchange(REQUEST, body)
 
 
+def test_a_connection_whose_answer_was_not_read_is_closed(opened: list[Peer]) -> None:
+    """The rest of the answer, which is still to come, would be taken for the next."""
+    opened.append(Peer([b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n"], []))
+    with closing(pool_of(opened[0])) as pool:
+        connection = pool.connection()
+        connection.exchange(REQUEST, b"").release(pool)
+        with closing(pool.connection()) as other:
+            assert other is not connection
+
+
 def test_a_large_body_arrives_in_both_directions(opened: list[Peer]) -> None:
     sent = BODY * 20
     with socket.create_server(("127.0.0.1", 0)) as listener:

@@ -4,16 +4,20 @@ import zlib
 
 import pytest
 
+from proof.answers import TargetAnswers
 from proof.index import KeyRange, Position
+from proof.item import ID_BYTES, KEY_HASH_BYTES, Item
 from proof.item_columns import ItemColumns
 from proof.messages import (
     MESSAGE_BYTES_MAX,
     AnswerMessage,
     NamesAnswer,
+    NamesQuestion,
     QuestionMessage,
     SplitQuestion,
 )
 from proof.names_wire import encode_items
+from proof.symbols import ids_to_bytes
 from proof.wire import (
     decode_answer,
     decode_question,
@@ -21,7 +25,7 @@ from proof.wire import (
     encode_question,
 )
 from runtime.errors import RemoteProtocolError
-from tests.support.memory_index import PROFILE
+from tests.support.memory_index import PROFILE, MemoryIndex, no_windows
 from tests.support.proof_messages import (
     ANSWERS,
     JOB,
@@ -63,6 +67,19 @@ def test_a_number_has_one_encoding() -> None:
         decode_question(raw[:10] + b"\xff" * 9 + b"\x7f" + raw[11:])
     with pytest.raises(RemoteProtocolError, match="does not end"):
         decode_question(raw[:10] + b"\xff" * 10 + raw[10:])
+
+
+def test_a_hash_that_is_asked_for_twice_is_answered() -> None:
+    index = MemoryIndex([Item("a", 1), Item("b", 2)])
+    ids = ids_to_bytes(index.ids(KeyRange()))
+    hashes = [ids[at : at + KEY_HASH_BYTES] for at in (0, ID_BYTES)]
+    for asked in (hashes, hashes * 2, [hashes[0]] * 3 + hashes):
+        question = NamesQuestion(Position(0), b"".join(asked))
+        message = QuestionMessage(JOB, 0, PROFILE.digest, question)
+        answer = TargetAnswers(index, PROFILE, no_windows).answer(message).answer
+        assert isinstance(answer, NamesAnswer)
+        assert answer.answered == len(asked)
+        assert [facts.item.key for facts in answer.items] == ["a", "b"]
 
 
 def test_names_that_unfold_without_end_are_refused() -> None:

@@ -106,6 +106,11 @@ def test_of_a_large_object_only_what_changed_crosses(tmp_path: Path, change: obj
         assert held(pair.target)["k"] == (new, NOTHING)
 
 
+def test_it_says_that_acls_are_not_compared(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair, pair.opened_sync(SyncOptions()) as run:
+        assert any("ACLs are not compared" in text for text in run.limitations)
+
+
 def test_a_prefix_leaves_the_rest_alone(tmp_path: Path) -> None:
     with verified_pair(tmp_path) as pair:
         fill(pair.source, 20, prefix="a/")
@@ -188,6 +193,23 @@ def test_an_extra_that_changed_between_two_cuts_is_not_deleted(tmp_path: Path, o
         assert held(pair.target)["changed"] == (b"newer", NOTHING)
         report = pair.sync(delete=True)
         assert (report.deleted, report.equal) == (2, True)
+
+
+def test_deletes_need_no_third_refresh(tmp_path: Path) -> None:
+    """What both sides held when the second one began counts without the deleted."""
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 3)
+        for number in range(5):
+            put(pair.target, f"extra/{number}")
+        progress = Remarks()
+        with pair.opened_sync(SyncOptions(delete=True), progress=progress) as run:
+            report = run.execute(run.plan())
+            receipt = run.receipt()
+        assert (report.copied, report.deleted, report.equal) == (3, 5, True)
+        assert receipt is not None
+        assert receipt.is_equal
+        stages = [stage for stage, _, _ in progress.stages]
+        assert stages == ["refresh both indexes", "copy", "refresh both indexes", "delete"]
 
 
 def test_a_key_that_is_back_at_the_source_after_the_second_cut_is_not_deleted(

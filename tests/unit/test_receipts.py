@@ -96,7 +96,9 @@ def test_a_receipt_never_claims_more_than_its_weakest_side() -> None:
     line = ReceiptRecord(0, bytes(HASH_BYTES), made).signed_by(OUR_KEY).line
     with pytest.raises(ReceiptChainError):
         parse_record(line.replace(b'"level":1', b'"level":3'))
-    for other in (line.replace(key, key.upper()), b" " + line, b"{}", b"", b"\xff"):
+    # No date can be shown of this time.
+    beyond = line.replace(b'"time_ms":1001', b'"time_ms":' + b"9" * 18)
+    for other in (line.replace(key, key.upper()), beyond, b" " + line, b"{}", b"", b"\xff"):
         with pytest.raises(ReceiptChainError):
             parse_record(other)
 

@@ -1,9 +1,11 @@
 """Bringing an index up to date: what is kept, read, removed, and left alone."""
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,9 +22,11 @@ from replicator.stores.port import (
     Store,
     StoreError,
     StoreUnavailableError,
+    same_stamp,
 )
+from replicator.verifier.state import open_index
 from runtime.disk import Disk
-from runtime.errors import OperationInterruptedError
+from runtime.errors import ConfigError, OperationInterruptedError
 from runtime.rate_limit import SystemClock
 from tests.support.flawed_stores import FlawedLister, FlawedReader
 from tests.support.stores import current, put
@@ -124,6 +128,38 @@ def test_an_unchanged_stamp_needs_no_question(indexed: Indexed) -> None:
     put(indexed.store, "b", b"new")
     indexed.refresh(replace(indexed.store, reader=reader))
     assert reader.asked == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("change", "agrees"),
+    [
+        ({}, True),
+        ({"version": ""}, True),
+        ({"modified_ms": 0}, True),
+        ({"modified_ms": 17_000}, True),
+        ({"modified_ms": 17_124}, False),
+        ({"modified_ms": 18_000}, False),
+        ({"version": "w"}, False),
+        ({"etag": "f"}, False),
+        ({"size_bytes": 6}, False),
+        ({"key": "l"}, False),
+    ],
+)
+def test_stamps_agree_as_far_as_both_say(change: dict[str, Any], agrees: bool) -> None:
+    facts = ObjectFacts("k", 5, "e", 17_123, "v")
+    other = replace(facts, **change)
+    assert same_stamp(facts, other) == same_stamp(other, facts) == agrees
+
+
+def test_a_stamp_is_completed_by_what_a_listing_has(indexed: Indexed) -> None:
+    put(indexed.store, "a")
+    indexed.refresh()
+    row = indexed.index.row("a")
+    assert row is not None
+    for stamp in (replace(row.stamp, version=""), replace(row.stamp, modified_ms=0)):
+        indexed.index.apply([("a", replace(row, stamp=stamp))])
+        indexed.refresh()
+        assert indexed.index.row("a") == row
 
 
 def test_new_properties_are_another_item(indexed: Indexed) -> None:
@@ -317,3 +353,24 @@ def test_a_scrub_reads_what_was_not_read_for_long_and_lists_nothing(indexed: Ind
     assert indexed.scrub(view, read_since_s=now_s) == RefreshProgress()
     indexed.clock.now_s += 100
     assert indexed.scrub(view, read_since_s=now_s + 50).bytes_read == 4
+
+
+def test_a_state_folder_keeps_its_bucket_and_its_algorithm(
+    indexed: Indexed, tmp_path: Path
+) -> None:
+    def opened(algorithm: HashAlgorithm | None, bucket: str = "bucket") -> Profile:
+        address = f"local:{tmp_path / bucket}"
+        state = open_index(
+            tmp_path, indexed.store, indexed.clock, bucket=address, algorithm=algorithm
+        )
+        with state as found:
+            return found.profile
+
+    indexed.index.close()
+    shutil.rmtree(tmp_path / "index")
+    made = opened(HashAlgorithm.MD5)
+    assert made.algorithm is HashAlgorithm.MD5
+    assert opened(None) == opened(HashAlgorithm.MD5) == made
+    for algorithm, bucket in ((HashAlgorithm.BLAKE3, "bucket"), (None, "other")):
+        with pytest.raises(ConfigError, match="is the state of"):
+            opened(algorithm, bucket)

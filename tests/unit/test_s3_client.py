@@ -21,6 +21,7 @@ from runtime.s3_answers import (
     S3UnavailableError,
     parse_document,
 )
+from runtime.traffic import Traffic
 from tests.support.sigv4 import is_signed
 from tests.support.wire_server import WireServer, answer, wire_server
 
@@ -258,6 +259,18 @@ def test_what_can_be_repeated_is_and_nothing_else(
     with pytest.raises(S3Error):
         client.request("GET", "bucket", "key")
     assert len(server.arrived) == 1
+
+
+def test_requests_are_counted_with_their_bytes(server: WireServer, client: S3Client) -> None:
+    assert client.traffic.read() == Traffic()
+    client.request("PUT", "bucket", "key", body=bytes(1000))
+    sent = client.traffic.read()
+    server.answers.append(answer(200, bytes(2000)))
+    client.request("GET", "bucket", "key")
+    both = client.traffic.read()
+    assert (sent.requests, both.requests) == (1, 2)
+    assert 1000 < sent.bytes < 2000
+    assert 3000 < both.bytes < 5000
 
 
 def test_a_body_that_ends_early_is_an_error(server: WireServer, client: S3Client) -> None:

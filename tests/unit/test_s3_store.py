@@ -7,7 +7,8 @@ from urllib.parse import unquote
 import pytest
 from botocore.credentials import Credentials
 
-from proof.item import HashAlgorithm
+from merkle.object_checksum import Crc
+from replicator.hashing import crc_hash
 from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
 from replicator.stores.port import (
     ObjectFacts,
@@ -97,6 +98,14 @@ def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
     assert [one.method for one in server.arrived if "tagging" in one.target] == ["GET"]
 
 
+def test_a_probe_that_only_reads_reads_small_objects(server: WireServer, client: S3Client) -> None:
+    for size in (0, 1 << 30):
+        page = listing("x").replace(b"<Size>1<", b"<Size>%d<" % size)
+        server.answers += [answer(200, page), answer(200, VERSIONING)]
+        open_s3("s3://bucket", may_write=False, client=client)
+    assert {one.target.partition("?")[0] for one in server.arrived} == {"/bucket"}
+
+
 @pytest.mark.parametrize(
     "pages",
     [
@@ -173,6 +182,24 @@ def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_err
     assert found.properties == ObjectProperties(metadata=(("a", "b"),))
 
 
+@pytest.mark.parametrize("second", [0, 1])
+def test_a_whole_object_with_the_same_bytes_and_a_later_time_is_another_one(
+    server: WireServer, client: S3Client, second: int
+) -> None:
+    """Its properties may be others."""
+    server.answers += [answer(200, listing()), answer(200, VERSIONING)]
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    server.answers.append(answer(200, listing("x")))
+    (facts,) = store.lister.list_objects("")
+    said = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:0{second} GMT\r\n'
+    server.answers += [answer(200, b"<Tagging><TagSet/></Tagging>"), answer(200, A, said)]
+    if second:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(facts)
+    else:
+        assert store.reader.read_whole(facts).body == A
+
+
 def test_an_address_has_all_that_a_store_needs() -> None:
     location = S3Location.parse(
         "s3://bucket/a%20b/c?endpoint_url=http%3A%2F%2Fhost%3A1&region=r&profile=p&scratch_bucket=s"
@@ -226,7 +253,8 @@ def test_a_stitched_object_has_the_new_bytes_and_leaves_nothing(s3_bucket: S3Buc
         wanted = old[:3] + b"inserted" + old[3 : 6 << 20] + old[(6 << 20) + 5 :] + b"appended"
         assert content(store, facts) == wanted
         assert facts.size_bytes == plan.size_bytes == len(wanted)
-        assert {one.algorithm for one in facts.hashes} <= {HashAlgorithm.CRC32C}
+        # It has no MD5; whatever CRC the store declares is that of the whole.
+        assert set(facts.hashes) <= {crc_hash(crc, wanted) for crc in Crc}
         found = store.reader.properties("key")
         assert (found.metadata, found.tags, found.headers) == (
             given.metadata,

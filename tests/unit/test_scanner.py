@@ -40,6 +40,7 @@ from runtime.errors import (
 )
 from runtime.metrics import Metrics
 from runtime.rate_limit import RateLimiter
+from runtime.thread_health import ThreadHealth
 from tests.support.waiting import wait_until
 
 ONE, TWO, THREE = ContainerId(1), ContainerId(2), ContainerId(3)
@@ -421,9 +422,22 @@ def test_a_request_without_gap_is_scanned_and_answered_with_its_findings() -> No
 def test_a_failed_volume_ends_its_background_thread_and_is_named() -> None:
     """S17"""
     volume = FakeVolume({ONE: closed(ONE)}, failed=VolumeError("the disk is gone"))
-    scanner = Scanner(volume, ScanPace(), metrics=Metrics(AGENT_METRICS), on_change=lambda _: None)
+    health = ThreadHealth()
+    scanner = Scanner(
+        volume,
+        ScanPace(),
+        metrics=Metrics(AGENT_METRICS),
+        on_change=lambda _: None,
+        thread_health=health,
+    )
     scanner.start()
     wait_until(lambda: scanner.last_error == "the disk is gone", "the reason to be named")
+    wait_until(
+        lambda: "scan-background-v1" not in {thread.name for thread in threading.enumerate()},
+        "the thread to end",
+    )
+    # It costs its volume, and not the process.
+    assert health.fault(0, 1) == ""
     # Bound to requests, not to the round: still there.
     assert scanner.request(ONE, ignore_gap=True).result(timeout=20).container_id == ONE
     scanner.stop()

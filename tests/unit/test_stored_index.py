@@ -9,12 +9,14 @@ import pytest
 
 from merkle.errors import ReconcileError
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
-from proof.generations import StorageKind, storage_for
+from proof.generations import OPENERS, StorageKind, storage_for
 from proof.index import WHOLE, Position
 from proof.index_state import DerivedState
 from proof.item import ItemId
 from proof.open_generation import IndexLimits
+from proof.spans import SpanSums
 from proof.stored_index import StoredIndex
+from proof.tables import ItemRow, TableBatch
 from runtime.errors import DatabaseError
 from tests.support.stored_indexes import Model, assert_is, changed, open_index, stamped
 
@@ -187,27 +189,70 @@ def test_a_crash_finds_the_journal_that_the_saved_sums_need(
     again.close()
 
 
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("DELETE FROM journal WHERE position = 20", "missing"),
+        ("UPDATE journal SET change = zeroblob(100) WHERE position = 20", "row 20"),
+    ],
+)
 def test_a_lost_row_of_the_journal_is_no_shorter_journal(
-    tmp_path: Path, index: StoredIndex
+    tmp_path: Path, index: StoredIndex, statement: str, said: str
 ) -> None:
     assert len(index.changes(after=Position(10), through=Position(30))) == 20
-    run(tmp_path, "DELETE FROM journal WHERE position = 20")
-    with pytest.raises(IndexDamagedError, match="missing"):
+    run(tmp_path, statement)
+    with pytest.raises(IndexDamagedError, match=said):
         index.changes(after=Position(10), through=Position(30))
     index.close()
+
+
+def spoil_spans(folder: Path, change: Callable[[SpanSums], object]) -> None:
+    """Let the stored sums over spans be others."""
+    select = "SELECT data FROM value WHERE name = CAST('state' AS BLOB)"
+    with closing(sqlite3.connect(file_of(folder))) as connection:
+        (state,) = connection.execute(select).fetchone()
+        other = DerivedState.from_bytes(state)
+        change(other.spans)
+        update = "UPDATE value SET data = ? WHERE name = CAST('state' AS BLOB)"
+        connection.execute(update, (other.to_bytes(),))
+        connection.commit()
 
 
 def test_sums_that_differ_from_the_last_batch_are_not_used(
     tmp_path: Path, index: StoredIndex
 ) -> None:
     index.close()
-    select = "SELECT data FROM value WHERE name = CAST('state' AS BLOB)"
-    with closing(sqlite3.connect(file_of(tmp_path))) as connection:
-        (state,) = connection.execute(select).fetchone()
-        other = DerivedState.from_bytes(state)
-        other.spans.change("k1", None, ItemId(b"\1" * 16))
-        update = "UPDATE value SET data = ? WHERE name = CAST('state' AS BLOB)"
-        connection.execute(update, (other.to_bytes(),))
-        connection.commit()
+    spoil_spans(tmp_path, lambda spans: spans.change("k1", None, ItemId(b"\1" * 16)))
     with pytest.raises(IndexDamagedError, match="sums differ"):
         open_index(tmp_path)
+
+
+def test_the_self_check_finds_items_counted_in_another_span(
+    tmp_path: Path, index: StoredIndex
+) -> None:
+    with index.snapshot() as now:
+        ids = now.ids(WHOLE)
+    index.close()
+    spoil_spans(
+        tmp_path,
+        lambda spans: spans.rebalance(
+            split=lambda whole, parts: ["k3"],
+            read_ids=lambda part: ids[: 0 if part.start else None],
+            items=10,
+        ),
+    )
+    with closing(open_index(tmp_path)) as again:
+        (first, second) = again.self_check().damage
+    assert "the span from ''" in first
+    assert "the span from 'k3'" in second
+
+
+def test_the_self_check_finds_an_entry_by_hash_without_a_row(tmp_path: Path) -> None:
+    with closing(OPENERS[StorageKind.ROCKSDB](tmp_path / "rocks", True)) as tables:
+        row = ItemRow(b"key", b"", bytes(40))
+        tables.write(TableBatch(puts=[row]))
+        with tables.view() as view:
+            assert view.damage() == []
+        tables.write(TableBatch(deletes=[row._replace(row=b"x" * 40)]))
+        with tables.view() as view:
+            assert view.damage()

@@ -1,12 +1,21 @@
 """IDs, coded symbols and roots, against a second implementation of them."""
 
 import random
+from importlib import import_module
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from proof import symbols as module
-from proof.item import Item, ItemHasher, Profile, check_bits
+from proof.item import (
+    HashAlgorithm,
+    Item,
+    ItemHasher,
+    Profile,
+    check_bits,
+    properties_digest,
+)
 from proof.root import ROOT_EMPTY, SetRoot
 from proof.symbols import (
     KEPT_SYMBOLS,
@@ -20,7 +29,16 @@ from proof.symbols import (
     key_hashes,
     peel,
 )
-from tests.support.proof_reference import id_of, is_certified, peeled, places_of, symbols_of
+from tests.support.proof_reference import (
+    id_of,
+    is_certified,
+    peeled,
+    places_of,
+    profile_digest_of,
+    properties_digest_of,
+    root_digest_of,
+    symbols_of,
+)
 
 SECRET = bytes(range(32))
 
@@ -38,6 +56,12 @@ def coded(ids: list[bytes], size: int, salt: int = 0) -> CodedSymbols:
     symbols = CodedSymbols.zeros(size, salt)
     symbols.add(ids_from_bytes(b"".join(ids)))
     return symbols
+
+
+def compiled() -> ModuleType:
+    """The kernels. That they refuse to load is a failure where there is numba."""
+    pytest.importorskip("numba", reason="the extra `fast` is not installed", exc_type=ImportError)
+    return import_module("proof.kernels")
 
 
 def as_pairs(symbols: CodedSymbols) -> list[tuple[int, int]]:
@@ -86,6 +110,18 @@ def test_ids_are_those_of_the_second_implementation() -> None:
     ]
 
 
+def test_digests_are_those_of_the_second_implementation() -> None:
+    for algorithm in (None, *HashAlgorithm):
+        profile = Profile(SECRET, algorithm, ("metadata", "tags"))
+        name = algorithm.value if algorithm else ""
+        assert profile.digest == profile_digest_of(SECRET, name, ["metadata", "tags"])
+    root = (7, 2**128 - 5)
+    digest = ItemHasher(profile).root_digest(b"a job", *root)
+    assert digest == root_digest_of(SECRET, b"a job", *root)
+    groups = ((("a", "é"), ("b", "")), (), (("a", "x" * 300),))
+    assert properties_digest(*groups) == properties_digest_of(groups)
+
+
 def test_another_secret_gives_other_ids() -> None:
     item = Item("key", 1)
     one, other = (ItemHasher(Profile(secret)).id(item) for secret in (SECRET, bytes(32)))
@@ -101,9 +137,7 @@ def test_symbols_are_those_of_the_second_implementation(count: int, salt: int) -
 
 
 def test_kernels_and_arrays_make_the_same_symbols() -> None:
-    kernels = pytest.importorskip(
-        "proof.kernels", reason="the extra `fast` is not installed", exc_type=ImportError
-    )
+    kernels = compiled()
     ids = ids_from_bytes(b"".join(some_ids(4000, seed=3)))
     for size in (0, 1, 2, 31, 5000):
         ours = CodedSymbols.zeros(size, salt=99)
@@ -119,9 +153,7 @@ def test_kernels_and_arrays_make_the_same_symbols() -> None:
 
 @pytest.mark.parametrize("size", [10, 60, 100, 300])
 def test_kernels_and_plain_python_peel_alike(size: int) -> None:
-    kernels = pytest.importorskip(
-        "proof.kernels", reason="the extra `fast` is not installed", exc_type=ImportError
-    )
+    kernels = compiled()
     for seed in range(20):
         ids = some_ids(60, seed)
         difference = coded(ids[:40], size) - coded(ids[40:], size)
@@ -246,6 +278,17 @@ def test_an_id_out_of_its_places_does_not_peel() -> None:
     symbols = CodedSymbols.zeros(100)
     symbols.sums[wrong], symbols.counts[wrong] = ids_from_bytes(one)[0], 1
     assert peel(symbols) is None
+
+
+def test_an_id_in_one_of_its_places_alone_does_not_peel_for_ever() -> None:
+    """It is taken out of the others, from where it is taken out of this one again."""
+    (one,) = some_ids(1, seed=2)
+    for peel_symbols in (module._peel_plain, compiled().peel):
+        for place in places_of(one, 40):
+            symbols = CodedSymbols.zeros(40)
+            symbols.sums[place], symbols.counts[place] = ids_from_bytes(one)[0], 1
+            found, signs = np.zeros((40, 2), np.uint64), np.zeros(40, np.int8)
+            assert peel_symbols(np.uint64(0), symbols.sums, symbols.counts, found, signs) == -1
 
 
 def test_other_symbols_serve_another_salt() -> None:

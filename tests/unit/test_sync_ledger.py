@@ -2,17 +2,19 @@
 
 import sqlite3
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from proof.item import EvidenceLevel
 from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRecord
+from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerDamagedError, LedgerRow, PairLedger, PlannedStep
 from replicator.pair import PairRefusedError, check_pair
 from replicator.stores.port import ObjectFacts, UploadedPart, UploadId
-from replicator.windows import WindowHasher
+from replicator.windows import WindowHasher, window_bytes_of
 from runtime.errors import BusyError, ConfigError, DatabaseError
 
 STAMP = ObjectStamp("v1", "etag", 17, 5)
@@ -65,6 +67,23 @@ def test_everything_is_there_after_it_was_closed(tmp_path: Path) -> None:
         ledger.forget(["ﬀ"])
         assert ledger.row("ﬀ") is None
         assert ledger.windows("ﬀ", 5) is None
+
+
+def test_digests_of_other_properties_are_forgotten(tmp_path: Path) -> None:
+    both = Crossing(tags=True, headers=True, acl=False)
+    with opened(tmp_path) as ledger:
+        ledger.save_copy(result("k", b"x"))
+        assert ledger.crossing() is None
+        for crossing, digest in ((both, b"p"), (both, b"p"), (replace(both, tags=False), b"")):
+            ledger.save_crossing(crossing)
+            row = ledger.row("k")
+            assert row is not None
+            assert (ledger.crossing(), row.properties) == (crossing, digest)
+
+
+def test_windows_of_very_large_objects_grow() -> None:
+    assert window_bytes_of(16 << 30) == 16 << 10
+    assert window_bytes_of((16 << 30) + 1) == 32 << 10
 
 
 def test_a_copy_forgets_the_upload_of_its_key(tmp_path: Path) -> None:

@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from merkle.errors import ReconcileError
 from proof.comparison import BucketComparison, SourceComparison
+from proof.index import AppliedPositions, EvidenceCounts, KeyRange, Position
+from proof.item import HashAlgorithm, Profile
+from proof.messages import Answer, QuestionMessage, WindowsAnswer, WindowsQuestion
 from proof.naming import ItemDifferenceKind
+from proof.root import SetRoot
 from replicator.hashing import blake3_of
+from replicator.proving import level_text
+from replicator.refresh import prefix_range
 from replicator.verifier.values import PatchOrder, RangePatch, Write
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, NOTHING, current, put
@@ -86,3 +93,61 @@ def test_a_patched_object_is_what_was_ordered(tmp_path: Path, size: int) -> None
         assert held(pair.target)["k"] == (new, NOTHING)
         assert current(pair.target, "k").etag == facts.etag
         assert compare(pair, b"job12346").is_equal
+
+
+def test_a_prefix_ends_before_the_first_key_that_does_not_begin_so() -> None:
+    for prefix, end in (
+        ("", None),
+        ("a/", "a0"),
+        ("a\U0010ffff", "b"),
+        ("\U0010ffff", None),
+        ("\ud7ff", "\ue000"),
+    ):
+        assert prefix_range(prefix) == KeyRange(prefix, end)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "level"),
+    [
+        ((0, 0, 5), (0, 0, 5), "read"),
+        ((0, 1, 4), (0, 0, 5), "recorded"),
+        ((0, 0, 5), (0, 5, 0), "recorded"),
+        ((1, 0, 4), (0, 0, 5), "listed"),
+        ((0, 0, 5), (1, 2, 2), "listed"),
+        ((0, 0, 0), (0, 0, 0), "listed"),
+    ],
+)
+def test_a_level_is_that_of_the_weakest_item(
+    ours: tuple[int, int, int], theirs: tuple[int, int, int], level: str
+) -> None:
+    root, at = SetRoot(5, 7), Position(1)
+    evidence = (EvidenceCounts(*ours), EvidenceCounts(*theirs))
+    found = BucketComparison(b"j" * 8, root, root, AppliedPositions(at), at, *evidence)
+    name = level if level == "listed" else f"{level}:blake3"
+    assert level_text(found, Profile(b"s" * 32, HashAlgorithm.BLAKE3)) == name
+    assert level_text(found, Profile(b"s" * 32)) == "listed"
+
+
+def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        put(pair.target, "empty", b"")
+        put(pair.target, "k", bytes(40_000))
+
+        def asked(key: str, level: int, index: int) -> Answer:
+            question = WindowsQuestion(key, "", level, index)
+            message = QuestionMessage(b"job12345", 0, pair.profile.digest, question)
+            return pair.client.prove(message).answer
+
+        found = asked("k", 0, 0)
+        assert isinstance(found, WindowsAnswer)
+        assert len(found.checksums) == 3
+        for place, code in (
+            (("none", 0, 0), "object_missing"),
+            (("empty", 0, 0), "usage"),
+            (("k", 0, 1), "usage"),
+            (("k", 2, 0), "usage"),
+            (("k", 2**63, 2**63), "usage"),
+        ):
+            with pytest.raises(ReconcileError) as caught:
+                asked(*place)
+            assert caught.value.code == code

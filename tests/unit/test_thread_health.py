@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runtime.errors import InternalError
 from runtime.guard import ThreadGuard
-from runtime.liveness import Liveness
+from runtime.thread_health import ThreadHealth
 
 STEP_S_MAX = 10.0
 
@@ -29,53 +29,53 @@ def living() -> Iterator[threading.Thread]:
         thread.join()
 
 
-def looked(liveness: Liveness, now_s: float) -> str:
-    return liveness.fault(now_s, STEP_S_MAX)
+def looked(thread_health: ThreadHealth, now_s: float) -> str:
+    return thread_health.fault(now_s, STEP_S_MAX)
 
 
 def test_a_thread_that_ended_is_lost_and_one_that_is_not_begun_is_not() -> None:
-    liveness = Liveness()
+    thread_health = ThreadHealth()
     thread = threading.Thread(target=lambda: None, name="worker")
-    liveness.watch(thread)
-    assert looked(liveness, 0) == ""
+    thread_health.watch(thread)
+    assert looked(thread_health, 0) == ""
     thread.start()
     thread.join()
-    assert looked(liveness, 0) == "thread worker has ended"
-    liveness.dismiss(thread)
-    assert looked(liveness, 0) == ""
+    assert looked(thread_health, 0) == "thread worker has ended"
+    thread_health.dismiss(thread)
+    assert looked(thread_health, 0) == ""
 
 
 def test_a_step_that_stands_still_is_lost_and_found_again() -> None:
-    liveness, guard = Liveness(), ThreadGuard("worker")
+    thread_health, guard = ThreadHealth(), ThreadGuard("worker")
     with living() as thread:
-        liveness.watch(thread, guard)
+        thread_health.watch(thread, guard)
         with guard.named_errors():
-            assert looked(liveness, 100) == ""
-            assert looked(liveness, 109.9) == ""
-            assert looked(liveness, 110) == "thread worker has made no progress for 10 s"
+            assert looked(thread_health, 100) == ""
+            assert looked(thread_health, 109.9) == ""
+            assert looked(thread_health, 110) == "thread worker has made no progress for 10 s"
             guard.note_progress()
-            assert looked(liveness, 120) == ""
-            assert looked(liveness, 130) != ""
-        assert looked(liveness, 140) == ""
+            assert looked(thread_health, 120) == ""
+            assert looked(thread_health, 130) != ""
+        assert looked(thread_health, 140) == ""
 
 
 def test_waiting_for_work_is_no_lack_of_progress() -> None:
-    liveness, guard = Liveness(), ThreadGuard("worker")
+    thread_health, guard = ThreadHealth(), ThreadGuard("worker")
     with living() as thread:
-        liveness.watch(thread, guard)
-        assert [looked(liveness, 1000.0 * look) for look in range(3)] == [""] * 3
+        thread_health.watch(thread, guard)
+        assert [looked(thread_health, 1000.0 * look) for look in range(3)] == [""] * 3
         with guard.named_errors(), guard.idle():
-            assert [looked(liveness, 1000.0 * look) for look in range(3, 6)] == [""] * 3
+            assert [looked(thread_health, 1000.0 * look) for look in range(3, 6)] == [""] * 3
 
 
 def test_the_time_of_a_step_does_not_count_what_was_before_it() -> None:
     """Looks are rare: between two of them a thread may have waited for days."""
-    liveness, guard = Liveness(), ThreadGuard("worker")
+    thread_health, guard = ThreadHealth(), ThreadGuard("worker")
     with living() as thread:
-        liveness.watch(thread, guard)
-        assert looked(liveness, 0) == ""
+        thread_health.watch(thread, guard)
+        assert looked(thread_health, 0) == ""
         with guard.named_errors():
-            assert looked(liveness, 100) == ""
+            assert looked(thread_health, 100) == ""
 
 
 def test_a_step_that_fails_and_one_within_another_are_steps() -> None:
@@ -91,14 +91,14 @@ def test_a_step_that_fails_and_one_within_another_are_steps() -> None:
 
 
 def test_one_lost_thread_is_enough() -> None:
-    liveness = Liveness()
+    thread_health = ThreadHealth()
     ended = threading.Thread(target=lambda: None, name="ended")
     ended.start()
     ended.join()
     with living() as thread:
-        liveness.watch(thread)
-        liveness.watch(ended)
-        assert looked(liveness, 0) == "thread ended has ended"
+        thread_health.watch(thread)
+        thread_health.watch(ended)
+        assert looked(thread_health, 0) == "thread ended has ended"
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.booleans()), max_size=30))
@@ -108,15 +108,15 @@ def test_a_thread_is_lost_exactly_if_no_progress_was_seen_for_so_long(
     """Each look comes some seconds after the last, with progress between them or
     without.
     """
-    liveness, guard = Liveness(), ThreadGuard("worker")
+    thread_health, guard = ThreadHealth(), ThreadGuard("worker")
     with living() as thread:
-        liveness.watch(thread, guard)
+        thread_health.watch(thread, guard)
         with guard.named_errors():
             now_s = seen_s = 0.0
-            assert looked(liveness, now_s) == ""
+            assert looked(thread_health, now_s) == ""
             for pause_s, gets_on in looks:
                 now_s += pause_s
                 if gets_on:
                     guard.note_progress()
                     seen_s = now_s
-                assert bool(looked(liveness, now_s)) == (now_s - seen_s >= STEP_S_MAX)
+                assert bool(looked(thread_health, now_s)) == (now_s - seen_s >= STEP_S_MAX)

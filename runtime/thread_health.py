@@ -37,7 +37,7 @@ class _WatchedThread:
         return f"thread {self.thread.name} has made no progress for {still_s:.0f} s"
 
 
-class Liveness:
+class ThreadHealth:
     """The threads that a process cannot do without. Thread-safe."""
 
     def __init__(self) -> None:
