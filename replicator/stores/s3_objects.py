@@ -507,7 +507,8 @@ def delete_versions(bucket: S3Bucket, objects: Sequence[tuple[str, str]]) -> lis
             continue
         query = (("versionId", version),) if version else ()
         try:
-            bucket.client.request("DELETE", place, name, query=query)
+            # A second one, after a lost answer, would delete what others wrote since.
+            bucket.client.request("DELETE", place, name, query=query, idempotent=bool(version))
         except S3OutcomeUnknownError as error:
             raise store_error(error, f"cannot delete {key!r}") from error
         except S3Error as error:
@@ -525,9 +526,11 @@ def _delete_in_bulk(
     body = delete_document(names)
     headers = {"content-md5": base64.b64encode(md5_of(body)).decode()}
     with translated(f"cannot delete {len(names)} objects of {place}"):
-        # Deleting twice is deleting once, but for a second delete marker.
+        # As above.
+        is_named = all(version for _, version in names)
+        query = (("delete", ""),)
         answer = bucket.client.request(
-            "POST", place, query=(("delete", ""),), headers=headers, body=body, idempotent=True
+            "POST", place, query=query, headers=headers, body=body, idempotent=is_named
         )
         return [
             DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)

@@ -18,11 +18,12 @@ from replicator.stores.port import (
     UnsupportedObjectError,
 )
 from replicator.stores.s3 import open_s3
-from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Location
+from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Bucket, S3Location
+from replicator.stores.s3_objects import delete_versions
 from runtime.errors import UsageError
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
-from tests.support.s3_servers import S3Bucket
+from tests.support import s3_servers
 from tests.support.stores import content, current, keys, put, s3_client
 from tests.support.wire_server import WireServer, answer, wire_server
 
@@ -57,6 +58,27 @@ def client(server: WireServer) -> Iterator[S3Client]:
     )
     with closing(made):
         yield made
+
+
+@pytest.mark.parametrize("version", ["", "v1"])
+def test_a_bulk_delete_is_not_repeated_blindly(server: WireServer, version: str) -> None:
+    """What its lost attempt has deleted may have been written anew by others."""
+    with closing(
+        S3Client(
+            endpoint_url=server.url,
+            region="us-east-1",
+            credentials=Credentials("A", "B"),
+            backoff=Backoff(attempts_max=3, first_s=0, jitter_s=0),
+        )
+    ) as client:
+        bucket = S3Bucket(client, "bucket", "", "bucket")
+        server.answers += [b"", answer(200, b"<DeleteResult/>")]
+        if version:
+            assert delete_versions(bucket, [("key", version)]) == []
+        else:
+            with pytest.raises(StoreError):
+                delete_versions(bucket, [("key", version)])
+        assert [one.method for one in server.arrived] == ["POST"] * (2 if version else 1)
 
 
 @pytest.mark.parametrize("server_name", ["Ozone", "ozone/2.2"])
@@ -214,7 +236,7 @@ def test_an_address_has_all_that_a_store_needs() -> None:
             S3Location.parse(wrong)
 
 
-def test_scratch_keys_are_hidden_reserved_and_cleaned(s3_bucket: S3Bucket) -> None:
+def test_scratch_keys_are_hidden_reserved_and_cleaned(s3_bucket: s3_servers.S3Bucket) -> None:
     with closing(s3_client(s3_bucket.endpoint)) as client:
         store = open_s3(f"s3://{s3_bucket.name}/below", may_write=True, client=client)
         with pytest.raises(UnsupportedObjectError):
@@ -234,7 +256,9 @@ def test_scratch_keys_are_hidden_reserved_and_cleaned(s3_bucket: S3Bucket) -> No
         assert [unquote(key) for key in keys(store)] == ["object"]
 
 
-def test_a_stitched_object_has_the_new_bytes_and_leaves_nothing(s3_bucket: S3Bucket) -> None:
+def test_a_stitched_object_has_the_new_bytes_and_leaves_nothing(
+    s3_bucket: s3_servers.S3Bucket,
+) -> None:
     given = ObjectProperties(
         metadata=(("a", "b"),), tags=(("t", "u"),), headers=(("content-type", "text/x"),)
     )
