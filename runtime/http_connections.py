@@ -10,6 +10,7 @@ import select
 import socket
 import ssl
 import struct
+import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -52,6 +53,8 @@ class HttpPool:
         self._connect_timeout_s = connect_timeout_s
         self._progress_timeout_s = progress_timeout_s
         self._idle = deque["HttpConnection"](maxlen=_IDLE_MAX)
+        # Who replaces a client need not know who still uses it.
+        weakref.finalize(self, _close_all, self._idle)
         self._is_closed = False
 
     def connection(self) -> "HttpConnection":
@@ -88,9 +91,13 @@ class HttpPool:
     def close(self) -> None:
         """Close all idle connections; those in use are closed when they come back."""
         self._is_closed = True
-        with suppress(IndexError):
-            while True:
-                self._idle.pop().close()
+        _close_all(self._idle)
+
+
+def _close_all(connections: "deque[HttpConnection]") -> None:
+    with suppress(IndexError):
+        while True:
+            connections.pop().close()
 
 
 class HttpConnection:

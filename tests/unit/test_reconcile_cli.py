@@ -33,6 +33,7 @@ from scm.server import ControllerServer
 from tests.support.cluster_reports import replica
 from tests.support.peers import MemoryReplica, replica_of
 from tests.support.reporting_agents import DoWork, ReportingAgent, done, report_of
+from tests.support.waiting import wait_until
 
 DNS = ("dn-1", "dn-2", "dn-3")
 NOWHERE = "127.0.0.1:1"
@@ -891,6 +892,8 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     shown = cluster.json("job", "show", job_id)
     assert isinstance(shown["data"], dict)
     assert shown["data"]["state"] == "RUNNING"
+    # A datanode that knows nothing of the order would not confirm that it stopped.
+    wait_until(lambda: all(agent.commands for agent in cluster.agents.values()))
     assert cluster.json("job", "cancel", job_id)["exit"] == 0
     watched = cluster.json("job", "watch", job_id)
     assert isinstance(watched["data"], dict)

@@ -288,7 +288,7 @@ def test_an_id_in_one_of_its_places_alone_does_not_peel_for_ever() -> None:
             symbols = CodedSymbols.zeros(40)
             symbols.sums[place], symbols.counts[place] = ids_from_bytes(one)[0], 1
             found, signs = np.zeros((40, 2), np.uint64), np.zeros(40, np.int8)
-            assert peel_symbols(np.uint64(0), symbols.sums, symbols.counts, found, signs) == -1
+            assert peel_symbols(0, symbols.sums, symbols.counts, found, signs) == -1
 
 
 def test_other_symbols_serve_another_salt() -> None:

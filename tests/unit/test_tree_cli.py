@@ -799,7 +799,7 @@ def test_an_interrupted_command_ends_with_130() -> None:
         raise KeyboardInterrupt
 
     result = CliRunner().invoke(
-        Root("treefold", lazy={}, callback=interrupted, invoke_without_command=True), []
+        Root("treefold", callback=interrupted, invoke_without_command=True), []
     )
 
     assert (result.exit_code, result.stderr) == (130, "interrupted\n")
@@ -809,9 +809,7 @@ def test_an_error_ends_with_its_code_its_hint_and_its_exit_status() -> None:
     def refused() -> None:
         raise ReadOnlyError("the volume is held read-only", hint="Hold it as owner.")
 
-    result = CliRunner().invoke(
-        Root("treefold", lazy={}, callback=refused, invoke_without_command=True), []
-    )
+    result = CliRunner().invoke(Root("treefold", callback=refused, invoke_without_command=True), [])
 
     assert result.stderr == "error [read_only]: the volume is held read-only\n  Hold it as owner.\n"
     assert (result.exit_code, result.stdout) == (6, "")
