@@ -893,7 +893,8 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     assert isinstance(shown["data"], dict)
     assert shown["data"]["state"] == "RUNNING"
     # A datanode that knows nothing of the order would not confirm that it stopped.
-    wait_until(lambda: all(agent.commands for agent in cluster.agents.values()))
+    agents = cluster.agents.values()
+    wait_until(lambda: all(agent.commands for agent in agents), "every agent has its order")
     assert cluster.json("job", "cancel", job_id)["exit"] == 0
     watched = cluster.json("job", "watch", job_id)
     assert isinstance(watched["data"], dict)
