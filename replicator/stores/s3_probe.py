@@ -126,7 +126,7 @@ class _Probe:
             self._ask_tags()
             questions = [_Probe._ask_conditions, _Probe._ask_upload, _Probe._ask_copy]
             if not self._found.is_ozone:
-                questions += [_Probe._ask_upload_crc, _Probe._ask_acl, _Probe._ask_checksum]
+                questions += [_Probe._ask_of_upload, _Probe._ask_checksum]
             with ThreadPoolExecutor(len(questions), "probe") as threads:
                 self._learn(_joined(self._found, list(threads.map(self._beside, questions))))
         return self._found
@@ -350,10 +350,15 @@ class _Probe:
             and self._content() == _BODY
         )
 
+    def _ask_of_upload(self) -> None:
+        """What is asked of an object that was uploaded in parts."""
+        self._ask_upload_crc()
+        self._ask_acl()
+
     def _ask_acl(self) -> None:
         group = 'uri="http://acs.amazonaws.com/groups/global/AuthenticatedUsers"'
         try:
-            # Of what was uploaded: moto then fails to answer.
+            # Of what was uploaded in parts: moto then fails to answer.
             owner = parse_owner(self._request("GET", (("acl", ""),)).body)
             own = {"x-amz-grant-full-control": f'id="{owner}"', "x-amz-grant-read": group}
             self._put(_BODY, own)
