@@ -17,7 +17,7 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.errors import OperationInterruptedError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json, print_line, size_text
-from runtime.process import stop_on_signals
+from runtime.process import StopSignals
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 
@@ -59,7 +59,7 @@ def index(
       5  some objects changed meanwhile or cannot be read: run it again
       7  the store does not answer, 8 a verifier uses the state folder
     """
-    stop = stop_on_signals()
+    stop = StopSignals()
     clock = SystemClock()
     with (
         open_store(address, may_write=False) as store,

@@ -19,12 +19,12 @@ from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.output import print_json
 from runtime.process import (
+    StopSignals,
     announce,
     config_option,
     print_settings,
     process_options,
     run_until_stopped,
-    stop_on_signals,
 )
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.service_manager import ServiceManager
@@ -101,7 +101,7 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = stop_on_signals()
+    stop = StopSignals()
     running = Agent(config)
     running.start()
     log = get_logger("agent")

@@ -430,9 +430,11 @@ class HeartbeatSender:
 
     def _run(self) -> None:
         while not self._stop.is_set():
-            self._wake.clear()
             if self._try_send():
                 self._wake.wait(self._interval_s)
+                # Not before the send: a stop that came since the loop looked for one
+                # would be cleared with it.
+                self._wake.clear()
                 self._stop.wait(_SPACING_S)
             else:
                 # Ignore wake-ups: they must not cause a busy loop while the controller

@@ -399,7 +399,6 @@ class Scanner:
 
     def _run_background(self) -> None:
         while not self._stop.is_set():
-            self._wake.clear()
             try:
                 with self._background_guard.named_errors():
                     is_idle = not self.step()
@@ -414,6 +413,9 @@ class Scanner:
                 is_idle = True
             if is_idle:
                 self._wake.wait(_IDLE_S)
+                # Not before the step: a stop that came since the loop looked for one
+                # would be cleared with it.
+                self._wake.clear()
 
     def _serve_requests(self) -> None:
         while request := self._requests.take():

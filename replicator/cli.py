@@ -10,12 +10,12 @@ from replicator.verifier.process import VerifierProcess
 from runtime.config import load
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
+    StopSignals,
     announce,
     config_option,
     print_settings,
     process_options,
     run_until_stopped,
-    stop_on_signals,
 )
 from runtime.service_manager import ServiceManager
 
@@ -82,7 +82,7 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = stop_on_signals()
+    stop = StopSignals()
     process = VerifierProcess(config)
     try:
         if port_file:

@@ -3,8 +3,9 @@
 import faulthandler
 import json
 import os
+import select
 import signal
-import threading
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from runtime.thread_health import ThreadHealth
 _LOOK_EVERY_S = 60.0
 _STEP_S_MAX = 600.0
 _STDERR = 2
+_STOPPING = frozenset({signal.SIGTERM, signal.SIGINT})
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
 
 
@@ -73,24 +75,44 @@ def print_settings(settings: Settings) -> None:
     click.echo(json.dumps(settings.model_dump(mode="json"), indent=2))
 
 
-def stop_on_signals() -> threading.Event:
-    """Return an event that SIGTERM or SIGINT sets. Call it from the main thread.
+class StopSignals:
+    """Whether SIGTERM or SIGINT came. Create it in the main thread, before others.
 
-    SIGABRT, by which systemd's watchdog ends a process, prints where every thread is.
+    Not a `threading.Event`: a handler that sets one may run while its own thread holds
+    the event's lock, and a handler whose signal comes just before the wait begins runs
+    only after it.
     """
-    stop = threading.Event()
-    faulthandler.enable(_STDERR)
 
-    def stop_soon(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+    def __init__(self) -> None:
+        self._came = False
+        self._reader, self._writer = socket.socketpair()
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
+        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for number in _STOPPING:
+            signal.signal(number, self._note)
+        # By SIGABRT systemd's watchdog ends a process: it prints where every thread is.
+        faulthandler.enable(_STDERR)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, stop_soon)
-    return stop
+    def is_set(self) -> bool:
+        """Whether one came."""
+        return self._came
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for one, up to `seconds`; returns whether one came."""
+        deadline_s = time.monotonic() + seconds
+        while not self._came and (left_s := deadline_s - time.monotonic()) > 0:
+            if select.select([self._reader], [], [], left_s)[0]:
+                # The numbers of signals: their handler may run later than this.
+                self._came |= not _STOPPING.isdisjoint(self._reader.recv(4096))
+        return self._came
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._came = True
 
 
 def run_until_stopped(
-    stop: threading.Event, manager: ServiceManager, thread_health: ThreadHealth, *, status: str
+    stop: StopSignals, manager: ServiceManager, thread_health: ThreadHealth, *, status: str
 ) -> None:
     """Tell the service manager that the process is ready, and how it is until `stop`.
 

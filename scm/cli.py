@@ -8,12 +8,12 @@ import click
 from runtime.config import load
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
+    StopSignals,
     announce,
     config_option,
     print_settings,
     process_options,
     run_until_stopped,
-    stop_on_signals,
 )
 from runtime.service_manager import ServiceManager
 from scm.config import ControllerConfig
@@ -63,7 +63,7 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = stop_on_signals()
+    stop = StopSignals()
     server = ControllerServer(config)
     try:
         if port_file:

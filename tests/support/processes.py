@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from signal import SIGABRT
 from types import TracebackType
 from typing import Self
 
@@ -93,11 +94,18 @@ class TreefoldProcess:
         in time.
         """
         self.process.send_signal(signal)
-        return self.process.wait(STOP_S)
+        return self.ended()
 
     def ended(self) -> int:
-        """The exit status of a process that is expected to end by itself."""
-        return self.process.wait(STOP_S)
+        """The exit status of a process that is expected to end by itself; if it does
+        not end in time, the failure shows where each of its threads is.
+        """
+        try:
+            return self.process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(SIGABRT)
+            self.process.wait(STOP_S)
+            raise AssertionError(f"has not ended within {STOP_S:.0f} s: {self.stderr}") from None
 
 
 def controller(folder: Path, listen: str = "127.0.0.1:0") -> TreefoldProcess:
