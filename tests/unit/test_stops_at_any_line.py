@@ -71,7 +71,7 @@ class StopAtLine:
         threading.settrace(None)
 
     def ended(self) -> bool:
-        """Whether the stop, which comes now if no line was given, ends the loop at once."""
+        """Whether the stop ends the loop at once; it comes now if no line was given."""
         if self._line == NEVER:
             self._stopper.start()
         else:
