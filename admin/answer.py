@@ -1,81 +1,25 @@
-"""The results of commands that call a controller: printed as text at once, or with
---json as one document at the end.
-
-The document is written even if the command fails or is interrupted: its `ok` is false
-then, and every error has a stable code. Without --json, errors and warnings go to
-stderr.
-"""
+"""What commands that call a controller have in common: options and container IDs."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec
 
 import click
 
+from admin.command_result import command_result
 from admin.tls_options import check_option_address, tls_of, tls_options
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_json
 from scm.client import ControllerClient
 
-_SCHEMA_VERSION = 1
 # Ozone's container IDs are longs in Java.
 _CONTAINER_ID_MAX = (1 << 63) - 1
 # Container IDs of one command; a longer list needs several commands.
 IDS_MAX = 1_000_000
 
 P = ParamSpec("P")
-
-
-@dataclass(slots=True)
-class CommandResult:
-    """Collects the result of a command, and prints it as text unless `as_json`."""
-
-    command: str
-    as_json: bool
-    data: object = None
-    exit_status: int = 0
-    errors: list[JsonObject] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def fail(self, code: str, message: str, *, hint: str = "") -> None:
-        """Add an error. The command continues; unless a status is set already, it will
-        exit with FAILED.
-        """
-        self.errors.append({"code": code, "message": message, "hint": hint})
-        self.exit_status = self.exit_status or ExitCode.FAILED
-        if not self.as_json:
-            click.echo(message, err=True)
-            if hint:
-                click.echo(f"  {hint}", err=True)
-
-    def warn(self, message: str) -> None:
-        """Add a warning; without --json it is printed to stderr."""
-        self.warnings.append(message)
-        if not self.as_json:
-            click.echo(f"warning: {message}", err=True)
-
-    def print(self, text: str) -> None:
-        """Print a line to stdout; nothing with --json."""
-        if not self.as_json:
-            click.echo(text)
-
-    def document(self) -> JsonObject:
-        """The command's JSON document."""
-        return {
-            "schema_version": _SCHEMA_VERSION,
-            "command": self.command,
-            "as_of": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-            "ok": not self.errors and self.exit_status in (0, ExitCode.FINDINGS),
-            "data": self.data,
-            "warnings": self.warnings,
-            "errors": self.errors,
-        }
 
 
 class _NoAgentError(ReconcileError):
@@ -99,34 +43,6 @@ def check_agents(controller: ControllerClient) -> None:
             hint="start `treefold agent run` on each datanode, with this address as `controller`;"
             " after a restart of the controller wait for the next heartbeats",
         )
-
-
-@contextmanager
-def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
-    """Run the body of a command, then exit with its status. With `as_json` the document
-    is printed even if the body fails.
-
-    Raises:
-        ReconcileError: the body raised it, without `as_json`.
-        KeyboardInterrupt: the command was interrupted, without `as_json`.
-    """
-    answer = CommandResult(command, as_json)
-    try:
-        yield answer
-    except ReconcileError as error:
-        if not as_json:
-            raise
-        answer.fail(error.code, error.message, hint=error.hint)
-        answer.exit_status = error.exit_status
-    except KeyboardInterrupt:
-        if not as_json:
-            raise
-        answer.fail("interrupted", "interrupted")
-        answer.exit_status = ExitCode.INTERRUPTED
-    if as_json:
-        print_json(answer.document())
-    if answer.exit_status:
-        raise click.exceptions.Exit(answer.exit_status)
 
 
 def json_option(command: Callable[P, None]) -> Callable[P, None]:

@@ -6,6 +6,7 @@ ReconcileError ends the command with a message, its stable code and its exit sta
 without a traceback.
 """
 
+import errno
 import io
 import os
 import sys
@@ -15,8 +16,12 @@ import click
 
 from admin.lazy_commands import LazyCommand, LazyGroup
 from merkle.errors import ReconcileError
+from runtime.errors import DiskError, InternalError, OperationInterruptedError, UsageError
 from runtime.exit_codes import ExitCode
 
+# Of a context: all words of the command line after `treefold`.
+_WORDS = "treefold.words"
+_TRACEBACK = "TREEFOLD_TRACEBACK"
 COMMANDS: Mapping[str, LazyCommand] = {
     "agent": LazyCommand(
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
@@ -53,22 +58,96 @@ COMMANDS: Mapping[str, LazyCommand] = {
 
 
 class Root(LazyGroup):
-    """Turns errors into exit statuses."""
+    """Turns whatever ends a command early into a message and an exit status; with
+    --json, into a JSON document on stdout besides.
+    """
 
     lazy = COMMANDS
 
+    def make_context(
+        self,
+        info_name: str | None,
+        args: list[str],
+        parent: click.Context | None = None,
+        **extra: object,
+    ) -> click.Context:
+        """The context of this group; its `meta` has all words of the command."""
+        words = list(args)
+        try:
+            context = super().make_context(info_name, args, parent, **extra)
+        except click.ClickException as error:
+            self._print_failure(words, "usage", error.format_message())
+            raise
+        context.meta[_WORDS] = words
+        return context
+
     def invoke(self, ctx: click.Context) -> object:
-        """Run the command; a ReconcileError becomes a message and an exit status."""
+        """Run the command. An error that nobody foresaw is one by name, too:
+        $TREEFOLD_TRACEBACK shows where it came from.
+        """
+        words: list[str] = ctx.meta[_WORDS]
         try:
             return super().invoke(ctx)
         except ReconcileError as error:
-            click.echo(f"error [{error.code}]: {error.message}", err=True)
-            if error.hint:
-                click.echo(f"  {error.hint}", err=True)
-            ctx.exit(error.exit_status)
+            failure = error
         except KeyboardInterrupt:
+            self._print_failure(words, OperationInterruptedError.code, "interrupted")
             click.echo("interrupted", err=True)
-            ctx.exit(ExitCode.INTERRUPTED)
+            raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+        except click.ClickException as error:
+            self._print_failure(words, UsageError.code, error.format_message())
+            raise
+        except (click.exceptions.Exit, click.Abort):
+            raise
+        except OSError as error:
+            # Of a pipe that nobody reads Click sees to itself.
+            if error.errno == errno.EPIPE or _TRACEBACK in os.environ:
+                raise
+            failure = DiskError(_text_of(error))
+        except Exception as error:
+            if _TRACEBACK in os.environ:
+                raise
+            failure = InternalError(
+                f"{type(error).__name__}: {error}",
+                hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",
+            )
+        self._print_failure(words, failure.code, failure.message, failure.hint)
+        click.echo(f"error [{failure.code}]: {failure.message}", err=True)
+        if failure.hint:
+            click.echo(f"  {failure.hint}", err=True)
+        raise click.exceptions.Exit(failure.exit_status)
+
+    def _print_failure(self, words: list[str], code: str, message: str, hint: str = "") -> None:
+        """With --json, print the document of a command that failed."""
+        if "--json" not in words:
+            return
+        # Imported here, because most commands do not fail.
+        from admin.command_result import CommandResult
+        from runtime.output import print_json
+
+        result = CommandResult(self._name(words), as_json=True)
+        result.fail(code, message, hint=hint)
+        print_json(result.document())
+
+    def _name(self, words: list[str]) -> str:
+        """The name of the command that some words call, as far as they name one."""
+        command: click.Command | None = self
+        names = list[str]()
+        for word in words:
+            if not isinstance(command, click.Group):
+                break
+            command = command.commands.get(word) or command.get_command(
+                click.Context(command), word
+            )
+            if command is None:
+                break
+            names.append(word)
+        return " ".join(names)
+
+
+def _text_of(error: OSError) -> str:
+    where = f"{error.filename}: " if error.filename is not None else ""
+    return f"{where}{error.strerror or error}"
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})

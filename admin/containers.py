@@ -12,11 +12,11 @@ import click
 
 from admin.answer import (
     check_agents,
-    command_result,
     container_ids,
     controller_options,
     json_option,
 )
+from admin.command_result import command_result
 from admin.comparison import comparison_json
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError

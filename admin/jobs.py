@@ -8,7 +8,8 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from admin.answer import command_result, controller_options, json_option
+from admin.answer import controller_options, json_option
+from admin.command_result import command_result
 from admin.containers import age_text, time_text
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError

@@ -19,13 +19,12 @@ from itertools import islice
 import click
 
 from admin.answer import (
-    CommandResult,
     check_agents,
-    command_result,
     container_ids,
     controller_options,
     json_option,
 )
+from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
 from admin.containers import (
     compare_live,

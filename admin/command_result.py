@@ -1,0 +1,88 @@
+"""The result of a command as one JSON document, also if the command fails."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+import click
+
+from merkle.errors import ReconcileError
+from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_json
+
+_SCHEMA_VERSION = 1
+
+
+@dataclass(slots=True)
+class CommandResult:
+    """Collects the result of a command, and prints it as text unless `as_json`."""
+
+    command: str
+    as_json: bool
+    data: object = None
+    exit_status: int = 0
+    errors: list[JsonObject] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def fail(self, code: str, message: str, *, hint: str = "") -> None:
+        """Add an error. The command continues; unless a status is set already, it will
+        exit with FAILED.
+        """
+        self.errors.append({"code": code, "message": message, "hint": hint})
+        self.exit_status = self.exit_status or ExitCode.FAILED
+        if not self.as_json:
+            click.echo(message, err=True)
+            if hint:
+                click.echo(f"  {hint}", err=True)
+
+    def warn(self, message: str) -> None:
+        """Add a warning; without --json it is printed to stderr."""
+        self.warnings.append(message)
+        if not self.as_json:
+            click.echo(f"warning: {message}", err=True)
+
+    def print(self, text: str) -> None:
+        """Print a line to stdout; nothing with --json."""
+        if not self.as_json:
+            click.echo(text)
+
+    def document(self) -> JsonObject:
+        """The command's JSON document."""
+        return {
+            "schema_version": _SCHEMA_VERSION,
+            "command": self.command,
+            "as_of": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
+            "ok": not self.errors and self.exit_status in (0, ExitCode.FINDINGS),
+            "data": self.data,
+            "warnings": self.warnings,
+            "errors": self.errors,
+        }
+
+
+@contextmanager
+def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
+    """Run the body of a command, then exit with its status. With `as_json` the document
+    is printed even if the body fails.
+
+    Raises:
+        ReconcileError: the body raised it, without `as_json`.
+        KeyboardInterrupt: the command was interrupted, without `as_json`.
+    """
+    answer = CommandResult(command, as_json)
+    try:
+        yield answer
+    except ReconcileError as error:
+        if not as_json:
+            raise
+        answer.fail(error.code, error.message, hint=error.hint)
+        answer.exit_status = error.exit_status
+    except KeyboardInterrupt:
+        if not as_json:
+            raise
+        answer.fail("interrupted", "interrupted")
+        answer.exit_status = ExitCode.INTERRUPTED
+    if as_json:
+        print_json(answer.document())
+    if answer.exit_status:
+        raise click.exceptions.Exit(answer.exit_status)
