@@ -1,10 +1,13 @@
 """Settings that hold for all tests."""
 
 import gc
+import os
 from types import FunctionType
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.java import SHORT_LIVED
 
 # Machines are shared and slow at times: an example's run time proves nothing. The seeds
 # are fixed, so that a change fails for what it changed; whoever wants others runs with
@@ -17,6 +20,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared")
+
+# Of every Spark that a test starts, in whichever process.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
 
 # Fixtures of servers that tests of several folders share; who imports another comes
 # after it, or that one's assertions would not be rewritten.

@@ -16,6 +16,7 @@ import pytest
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from spark.pack import PACKAGES
+from tests.support.java import SHORT_LIVED
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
@@ -87,7 +88,12 @@ def start(stack: ExitStack, log: Path, name: str, *words: object) -> None:
     path = ":".join(
         str(Path(found).parent) for tool in ("java", "bash") if (found := shutil.which(tool))
     )
-    environment = {"SPARK_HOME": str(HOME), "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"}
+    environment = {
+        "SPARK_HOME": str(HOME),
+        "PATH": path,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED,
+    }
     file = stack.enter_context(log.open("wb"))
     process = subprocess.Popen(command, stdout=file, stderr=file, env=environment, cwd=log.parent)
     stack.callback(process.wait)
@@ -128,6 +134,7 @@ def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master:
     settings = {
         "spark.pyspark.python": bare,
         "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "4",

@@ -3,6 +3,7 @@
 import ast
 import hashlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,15 +68,16 @@ def modules() -> list[Path]:
     )
 
 
-def imported(path: Path) -> set[str]:
-    names = set()
+@cache
+def imported(path: Path) -> frozenset[str]:
+    names = set[str]()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names.add(node.module or "")
-    return names
+    return frozenset(names)
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda p: str(p.relative_to(ROOT)))
