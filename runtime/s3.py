@@ -29,7 +29,7 @@ from runtime.s3_answers import (
     error_of,
     raise_for,
 )
-from runtime.s3_signing import UNSIGNED, AccessKeys, payload_digest, signed_headers
+from runtime.s3_signing import UNSIGNED, payload_digest, signed_headers
 from runtime.traffic import TrafficCounter
 
 T = TypeVar("T")
@@ -262,23 +262,10 @@ class S3Client:
             target,
             headers,
             payload=payload,
-            keys=self._keys(),
+            keys=self._credentials.get_frozen_credentials(),
             region=self._region,
             at_s=time.time(),
         )
-
-    def _keys(self) -> AccessKeys:
-        """The credentials of this moment; those that end are renewed before."""
-        try:
-            keys: AccessKeys = self._credentials.get_frozen_credentials()
-        except Exception as error:
-            # The library of its class takes long to import, and static keys never fail.
-            from botocore.exceptions import BotoCoreError
-
-            if isinstance(error, BotoCoreError):
-                raise ConfigError(f"credentials cannot be renewed: {error}") from error
-            raise
-        return keys
 
     def _pool(self, host: str) -> HttpPool:
         with self._lock:

@@ -65,7 +65,35 @@ class CredentialSource(Protocol):
     """Gives the keys of this moment; keys that end are renewed before."""
 
     def get_frozen_credentials(self) -> AccessKeys:
-        """The keys; botocore gave this method its name."""
+        """The keys; botocore gave this method its name.
+
+        Raises:
+            ConfigError: they cannot be renewed.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class RenewedKeys:
+    """The credentials that botocore has found; those that end are renewed before."""
+
+    credentials: CredentialSource
+
+    def get_frozen_credentials(self) -> AccessKeys:
+        """See CredentialSource.
+
+        Raises:
+            ConfigError: they ended and cannot be renewed.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError
+
+        try:
+            return self.credentials.get_frozen_credentials()
+        # The last is its word for new credentials that have ended already.
+        except (BotoCoreError, ClientError, RuntimeError) as error:
+            raise ConfigError(
+                f"credentials cannot be renewed: {error}",
+                hint="Check the profile, and that what it renews them by is reachable.",
+            ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +238,7 @@ def _account_of_botocore(settings: S3Settings) -> S3Account:
             "no S3 credentials were found",
             hint="Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile.",
         )
-    return S3Account(credentials, region, endpoint_url, ca_bundle)
+    return S3Account(RenewedKeys(credentials), region, endpoint_url, ca_bundle)
 
 
 @contextmanager
