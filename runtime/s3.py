@@ -286,12 +286,10 @@ class S3Client:
 def open_client(
     settings: S3Settings,
     *,
-    environment: Mapping[str, str] | None = None,
     backoff: Backoff | None = None,
     sleep: Sleep = time.sleep,
 ) -> S3Client:
-    """A client for these settings; no request is sent to the store. With `environment`,
-    that of this process, static keys are found sooner.
+    """A client for these settings; no request is sent to the store.
 
     Raises:
         ConfigError: there are no credentials, or no such profile, or the endpoint is
@@ -299,7 +297,7 @@ def open_client(
     """
     if settings.addressing not in ("", "path", "virtual"):
         raise ConfigError(f"addressing is {settings.addressing!r}, not path or virtual")
-    account = find_account(settings, environment)
+    account = find_account(settings)
     is_configured = account.endpoint_url is not None
     return S3Client(
         endpoint_url=account.endpoint_url or _public_endpoint(account.region),
