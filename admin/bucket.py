@@ -5,7 +5,6 @@ work; this module parses options.
 """
 
 import gc
-import os
 import sys
 import threading
 import time
@@ -331,7 +330,7 @@ def precheck(source: str, target: str, as_json: bool) -> None:
     """
     check_addresses(source, target)
     with (
-        open_store(source, may_write=False, environment=os.environ) as ours,
+        open_store(source, may_write=False) as ours,
         open_target(target, may_write=True, is_trial=True) as theirs,
     ):
         limitations = lacking(ours.capabilities, theirs.capabilities)

@@ -63,8 +63,8 @@ def check_addresses(source: str, target: str) -> None:
     """
     check_pair(source, target)
     check_pair(
-        effective_address(source, environment=os.environ),
-        effective_address(target, environment=os.environ),
+        effective_address(source),
+        effective_address(target),
     )
 
 
@@ -89,7 +89,7 @@ def open_pair(
     folder = state_folder(state, source, target)
     is_known = PairLedger.exists_in(folder)
     with ExitStack() as opened:
-        ours = opened.enter_context(open_store(source, may_write=False, environment=os.environ))
+        ours = opened.enter_context(open_store(source, may_write=False))
         if is_trial and not is_known:
             kept, folder = None, Path(opened.enter_context(_scratch_folder()))
         else:
@@ -123,9 +123,7 @@ def open_target(address: str, *, may_write: bool, is_trial: bool) -> Iterator[St
         StoreError, ConfigError, UsageError, DiskError: as `open_store`.
     """
     if not is_trial or not is_missing(address):
-        with open_store(
-            address, may_write=may_write, create=may_write, environment=os.environ
-        ) as store:
+        with open_store(address, may_write=may_write, create=may_write) as store:
             yield store
         return
     with (

@@ -1,6 +1,5 @@
 """A pair of buckets of which the target has a verifier."""
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -73,7 +72,7 @@ def open_proven_sync(
     """
     with (
         _open_proven_pair(source, target, state, verifier, progress) as pair,
-        open_store(target, may_write=True, environment=os.environ) as store,
+        open_store(target, may_write=True) as store,
     ):
         run = ProvenSync(
             pair.bucket,
@@ -113,7 +112,7 @@ def _open_proven_pair(
     progress.note(f"verifier {client.address}: beside {said.address}")
     folder = state_folder(state, source, target)
     with ExitStack() as opened:
-        store = opened.enter_context(open_store(source, may_write=False, environment=os.environ))
+        store = opened.enter_context(open_store(source, may_write=False))
         ledger = PairLedger(folder, source=source, target=target)
         opened.callback(ledger.close)
         # A verifier with another secret gives other IDs: its index is another one.

@@ -29,7 +29,7 @@ from runtime.s3_answers import (
     error_of,
     raise_for,
 )
-from runtime.s3_signing import UNSIGNED, AccessKeys, payload_digest, signed_headers
+from runtime.s3_signing import UNSIGNED, payload_digest, signed_headers
 from runtime.traffic import TrafficCounter
 
 T = TypeVar("T")
@@ -262,23 +262,10 @@ class S3Client:
             target,
             headers,
             payload=payload,
-            keys=self._keys(),
+            keys=self._credentials.get_frozen_credentials(),
             region=self._region,
             at_s=time.time(),
         )
-
-    def _keys(self) -> AccessKeys:
-        """The credentials of this moment; those that end are renewed before."""
-        try:
-            keys: AccessKeys = self._credentials.get_frozen_credentials()
-        except Exception as error:
-            # The library of its class takes long to import, and static keys never fail.
-            from botocore.exceptions import BotoCoreError
-
-            if isinstance(error, BotoCoreError):
-                raise ConfigError(f"credentials cannot be renewed: {error}") from error
-            raise
-        return keys
 
     def _pool(self, host: str) -> HttpPool:
         with self._lock:
@@ -299,12 +286,10 @@ class S3Client:
 def open_client(
     settings: S3Settings,
     *,
-    environment: Mapping[str, str] | None = None,
     backoff: Backoff | None = None,
     sleep: Sleep = time.sleep,
 ) -> S3Client:
-    """A client for these settings; no request is sent to the store. With `environment`,
-    that of this process, static keys are found sooner.
+    """A client for these settings; no request is sent to the store.
 
     Raises:
         ConfigError: there are no credentials, or no such profile, or the endpoint is
@@ -312,7 +297,7 @@ def open_client(
     """
     if settings.addressing not in ("", "path", "virtual"):
         raise ConfigError(f"addressing is {settings.addressing!r}, not path or virtual")
-    account = find_account(settings, environment)
+    account = find_account(settings)
     is_configured = account.endpoint_url is not None
     return S3Client(
         endpoint_url=account.endpoint_url or _public_endpoint(account.region),

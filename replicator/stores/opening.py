@@ -1,6 +1,6 @@
 """Open the store at an address."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from urllib.parse import quote
 
@@ -9,9 +9,8 @@ from replicator.stores.port import Store
 from runtime.disk import Disk
 
 
-def effective_address(address: str, *, environment: Mapping[str, str] | None = None) -> str:
-    """The address with the endpoint that its requests go to, wherever that is set; with
-    `environment`, that of this process, it is found sooner.
+def effective_address(address: str) -> str:
+    """The address with the endpoint that its requests go to, wherever that is set.
 
     Raises:
         UsageError: the address is invalid.
@@ -25,7 +24,7 @@ def effective_address(address: str, *, environment: Mapping[str, str] | None = N
             from runtime.s3_account import configured_endpoint
 
             location = S3Location.parse(text)
-            endpoint = configured_endpoint(location.settings, environment)
+            endpoint = configured_endpoint(location.settings)
             path = f"s3://{location.bucket}/{quote(location.prefix)}"
             return f"{path}?endpoint_url={quote(endpoint, safe='')}" if endpoint else path
 
@@ -36,12 +35,10 @@ def open_store(
     *,
     may_write: bool,
     create: bool = False,
-    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Store]:
     """The store that an argument names, closed at the end of the context. With `create`
     a local bucket is made if there is none; with `may_write` a remote store is probed
-    by scratch objects. With `environment`, that of this process, the credentials of a
-    remote store are found sooner.
+    by scratch objects.
 
     Raises:
         UsageError: the address is invalid.
@@ -62,5 +59,5 @@ def open_store(
             from runtime.s3 import open_client
 
             settings = S3Location.parse(text).settings
-            with closing(open_client(settings, environment=environment)) as client:
+            with closing(open_client(settings)) as client:
                 yield open_s3(text, may_write=may_write, client=client)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from botocore.credentials import Credentials
 
 from merkle.checksum import Buffer
 from proof.item import HashAlgorithm
@@ -20,7 +21,6 @@ from replicator.stores.s3_objects import S3Reader
 from replicator.stores.s3_probe import probe
 from replicator.stores.s3_uploads import S3UploadWriter
 from runtime.s3 import S3Client
-from runtime.s3_account import StaticKeys
 from runtime.s3_answers import S3Error
 from tests.support import s3_servers
 from tests.support.bucket_sync import SyncRunner
@@ -108,7 +108,7 @@ def test_the_md5_of_the_whole_is_left_out_of_objects_in_parts_only(
 @pytest.mark.parametrize("checks_part_md5", [False, True])
 def test_a_part_is_guarded_by_a_signed_hash_of_its_bytes(checks_part_md5: bool) -> None:
     with wire_server() as server:
-        client = S3Client(endpoint_url=server.url, region="r", credentials=StaticKeys("a", "b"))
+        client = S3Client(endpoint_url=server.url, region="r", credentials=Credentials("a", "b"))
         with closing(client):
             bucket = S3Bucket(client, "bucket", "", "bucket")
             bucket.behaviour = S3Behaviour(checks_part_md5=checks_part_md5)

@@ -1,19 +1,21 @@
 """What the S3 client puts on the wire, and what it makes of each answer."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from botocore.credentials import Credentials
+from botocore.credentials import Credentials, RefreshableCredentials
+from botocore.exceptions import ClientError, CredentialRetrievalError
 from hypothesis import given
 from hypothesis import strategies as st
 
 from runtime.errors import ConfigError
 from runtime.retry import Backoff
 from runtime.s3 import Query, S3Client, open_client, place_request
-from runtime.s3_account import S3Settings
+from runtime.s3_account import CredentialSource, RenewedKeys, S3Settings
 from runtime.s3_answers import (
     S3Error,
     S3OutcomeUnknownError,
@@ -62,11 +64,16 @@ def client(server: WireServer, waits: list[float]) -> Iterator[S3Client]:
         yield made
 
 
-def new_client(server: WireServer, waits: list[float], token: str | None = None) -> S3Client:
+def new_client(
+    server: WireServer,
+    waits: list[float],
+    token: str | None = None,
+    credentials: CredentialSource | None = None,
+) -> S3Client:
     return S3Client(
         endpoint_url=server.url,
         region="us-east-1",
-        credentials=Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, token),
+        credentials=credentials or Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, token),
         backoff=Backoff(attempts_max=3),
         sleep=waits.append,
     )
@@ -309,6 +316,60 @@ def test_what_is_not_the_document_is_an_error(body: bytes) -> None:
 def test_no_document_is_understood_by_chance(body: bytes) -> None:
     with pytest.raises(S3ProtocolError):
         parse_document(body, "Known")
+
+
+def renewed(refresh: Callable[[], dict[str, str]]) -> RenewedKeys:
+    """Keys that have ended, and what is called to renew them."""
+    ended = datetime(2020, 1, 1, tzinfo=UTC)
+    return RenewedKeys(RefreshableCredentials("OLD", SECRET, "t", ended, refresh, "test"))
+
+
+def test_keys_that_have_ended_are_renewed_before_a_request(
+    server: WireServer, waits: list[float]
+) -> None:
+    def refresh() -> dict[str, str]:
+        keys = {"access_key": "NEW", "secret_key": SECRET, "token": "new"}
+        return {**keys, "expiry_time": "2999-01-01T00:00:00Z"}
+
+    with closing(new_client(server, waits, credentials=renewed(refresh))) as client:
+        client.request("GET", "bucket", "key")
+    (one,) = server.arrived
+    assert "Credential=NEW/" in one.headers["authorization"]
+    assert is_signed(one.method, one.target, one.headers, one.body, SECRET)
+
+
+def failing(error: Exception) -> Callable[[], dict[str, str]]:
+    def refresh() -> dict[str, str]:
+        raise error
+
+    return refresh
+
+
+def still_ended() -> dict[str, str]:
+    """Keys that have ended, in place of those that have."""
+    keys = {"access_key": "NEW", "secret_key": SECRET, "token": "new"}
+    return {**keys, "expiry_time": "2020-01-01T00:00:00Z"}
+
+
+@pytest.mark.parametrize(
+    "refresh",
+    [
+        failing(CredentialRetrievalError(provider="sso", error_msg="the session has ended")),
+        failing(ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRole")),
+        still_ended,
+    ],
+    ids=["not retrieved", "refused", "still ended"],
+)
+def test_keys_that_cannot_be_renewed_are_an_error_and_nothing_is_sent(
+    server: WireServer, waits: list[float], refresh: Callable[[], dict[str, str]]
+) -> None:
+    with (
+        closing(new_client(server, waits, credentials=renewed(refresh))) as client,
+        pytest.raises(ConfigError, match="cannot be renewed"),
+    ):
+        client.request("GET", "bucket", "key")
+    assert not server.arrived
+    assert not waits
 
 
 def test_credentials_and_region_come_from_where_they_do_for_every_tool(

@@ -12,10 +12,8 @@ from tests.support.s3_servers import S3Bucket
 # What a sync between two S3 buckets without a verifier has no use for.
 UNNEEDED = {
     "asyncio",
-    "botocore",
     "google.protobuf",
     "grpc",
-    "http.client",
     "llvmlite",
     "numba",
     "numpy",
@@ -28,7 +26,6 @@ UNNEEDED = {
     "sqlalchemy",
     "structlog",
     "tenacity",
-    "urllib3",
 }
 
 
