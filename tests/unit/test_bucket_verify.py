@@ -220,9 +220,8 @@ def test_a_key_that_changes_while_it_is_read_is_unsettled(pair: Pair) -> None:
     assert (keys["k"].kind, keys["k"].is_unsettled) == (None, True)
     assert not tally.is_equal
     assert tally.differences == 0
-    receipt = run.receipt(tally, "")
-    assert receipt is not None
-    assert not receipt.is_equal
+    # What the target holds is not known: neither "equal" nor "unequal" is signed.
+    assert run.receipt(tally, "") is None
 
 
 def test_a_side_that_lists_not_all_keys_gets_no_receipt(tmp_path: Path) -> None:
