@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -100,6 +100,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
 
         Raises:
             PairRefusedError: source and target are the same bucket.
+            DiskError: the plan has no place on disk.
         """
         check_pair(source.store.address, target.address)
         self._source = source.store
@@ -142,19 +143,20 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._deleter = ProvenDeleter(
             self._source, client, source.profile, readers=self._workers, retried=self._of_source
         )
-        self._steps = PlanSpool(ledger.folder)
         self._proof: PairProof | None = None
         self._counts_bytes = True
-        # Objects that were small when they were listed, and are large now.
-        self._grown = PlanSpool(ledger.folder)
+        with ExitStack() as opened:
+            self._steps = opened.enter_context(closing(PlanSpool(ledger.folder)))
+            # Objects that were small when they were listed, and are large now.
+            self._grown = opened.enter_context(closing(PlanSpool(ledger.folder)))
+            opened.callback(self._copier.close)
+            opened.callback(self._workers.shutdown, cancel_futures=True)
+            self._opened = opened.pop_all()
 
     def __exit__(self, *_error: object) -> None:
         """Stop what still runs, and wait for requests that are on their way."""
         self._stop.set()
-        self._workers.shutdown(cancel_futures=True)
-        self._copier.close()
-        self._steps.close()
-        self._grown.close()
+        self._opened.close()
 
     @property
     def limitations(self) -> tuple[str, ...]:
