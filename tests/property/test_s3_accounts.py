@@ -1,6 +1,8 @@
 """What is found without botocore is what botocore finds, or nothing is found."""
 
 import os
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -8,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.errors import ReconcileError
 from runtime.s3_account import S3Account, S3Settings, find_account, plain_account
+from tests.support.processes import ROOT, STOP_S
 
 WORDS = st.sampled_from(["one", "two", "x y"])
 PROFILES = ["", "default", "near", "far"]
@@ -109,11 +111,28 @@ def test_the_plain_ways_are_found(tmp_path: Path) -> None:
     assert plain_account(S3Settings(profile="far"), home) is None
 
 
-def test_who_is_not_found_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [one for one in os.environ if one.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for asked in (S3Settings(), S3Settings(profile="gone")):
-        with pytest.raises(ReconcileError):
-            find_account(asked, dict(os.environ))
+_ASKS = """
+import os
+from merkle.errors import ReconcileError
+from runtime.s3_account import S3Settings, find_account
+
+for asked in (S3Settings(), S3Settings(profile="gone")):
+    try:
+        print(find_account(asked, dict(os.environ)))
+    except ReconcileError as error:
+        print(error.code)
+"""
+
+
+def test_who_is_not_found_is_an_error(tmp_path: Path) -> None:
+    # botocore reads the environment of its process: this one has one of its own.
+    environment = {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKS],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=STOP_S,
+    )
+    assert (done.stdout, done.stderr) == ("config_invalid\n" * 2, "")

@@ -227,7 +227,7 @@ class World:
         order = self.controller.job(job.job_id).order(PeerId(peer))
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
-        progress = RepairReport(**{"peers": heard, **figures})  # type: ignore[arg-type]
+        progress = RepairReport(**{"peers": heard, **figures})
         self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:

@@ -15,7 +15,7 @@ from proof.lthash import LtHash
 from proof.root import SetRoot
 from replicator.compared_sets import ComparedSets
 from replicator.ledger import PairLedger
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import Capabilities, ObjectFacts, ObjectProperties
 from replicator.verify import (
     BucketVerification,
     Damage,
@@ -42,7 +42,7 @@ class Pair:
     """Two stores in memory and what was recorded of them."""
 
     folder: Path
-    capabilities: tuple = (MEMORY, MEMORY)  # type: ignore[type-arg]
+    capabilities: tuple[Capabilities, Capabilities] = (MEMORY, MEMORY)
     source: MemoryStore = field(init=False)
     target: MemoryStore = field(init=False)
 

@@ -54,7 +54,7 @@ def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
 def told(
     peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object
 ) -> ProgressReceived:
-    return ProgressReceived(peer, state, RepairReport(**figures))  # type: ignore[arg-type]
+    return ProgressReceived(peer, state, RepairReport(**figures))
 
 
 def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> ProgressReceived:
