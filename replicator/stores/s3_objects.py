@@ -459,10 +459,14 @@ def _delete_in_bulk(
         answer = bucket.client.request(
             "POST", place, query=query, headers=headers, body=body, idempotent=is_named
         )
-        return [
-            DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)
-            for failure in parse_delete_failures(answer.body)
-        ]
+        failures = parse_delete_failures(answer.body)
+    if not {failure.key for failure in failures} <= {name for name, _ in names}:
+        # By another name it could be any of them, and none may pass for deleted.
+        raise StoreError(f"{place} says of keys that were not named that they stay")
+    return [
+        DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)
+        for failure in failures
+    ]
 
 
 def _tags_counted(headers: Mapping[str, str]) -> bool:

@@ -108,6 +108,18 @@ def test_a_gateway_of_ozone_gets_no_sub_resource_of_a_bucket(
     assert not [one for one in server.arrived if "acl" in one.target or "tagging" in one.target]
 
 
+@pytest.mark.parametrize("named", ["a", "b", "KEY"])
+def test_a_deletion_that_names_another_key_as_refused_tells_nothing(
+    server: WireServer, client: S3Client, named: str
+) -> None:
+    """Else the one that stays would count as deleted."""
+    error = f"<Error><Key>{named}</Key><Code>AccessDenied</Code></Error>"
+    server.answers.append(answer(200, f"<DeleteResult>{error}</DeleteResult>".encode()))
+    bucket = S3Bucket(client, "bucket", "p/", "bucket")
+    with pytest.raises(StoreError, match="not named"):
+        delete_versions(bucket, [("a", ""), ("key", "")])
+
+
 def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
     server: WireServer, client: S3Client
 ) -> None:
