@@ -95,8 +95,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         is_cancelled: Callable[[], bool],
         new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
-        """Prepare a run; nothing is read yet. `target` is the verifier's bucket, as it
-        is reached from here.
+        """Prepare a run; nothing is read yet. `target` is the verifier's bucket.
 
         Raises:
             PairRefusedError: source and target are the same bucket.
@@ -114,9 +113,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._is_cancelled = is_cancelled
         self._stop = threading.Event()
         self._crossing = Crossing.between(self._source.capabilities, target.capabilities)
-        self._lists_all = (
-            self._source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
-        )
+        self._lists_all = all(one.capabilities.lists_all_keys for one in (self._source, target))
         self._prover = PairProver(
             source, client, prefix=options.prefix, stopped=self._is_stopped, progress=progress
         )
@@ -146,9 +143,10 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._proof: PairProof | None = None
         self._counts_bytes = True
         with ExitStack() as opened:
-            self._steps = opened.enter_context(closing(PlanSpool(ledger.folder)))
-            # Objects that were small when they were listed, and are large now.
-            self._grown = opened.enter_context(closing(PlanSpool(ledger.folder)))
+            # All, and objects that were small when they were listed, and are large now.
+            self._steps, self._grown = (
+                opened.enter_context(closing(PlanSpool(ledger.folder))) for _ in range(2)
+            )
             opened.callback(self._copier.close)
             opened.callback(self._workers.shutdown, cancel_futures=True)
             self._opened = opened.pop_all()
