@@ -139,8 +139,8 @@ def sync(
     Metadata, tags, content headers and ACLs cross where both stores keep them; what
     does not cross is printed before the first byte. A change of metadata alone moves no
     data, and of a changed large object only the changed windows are sent where the
-    target can copy ranges. A run that was killed is continued by the same command. What
-    was found at the end is appended to receipts.jsonl in the state folder, signed.
+    target can copy ranges. A run that was killed is continued by the same command. If
+    it is known what both sides hold, receipts.jsonl in the state folder gets a receipt.
 
     \b
     Exit status:
@@ -247,8 +247,8 @@ def verify(
 
     A key is missing (at the target), extra (there only), changed, or damaged: its bytes
     are not those that its own store, or the last sync, recorded. Damage is found by
-    `--level read` only. What the chosen level does not show is printed at the end. The
-    outcome is appended to receipts.jsonl in the state folder, signed.
+    `--level read` only. What the chosen level does not show is printed at the end. If
+    it is known what both sides hold, receipts.jsonl in the state folder gets a receipt.
 
     \b
     Exit status:

@@ -59,9 +59,9 @@ def index(
       5  some objects changed meanwhile or cannot be read: run it again
       7  the store does not answer, 8 a verifier uses the state folder
     """
-    stop = StopSignals()
     clock = SystemClock()
     with (
+        StopSignals() as stop,
         open_store(address, may_write=False) as store,
         locked_state(state, address) as folder,
         open_index(folder, store, clock, bucket=address, algorithm=None) as bucket,

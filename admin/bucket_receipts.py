@@ -41,7 +41,8 @@ def receipts() -> None:
     """Show and check receipts: what comparisons of two buckets found, signed.
 
     Each `bucket sync` and `bucket verify` that ends appends one to receipts.jsonl in
-    its state folder. Each names the hash of the one before it.
+    its state folder, unless it is not known which set of keys a side holds. Each names
+    the hash of the one before it.
     """
 
 

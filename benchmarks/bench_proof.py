@@ -57,6 +57,8 @@ CPU_MS_MAX, CPU_DIFFERENCES_MAX = 20.0, 10_000
 # A prefix that the target lost has a bar of its own where it is more than the kept
 # symbols decode.
 LOST_PREFIX_BYTES_MAX = 32_000
+# Looks in a row at which no byte more was counted.
+_QUIET_LOOKS = 5
 # Of the shapes, which take the second of OBJECTS.
 SHAPE_DIFFERENCES = 1_000
 
@@ -118,9 +120,8 @@ class Sides:
         counts = [-1, self._counted()]
 
         def is_quiet() -> bool:
-            time.sleep(0.02)
             counts.append(self._counted())
-            return counts[-3:] == 3 * counts[-1:]
+            return counts[-_QUIET_LOOKS:] == _QUIET_LOOKS * counts[-1:]
 
         wait_until(is_quiet, "the link to be quiet")
         return counts[-1]

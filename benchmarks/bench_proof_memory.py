@@ -56,6 +56,7 @@ def measure(case: str, count: int, folder: Path) -> None:
     with (
         closing(_opened(folder / "source")) as source,
         closing(_opened(folder / "target")) as target,
+        closing(PlanSpool(folder)) as spool,
     ):
         answers = TargetAnswers(target, PROFILE, lambda _question: WindowsAnswer(()))
 
@@ -64,7 +65,7 @@ def measure(case: str, count: int, folder: Path) -> None:
             return [decode_answer(encode_answer(answers.answer(one))) for one in asked]
 
         _compile_kernels()
-        before, began_s, spool, found = _peak_kib(), time.monotonic(), PlanSpool(folder), 0
+        before, began_s, found = _peak_kib(), time.monotonic(), 0
         most = count if case == "whole" else DIFFERENCES_MAX
         whole = prefix_range("")
         for part in compare_parts(source, PROFILE, ask, whole, differences_max=most):

@@ -13,7 +13,6 @@ the product's. Only the store behind it is empty: no comparison reads it.
 
 import json
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -23,7 +22,6 @@ from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from random import Random
-from typing import Self
 
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, Profile
@@ -35,7 +33,7 @@ from replicator.verifier.server import VerifierService
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
 from runtime.rpc import start_server
-from tests.support.processes import ROOT, STOP_S
+from tests.support.processes import LineProcess
 
 PROFILE = Profile(b"k" * 32, HashAlgorithm.MD5)
 # 41 bytes, as in a data lake.
@@ -143,52 +141,26 @@ def copied_index(folder: Path, to: Path) -> None:
     shutil.copytree(folder, to)
 
 
-class VerifierChild:
+class VerifierChild(LineProcess):
     """A verifier over the index in a folder, in a process of its own; a context
     manager that ends it.
     """
 
     def __init__(self, folder: Path) -> None:
         """`folder` takes the empty store besides."""
-        self._command = [sys.executable, "-m", "benchmarks.proof_buckets", str(folder)]
-        self._process: subprocess.Popen[str] | None = None
-        self.address = ""
-
-    def __enter__(self) -> Self:
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self.address = f"127.0.0.1:{self._line()}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        with self._process as process:
-            process.kill()
-            process.wait(STOP_S)
+        super().__init__("benchmarks.proof_buckets", str(folder))
 
     def change(self, changes: Changes) -> None:
         """Let the target differ."""
-        self._ask(f"change {json.dumps(asdict(changes))}")
+        self.ask(f"change {json.dumps(asdict(changes))}")
 
     def undo(self) -> None:
         """Take the latest changes back."""
-        self._ask("undo")
+        self.ask("undo")
 
     def cpu_s(self) -> float:
         """What the process has used, all threads, in seconds."""
-        return self._ask("cpu")
-
-    def _ask(self, line: str) -> float:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
-        return float(json.loads(self._line()))
-
-    def _line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        return self._process.stdout.readline()
+        return float(self.ask("cpu"))
 
 
 def _serve(folder: Path) -> None:

@@ -101,20 +101,20 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = StopSignals()
-    running = Agent(config)
-    running.start()
-    log = get_logger("agent")
-    try:
-        if port_file:
-            announce(port_file, running.address)
-        status = f"agent of datanode {running.datanode_id} is ready on {running.address}"
-        click.echo(status, err=True)
-        manager = ServiceManager(os.environ, os.getpid())
-        run_until_stopped(stop, manager, running.thread_health, status=status)
-        log.info("process_stopping")
-    finally:
-        running.stop()
+    with StopSignals() as stop:
+        running = Agent(config)
+        running.start()
+        log = get_logger("agent")
+        try:
+            if port_file:
+                announce(port_file, running.address)
+            status = f"agent of datanode {running.datanode_id} is ready on {running.address}"
+            click.echo(status, err=True)
+            manager = ServiceManager(os.environ, os.getpid())
+            run_until_stopped(stop, manager, running.thread_health, status=status)
+            log.info("process_stopping")
+        finally:
+            running.stop()
     log.info("process_stopped")
 
 

@@ -63,54 +63,6 @@ _WORDS, _FLAGS = types.Array(types.uint64, 1, "C"), types.Array(types.boolean, 1
 _FOUR = types.UniTuple(U64, 4)
 
 
-def hash_names(
-    start: "NDArray[np.uint64]",
-    keys: "NDArray[np.uint8]",
-    key_ends: "NDArray[np.int64]",
-    versions: "NDArray[np.uint8]",
-    version_ends: "NDArray[np.int64]",
-    out: "NDArray[np.uint64]",
-) -> None:
-    """The 48 bits of each key and version, which are columns (`proof.columns`)."""
-    assert len(key_ends) == len(version_ends) == len(out)
-    _hash_names(start, keys, key_ends, versions, version_ends, out)
-
-
-def hash_items(
-    start: "NDArray[np.uint64]",
-    keys: "NDArray[np.uint8]",
-    key_ends: "NDArray[np.int64]",
-    versions: "NDArray[np.uint8]",
-    version_ends: "NDArray[np.int64]",
-    is_marker: "NDArray[np.bool_]",
-    sizes: "NDArray[np.uint64]",
-    has_content: "NDArray[np.bool_]",
-    contents: "NDArray[np.uint8]",
-    content_ends: "NDArray[np.int64]",
-    properties: "NDArray[np.uint8]",
-    properties_ends: "NDArray[np.int64]",
-    out: "NDArray[np.uint64]",
-) -> None:
-    """The 48 bits of each item's canonical bytes."""
-    assert len(key_ends) == len(version_ends) == len(is_marker) == len(sizes) == len(out)
-    assert len(out) == len(has_content) == len(content_ends) == len(properties_ends)
-    _hash_items(
-        start,
-        keys,
-        key_ends,
-        versions,
-        version_ends,
-        is_marker,
-        sizes,
-        has_content,
-        contents,
-        content_ends,
-        properties,
-        properties_ends,
-        out,
-    )
-
-
 def keyed_start(secret: bytes, person: bytes) -> "NDArray[np.uint64]":
     """The state of a hash of 6 bytes with this key and person, after the block of the
     key.
@@ -232,7 +184,7 @@ def _longest(ends: "NDArray[np.int64]") -> int:
 
 
 @jit(types.void(_WORDS, _BYTES, _ENDS, _BYTES, _ENDS, _WORDS))
-def _hash_names(
+def hash_names(
     start: "NDArray[np.uint64]",
     keys: "NDArray[np.uint8]",
     key_ends: "NDArray[np.int64]",
@@ -240,6 +192,8 @@ def _hash_names(
     version_ends: "NDArray[np.int64]",
     out: "NDArray[np.uint64]",
 ) -> None:
+    """The 48 bits of each key and version, which are columns (`proof.columns`)."""
+    assert len(key_ends) == len(version_ends) == len(out)
     most = 2 * _LENGTH_BYTES + _longest(key_ends) + _longest(version_ends)
     words, state = np.zeros(most // 8 + 32, np.uint64), np.empty(8, np.uint64)
     message = words.view(np.uint8)
@@ -266,7 +220,7 @@ def _hash_names(
         _WORDS,
     )
 )
-def _hash_items(
+def hash_items(
     start: "NDArray[np.uint64]",
     keys: "NDArray[np.uint8]",
     key_ends: "NDArray[np.int64]",
@@ -281,6 +235,9 @@ def _hash_items(
     properties_ends: "NDArray[np.int64]",
     out: "NDArray[np.uint64]",
 ) -> None:
+    """The 48 bits of each item's canonical bytes."""
+    assert len(key_ends) == len(version_ends) == len(is_marker) == len(sizes) == len(out)
+    assert len(out) == len(has_content) == len(content_ends) == len(properties_ends)
     most = _longest(key_ends) + _longest(version_ends)
     most += _longest(content_ends) + _longest(properties_ends) + 8 * _LENGTH_BYTES + _SIZE_BYTES
     words, state = np.zeros(most // 8 + 32, np.uint64), np.empty(8, np.uint64)

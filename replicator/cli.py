@@ -82,15 +82,15 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = StopSignals()
-    process = VerifierProcess(config)
-    try:
-        if port_file:
-            announce(port_file, process.address)
-        status = f"verifier of {config.bucket} is ready on {process.address}"
-        click.echo(status, err=True)
-        manager = ServiceManager(os.environ, os.getpid())
-        run_until_stopped(stop, manager, process.thread_health, status=status)
-        get_logger("verifier").info("process_stopping")
-    finally:
-        process.stop()
+    with StopSignals() as stop:
+        process = VerifierProcess(config)
+        try:
+            if port_file:
+                announce(port_file, process.address)
+            status = f"verifier of {config.bucket} is ready on {process.address}"
+            click.echo(status, err=True)
+            manager = ServiceManager(os.environ, os.getpid())
+            run_until_stopped(stop, manager, process.thread_health, status=status)
+            get_logger("verifier").info("process_stopping")
+        finally:
+            process.stop()

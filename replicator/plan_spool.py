@@ -9,6 +9,7 @@ import pickle
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from replicator.proven_plan import ProvenStep
@@ -88,8 +89,9 @@ class PlanSpool:
             self._length = 0
 
     def close(self) -> None:
-        """Forget all; idempotent."""
-        self._file.close()
+        """Forget all; idempotent. What a full disk has not taken is forgotten, too."""
+        with suppress(OSError):
+            self._file.close()
 
     def _flush(self) -> None:
         try:

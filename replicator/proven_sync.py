@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, closing
 from itertools import chain, islice
 from typing import TypeVar
 
@@ -95,11 +95,11 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         is_cancelled: Callable[[], bool],
         new_executor: NewExecutor = ThreadPoolExecutor,
     ) -> None:
-        """Prepare a run; nothing is read yet. `target` is the verifier's bucket, as it
-        is reached from here.
+        """Prepare a run; nothing is read yet. `target` is the verifier's bucket.
 
         Raises:
             PairRefusedError: source and target are the same bucket.
+            DiskError: the plan has no place on disk.
         """
         check_pair(source.store.address, target.address)
         self._source = source.store
@@ -113,9 +113,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._is_cancelled = is_cancelled
         self._stop = threading.Event()
         self._crossing = Crossing.between(self._source.capabilities, target.capabilities)
-        self._lists_all = (
-            self._source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
-        )
+        self._lists_all = all(one.capabilities.lists_all_keys for one in (self._source, target))
         self._prover = PairProver(
             source, client, prefix=options.prefix, stopped=self._is_stopped, progress=progress
         )
@@ -142,19 +140,21 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         self._deleter = ProvenDeleter(
             self._source, client, source.profile, readers=self._workers, retried=self._of_source
         )
-        self._steps = PlanSpool(ledger.folder)
         self._proof: PairProof | None = None
         self._counts_bytes = True
-        # Objects that were small when they were listed, and are large now.
-        self._grown = PlanSpool(ledger.folder)
+        with ExitStack() as opened:
+            # All, and objects that were small when they were listed, and are large now.
+            self._steps, self._grown = (
+                opened.enter_context(closing(PlanSpool(ledger.folder))) for _ in range(2)
+            )
+            opened.callback(self._copier.close)
+            opened.callback(self._workers.shutdown, cancel_futures=True)
+            self._opened = opened.pop_all()
 
     def __exit__(self, *_error: object) -> None:
         """Stop what still runs, and wait for requests that are on their way."""
         self._stop.set()
-        self._workers.shutdown(cancel_futures=True)
-        self._copier.close()
-        self._steps.close()
-        self._grown.close()
+        self._opened.close()
 
     @property
     def limitations(self) -> tuple[str, ...]:

@@ -129,9 +129,9 @@ class BucketVerification:
 
     def receipt(self, tally: "VerificationTally", prefix: str) -> Receipt | None:
         """What was found below a prefix, to be signed; None where a side does not list
-        all keys.
+        all keys, or keys changed meanwhile, so that nobody knows what it holds.
         """
-        if not self.lists_all:
+        if not self.lists_all or tally.unsettled:
             return None
         return tally.sets.receipt(
             source=self._source.address,

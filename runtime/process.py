@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
-from typing import TypeVar
+from typing import Self, TypeVar
 
 import click
 
@@ -76,7 +76,9 @@ def print_settings(settings: Settings) -> None:
 
 
 class StopSignals:
-    """Whether SIGTERM or SIGINT came. Create it in the main thread, before others.
+    """Whether SIGTERM or SIGINT came. Create it in the main thread, before others; a
+    context manager, after which signals are not waited for, and still ignored: a second
+    one must not break off the end of the process.
 
     Not a `threading.Event`: a handler that sets one may run while its own thread holds
     the event's lock, and a handler whose signal comes just before the wait begins runs
@@ -93,6 +95,14 @@ class StopSignals:
             signal.signal(number, self._note)
         # By SIGABRT systemd's watchdog ends a process: it prints where every thread is.
         faulthandler.enable(_STDERR)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        signal.set_wakeup_fd(-1)
+        self._reader.close()
+        self._writer.close()
 
     def is_set(self) -> bool:
         """Whether one came."""

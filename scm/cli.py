@@ -63,14 +63,14 @@ def run(
     if check_config:
         print_settings(config)
         return
-    stop = StopSignals()
-    server = ControllerServer(config)
-    try:
-        if port_file:
-            announce(port_file, server.address)
-        manager = ServiceManager(os.environ, os.getpid())
-        status = f"controller is ready on {server.address}"
-        run_until_stopped(stop, manager, server.thread_health, status=status)
-        get_logger("scm").info("process_stopping")
-    finally:
-        server.stop()
+    with StopSignals() as stop:
+        server = ControllerServer(config)
+        try:
+            if port_file:
+                announce(port_file, server.address)
+            manager = ServiceManager(os.environ, os.getpid())
+            status = f"controller is ready on {server.address}"
+            run_until_stopped(stop, manager, server.thread_health, status=status)
+            get_logger("scm").info("process_stopping")
+        finally:
+            server.stop()

@@ -278,7 +278,8 @@ class Controller:
         return outcomes
 
     def cancel(self, job_id: JobId, now_s: float) -> Job:
-        """Request the end of a job; agents stop after the current window.
+        """Request the end of a job; agents stop after the current window. Orders that
+        no agent can have end at once.
 
         Raises:
             DatabaseError: the request cannot be saved; the job continues.
@@ -286,9 +287,10 @@ class Controller:
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
-            self._unsaved.save([step(job, CancelRequested(), now_s)], now_s)
-            self._step(job_id, CancelRequested(), now_s)
-            for order in job.orders:
+            request = CancelRequested(self._dispatcher.undelivered(job))
+            self._unsaved.save([step(job, request, now_s)], now_s)
+            self._step(job_id, request, now_s)
+            for order in self.job(job_id).orders:
                 if order.state.is_in_flight:
                     self._dispatcher.send_cancel(job_id, order)
             self._try_save_changes(now_s)

@@ -37,13 +37,15 @@ class Dispatcher:
         self._leadership = leadership
         self._started_at_s = started_at_s
         self._cancels = 0
-        # Orders sent before the start may not have arrived.
-        self._resend = [
-            (job.job_id, order.peer)
+        sent_before = [
+            (job.job_id, order)
             for job in jobs.active()
             for order in job.orders
             if order.state.is_in_flight
         ]
+        # Orders sent before the start may or may not have arrived.
+        self._resend = [(job_id, order.peer) for job_id, order in sent_before]
+        self._sent_before = {(order.peer, command_id(job, order)) for job, order in sent_before}
 
     def resume(self, pause_s: float) -> None:
         """Leave out a time in which this process did not run."""
@@ -97,9 +99,16 @@ class Dispatcher:
 
     def withdraw(self, job_id: JobId, before: Order, after: Order) -> None:
         """Withdraw an order that is no longer at its datanode."""
+        may_run = not self._is_undelivered(job_id, before)
         self._sink.withdraw(before.peer, command_id(job_id, before))
-        if after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
+        if may_run and after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
             self.send_cancel(job_id, before)
+
+    def undelivered(self, job: Job) -> frozenset[PeerId]:
+        """The datanodes that cannot have their latest order of this job."""
+        return frozenset(
+            order.peer for order in job.orders if self._is_undelivered(job.job_id, order)
+        )
 
     def send_cancel(self, job_id: JobId, order: Order) -> None:
         """Withdraw an order, and send its datanode a command to stop, with an ID of its
@@ -112,6 +121,10 @@ class Dispatcher:
             # The term makes IDs unique across restarts.
             number = f"cancel-{term}-{self._cancels}"
             self._sink.send(CancelOrder(number, term, order.peer, job_id, order.round))
+
+    def _is_undelivered(self, job_id: JobId, order: Order) -> bool:
+        command = (order.peer, command_id(job_id, order))
+        return command not in self._sent_before and self._sink.is_undelivered(*command)
 
     def _send(self, job: Job, order: Order, now_s: float) -> bool:
         """Send an order; returns False if it must wait.

@@ -32,7 +32,7 @@ ATTEMPTS_MAX = 3
 # The second round spreads the repairs of the first; the third, late ones of the second.
 ROUNDS_MAX = 3
 _LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
-# How long a cancelled job waits for the agents to confirm.
+# How long a cancelled job waits for the agents that may have its orders to confirm.
 CANCEL_GRACE_S = 60.0
 # The rate is measured over the last minute of active time, so that waiting affects
 # neither rate nor ETA.
@@ -231,7 +231,11 @@ class OrderAbandoned:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """The end of the job was requested."""
+    """The end of the job was requested. No order was delivered to the `undelivered`
+    datanodes, so none of them has anything to stop.
+    """
+
+    undelivered: AbstractSet[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,8 +314,8 @@ def step(job: Job, event: Event, now_s: float) -> Job:
                 now_s,
                 lambda order, _: replace(order, state=OrderState.EXPIRED, detail=reason),
             )
-        case CancelRequested():
-            return _cancel(job, now_s)
+        case CancelRequested(undelivered):
+            return _cancel(job, now_s, undelivered)
         case TimePassed(live, command_deadline_s):
             return _check_deadlines(job, now_s, live, command_deadline_s)
         case ControllerResumed():
@@ -426,10 +430,16 @@ def _error_text(progress: RepairReport) -> str:
     return ": ".join(part for part in (progress.error_code, progress.message) if part)
 
 
-def _cancel(job: Job, now_s: float) -> Job:
+def _cancel(job: Job, now_s: float, undelivered: AbstractSet[PeerId]) -> Job:
     if job.cancel_requested_at_s is not None:
         return job
-    return _update_state(replace(job, cancel_requested_at_s=now_s), now_s)
+    orders = tuple(
+        replace(order, state=OrderState.CANCELLED)
+        if order.state is OrderState.ISSUED and order.peer in undelivered
+        else order
+        for order in job.orders
+    )
+    return _update_state(replace(job, orders=orders, cancel_requested_at_s=now_s), now_s)
 
 
 def _restart_deadlines(job: Job, now_s: float) -> Job:

@@ -77,6 +77,11 @@ class CommandSink(Protocol):
     def withdraw(self, peer: PeerId, command_id: str) -> None:
         """Stop delivering an order; an unknown one is ignored."""
 
+    def is_undelivered(self, peer: PeerId, command_id: str) -> bool:
+        """Whether this sink holds the order and never began to deliver it; False for an
+        unknown one.
+        """
+
 
 class Leadership(Protocol):
     """Which controller leads."""

@@ -77,6 +77,8 @@ class Outbox:
 
     def __init__(self) -> None:
         self._waiting: dict[PeerId, dict[str, AnyOrder]] = {}
+        # Command IDs, of those that wait, in a response that was made.
+        self._delivered: dict[PeerId, set[str]] = {}
 
     def send(self, order: AnyOrder) -> bool:
         """Keep the order for the datanode's next heartbeat (CommandSink.send)."""
@@ -89,12 +91,20 @@ class Outbox:
     def withdraw(self, peer: PeerId, command_id: str) -> None:
         """Drop an order (CommandSink.withdraw)."""
         self._waiting.get(peer, {}).pop(command_id, None)
+        self._delivered.get(peer, set()).discard(command_id)
 
-    def waiting(self, peer: PeerId) -> Sequence[AnyOrder]:
+    def is_undelivered(self, peer: PeerId, command_id: str) -> bool:
+        """Whether the order waits, and was in no response (CommandSink)."""
+        is_waiting = command_id in self._waiting.get(peer, {})
+        return is_waiting and command_id not in self._delivered.get(peer, set())
+
+    def deliver(self, peer: PeerId) -> Sequence[AnyOrder]:
         """The orders for this datanode's next response, oldest first. They stay until
         withdrawn.
         """
-        return list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
+        found = list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
+        self._delivered.setdefault(peer, set()).update(order.command_id for order in found)
+        return found
 
 
 class SoleLeader:
@@ -191,7 +201,7 @@ class ControllerService:
             term = self._controller.term
             # With the current term: agents reject orders of an earlier term.
             orders = (
-                [replace(order, term=term) for order in self._outbox.waiting(peer)]
+                [replace(order, term=term) for order in self._outbox.deliver(peer)]
                 if term is not None
                 else []
             )

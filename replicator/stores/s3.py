@@ -7,7 +7,8 @@ work is relied on.
 
 from replicator.stores.port import Store
 from replicator.stores.s3_bucket import S3Bucket, S3Location
-from replicator.stores.s3_objects import S3Lister, S3Reader, S3Writer
+from replicator.stores.s3_lister import S3Lister
+from replicator.stores.s3_objects import S3Reader, S3Writer
 from replicator.stores.s3_probe import probe
 from replicator.stores.s3_uploads import S3Scratch, S3UploadReader, S3UploadWriter
 from runtime.s3 import S3Client, open_client

@@ -1,11 +1,10 @@
-"""Listing, reading and writing whole objects of one S3 bucket."""
+"""Reading and writing whole objects of one S3 bucket."""
 
 import base64
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import takewhile
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from merkle.checksum import Buffer
 from replicator.hashing import md5_of
@@ -36,16 +35,12 @@ from replicator.stores.s3_bucket import (
     translated,
 )
 from replicator.stores.s3_documents import (
-    ListingPage,
-    VersionsPage,
     delete_document,
     fits_xml,
     parse_copied_etag,
     parse_delete_failures,
     parse_grants,
-    parse_listing,
     parse_tags,
-    parse_versions,
     tags_document,
 )
 from replicator.stores.s3_properties import (
@@ -57,9 +52,7 @@ from replicator.stores.s3_properties import (
 from runtime.s3 import Query, S3Stream
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
 
-Page = TypeVar("Page", ListingPage, VersionsPage)
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
-_PAGE_KEYS = "1000"
 # S3 takes as many in one request.
 _DELETE_KEYS_MAX = 1000
 # Above this, an object is copied in parts.
@@ -69,86 +62,6 @@ _COPY_PART_BYTES = 1 << 30
 _RESENT_BYTES_MAX = 1 << 20
 _SEND_ATTEMPTS = 3
 _MARKER = ("x-amz-delete-marker", "true")
-
-
-class S3Lister:
-    """See ObjectLister."""
-
-    def __init__(self, bucket: S3Bucket) -> None:
-        self._bucket = bucket
-
-    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
-        """See ObjectLister. A gateway of Ozone lists in another order: its listing is
-        read whole and sorted here.
-        """
-        found = self._current(prefix, start_after)
-        if self._bucket.behaviour.is_ozone:
-            by_key = {facts.key: facts for facts in found}
-            found = (by_key[key] for key in sorted(by_key, key=str.encode))
-        return _in_order(found, start_after)
-
-    def list_versions(self, prefix: str) -> Iterator[ObjectFacts]:
-        """See ObjectLister; where the bucket keeps no versions, its objects."""
-        if not self._bucket.behaviour.keeps_versions:
-            return self.list_objects(prefix)
-        return _grouped(self._versions(prefix))
-
-    def _current(self, prefix: str, start_after: str) -> Iterator[ObjectFacts]:
-        query = [("list-type", "2"), ("encoding-type", "url"), ("max-keys", _PAGE_KEYS)]
-        query.append(("prefix", self._bucket.prefix + prefix))
-        # The answer repeats this text, and Ceph leaves characters in it that XML lacks.
-        # What is listed because less was sent is passed over afterwards.
-        after = "".join(takewhile(fits_xml, start_after))
-        if after and not self._bucket.behaviour.is_ozone:
-            query.append(("start-after", self._bucket.prefix + after))
-        tokens = set[str]()
-        page = self._page(query, parse_listing)
-        while True:
-            yield from self._relative(page.objects, prefix)
-            if not page.token:
-                return
-            if page.token in tokens:
-                raise StoreError(f"the listing of {self._bucket.bucket} does not advance")
-            tokens.add(page.token)
-            page = self._page([*query, ("continuation-token", page.token)], parse_listing)
-
-    def _versions(self, prefix: str) -> Iterator[ObjectFacts]:
-        query = [("versions", ""), ("encoding-type", "url"), ("max-keys", _PAGE_KEYS)]
-        query.append(("prefix", self._bucket.prefix + prefix))
-        page = self._page(query, parse_versions)
-        while True:
-            yield from self._relative(page.versions, prefix)
-            if not page.key_marker:
-                return
-            markers = [("key-marker", page.key_marker)]
-            if page.version_marker:
-                markers.append(("version-id-marker", page.version_marker))
-            before = (page.key_marker, page.version_marker)
-            page = self._page([*query, *markers], parse_versions)
-            if (page.key_marker, page.version_marker) == before:
-                raise StoreError(f"the listing of {self._bucket.bucket} does not advance")
-
-    def _page(self, query: Query, parse: Callable[[bytes], Page]) -> Page:
-        bucket = self._bucket
-        with translated(f"cannot list {bucket.bucket}/{bucket.prefix}"):
-            return parse(bucket.client.request("GET", bucket.bucket, query=query).body)
-
-    def _relative(self, listed: Sequence[ObjectFacts], prefix: str) -> Iterator[ObjectFacts]:
-        for facts in listed:
-            key = self._bucket.relative(facts.key)
-            if key is None:
-                continue
-            if not key.startswith(prefix):
-                raise StoreError(f"the store listed {key!r}, which is not below {prefix!r}")
-            yield ObjectFacts(
-                key,
-                facts.size_bytes,
-                facts.etag,
-                facts.modified_ms,
-                facts.version,
-                facts.is_delete_marker,
-                self._bucket.hashes(facts.etag),
-            )
 
 
 class S3Reader:
@@ -183,20 +96,31 @@ class S3Reader:
         store keeps them.
         """
         headers = self.head(key, version=version)
-        count = headers.get("x-amz-tagging-count", "0")
-        has_tags = count != "0" or not self._bucket.behaviour.counts_tags
+        has_tags = _tags_counted(headers) or not self._bucket.behaviour.counts_tags
         return self._with_headers(headers, *self._tags_and_acl(key, version, has_tags=has_tags))
 
     def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
         """See ObjectReader. HEAD comes last: what it says of the object holds for the
-        requests before it, too.
+        requests before it, too. It is the only one if it says everything.
         """
+        behaviour = self._bucket.behaviour
+        if behaviour.counts_tags and not behaviour.keeps_acls:
+            headers = self._headers_of(facts)
+            if not _tags_counted(headers):
+                return self._with_headers(headers, (), ())
         tags, acl = self._tags_and_acl(facts.key, facts.version, has_tags=True)
+        return self._with_headers(self._headers_of(facts), tags, acl)
+
+    def _headers_of(self, facts: ObjectFacts) -> Mapping[str, str]:
+        """HEAD of just this version."""
         headers = self.head(facts.key, version=facts.version)
+        self._check_same(facts, headers)
+        return headers
+
+    def _check_same(self, facts: ObjectFacts, headers: Mapping[str, str]) -> None:
         now = self._facts(facts.key, headers)
         if now is None or not same_stamp(now, facts):
             raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
-        return self._with_headers(headers, tags, acl)
 
     def _tags_and_acl(self, key: str, version: str, *, has_tags: bool) -> tuple[Pairs, Pairs]:
         """Both, as far as the store keeps them."""
@@ -258,12 +182,10 @@ class S3Reader:
             # Its gateway says other things of an object with GET than with HEAD.
             with self.read(facts) as pieces:
                 body = b"".join(pieces)
-            return WholeObject(self.properties(facts.key), body)
+            return WholeObject(self.properties_of(facts), body)
         tags, acl = self._tags_and_acl(facts.key, facts.version, has_tags=True)
         with translated(f"cannot read {facts.key!r}"), self._answer(facts, {}) as answer:
-            now = self._facts(facts.key, answer.headers)
-            if now is None or not same_stamp(now, facts):
-                raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
+            self._check_same(facts, answer.headers)
             body = b"".join(_counted(answer.pieces, facts.size_bytes, facts.key))
         return WholeObject(self._with_headers(answer.headers, tags, acl), body)
 
@@ -537,35 +459,19 @@ def _delete_in_bulk(
         answer = bucket.client.request(
             "POST", place, query=query, headers=headers, body=body, idempotent=is_named
         )
-        return [
-            DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)
-            for failure in parse_delete_failures(answer.body)
-        ]
+        failures = parse_delete_failures(answer.body)
+    if not {failure.key for failure in failures} <= {name for name, _ in names}:
+        # By another name it could be any of them, and none may pass for deleted.
+        raise StoreError(f"{place} says of keys that were not named that they stay")
+    return [
+        DeleteFailure(failure.key.removeprefix(bucket.prefix), failure.reason)
+        for failure in failures
+    ]
 
 
-def _in_order(found: Iterator[ObjectFacts], start_after: str) -> Iterator[ObjectFacts]:
-    """Those after a key; an error where the order of bytes is broken."""
-    before = start_after.encode()
-    bound = before
-    for facts in found:
-        name = facts.key.encode()
-        if name <= bound and start_after:
-            continue
-        if name <= before and before:
-            raise StoreError(f"the store lists {facts.key!r} out of order")
-        before = name
-        yield facts
-
-
-def _grouped(found: Iterator[ObjectFacts]) -> Iterator[ObjectFacts]:
-    """Versions, an error where the order of their keys is broken."""
-    before = b""
-    for facts in found:
-        name = facts.key.encode()
-        if name < before:
-            raise StoreError(f"the store lists {facts.key!r} out of order")
-        before = name
-        yield facts
+def _tags_counted(headers: Mapping[str, str]) -> bool:
+    """Whether HEAD says that there are tags."""
+    return headers.get("x-amz-tagging-count", "0") != "0"
 
 
 def _sliced(pieces: Iterator[bytes], first: int, end: int) -> Iterator[bytes]:

@@ -259,34 +259,34 @@ class _Probe:
         under conditions that do not hold.
         """
         self._put(_BODY, {})
-        upload = parse_upload_id(
-            self._request("POST", (("uploads", ""),), {**_HEADERS, **_TAGS_HEADER}).body
-        )
-        part = (("partNumber", "1"), ("uploadId", upload))
-        checks_md5 = self._checks_part_md5(part)
-        source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
-        wrong = {"x-amz-copy-source-if-match": f'"{_WRONG_ETAG}"'}
-        wide = {"x-amz-copy-source-range": f"bytes=3-{len(_BODY)}"}
-        right = {"x-amz-copy-source-range": "bytes=3-11"}
-        checks = not self._is_done("PUT", part, source | right | wrong)
-        checks = not self._is_done("PUT", part, source | wide) and checks
-        try:
-            etag = parse_copied_etag(self._request("PUT", part, source | right).body)
-            copies = True
-        except S3Error as error:
-            self._raise_if_down(error)
-            body = self._request("PUT", part, {}, _BODY[3:12])
-            etag, copies = etag_of(body.headers), False
-        document = complete_document((UploadedPart(1, 9, etag),))
-        finish = (("uploadId", upload),)
-        obeys = False
-        if not self._is_done("POST", finish, {"if-none-match": "*"}, document):
-            obeys = not self._is_done("POST", finish, {"if-match": f'"{_WRONG_ETAG}"'}, document)
-            if obeys:
-                now = etag_of(self._head())
-                obeys = self._is_done("POST", finish, {"if-match": f'"{now}"'}, document)
-                if not obeys:
-                    self._request("POST", finish, {}, document)
+        with self._begun_upload({**_HEADERS, **_TAGS_HEADER}) as upload:
+            part = (("partNumber", "1"), ("uploadId", upload))
+            checks_md5 = self._checks_part_md5(part)
+            source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
+            wrong = {"x-amz-copy-source-if-match": f'"{_WRONG_ETAG}"'}
+            wide = {"x-amz-copy-source-range": f"bytes=3-{len(_BODY)}"}
+            right = {"x-amz-copy-source-range": "bytes=3-11"}
+            checks = not self._is_done("PUT", part, source | right | wrong)
+            checks = not self._is_done("PUT", part, source | wide) and checks
+            try:
+                etag = parse_copied_etag(self._request("PUT", part, source | right).body)
+                copies = True
+            except S3Error as error:
+                self._raise_if_down(error)
+                body = self._request("PUT", part, {}, _BODY[3:12])
+                etag, copies = etag_of(body.headers), False
+            document = complete_document((UploadedPart(1, 9, etag),))
+            finish = (("uploadId", upload),)
+            obeys = False
+            if not self._is_done("POST", finish, {"if-none-match": "*"}, document):
+                obeys = not self._is_done(
+                    "POST", finish, {"if-match": f'"{_WRONG_ETAG}"'}, document
+                )
+                if obeys:
+                    now = etag_of(self._head())
+                    obeys = self._is_done("POST", finish, {"if-match": f'"{now}"'}, document)
+                    if not obeys:
+                        self._request("POST", finish, {}, document)
         reasons = {}
         if not obeys:
             reasons["completes_conditionally"] = (
@@ -396,18 +396,30 @@ class _Probe:
 
     def _upload(self, headers: Mapping[str, str], whole: ContentHash) -> bool:
         """Make the object of one part; whether the store refused another CRC before."""
+        with self._begun_upload(headers) as upload:
+            query, finish = (("partNumber", "1"), ("uploadId", upload)), (("uploadId", upload),)
+            etag = etag_of(self._request("PUT", query, digest_header(whole), _BODY).headers)
+            document = complete_document((UploadedPart(1, len(_BODY), etag),))
+            is_full = {"x-amz-checksum-type": "FULL_OBJECT"}
+            wrong = replace(whole, digest=bytes(len(whole.digest)))
+            if self._is_done("POST", finish, digest_header(wrong) | is_full, document):
+                return False
+            if not self._is_done("POST", finish, digest_header(whole) | is_full, document):
+                # ministack takes it for that of a CRC of CRCs.
+                self._request("POST", finish, {}, document)
+            return True
+
+    @contextmanager
+    def _begun_upload(self, headers: Mapping[str, str]) -> Iterator[str]:
+        """The ID of an upload to the scratch key, which a failure does not leave."""
         upload = parse_upload_id(self._request("POST", (("uploads", ""),), headers).body)
-        query, finish = (("partNumber", "1"), ("uploadId", upload)), (("uploadId", upload),)
-        etag = etag_of(self._request("PUT", query, digest_header(whole), _BODY).headers)
-        document = complete_document((UploadedPart(1, len(_BODY), etag),))
-        is_full = {"x-amz-checksum-type": "FULL_OBJECT"}
-        wrong = replace(whole, digest=bytes(len(whole.digest)))
-        if self._is_done("POST", finish, digest_header(wrong) | is_full, document):
-            return False
-        if not self._is_done("POST", finish, digest_header(whole) | is_full, document):
-            # ministack takes it for that of a CRC of CRCs.
-            self._request("POST", finish, {}, document)
-        return True
+        try:
+            yield upload
+        except BaseException:
+            # What failed first says more than that this fails, too.
+            with suppress(S3Error, S3ProtocolError):
+                self._request("DELETE", (("uploadId", upload),))
+            raise
 
     def _request(
         self,

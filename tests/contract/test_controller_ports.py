@@ -137,17 +137,42 @@ def test_orders_wait_for_their_datanode_in_order_until_withdrawn(sink: Outbox | 
     port: CommandSink = sink
     for order in (cancel(1), cancel(2), cancel(1, DN2)):
         assert port.send(order)
-    assert list(sink.waiting(DN1)) == [cancel(1), cancel(2)]
-    assert list(sink.waiting(DN1)) == [cancel(1), cancel(2)]
+    assert list(sink.deliver(DN1)) == [cancel(1), cancel(2)]
+    assert list(sink.deliver(DN1)) == [cancel(1), cancel(2)]
     port.withdraw(DN1, "j1/cancel")
-    assert list(sink.waiting(DN1)) == [cancel(2)]
-    assert list(sink.waiting(DN2)) == [cancel(1, DN2)]
+    assert list(sink.deliver(DN1)) == [cancel(2)]
+    assert list(sink.deliver(DN2)) == [cancel(1, DN2)]
 
 
 def test_an_order_sent_again_is_one_order(sink: Outbox | MemorySink) -> None:
     sink.send(cancel(1))
     sink.send(cancel(1, term=2))
-    assert list(sink.waiting(DN1)) == [cancel(1, term=2)]
+    assert list(sink.deliver(DN1)) == [cancel(1, term=2)]
+
+
+def test_an_order_is_undelivered_until_it_is_handed_out(sink: Outbox | MemorySink) -> None:
+    port: CommandSink = sink
+    assert not port.is_undelivered(DN1, "j1/cancel")
+    for order in (cancel(1), cancel(1, DN2)):
+        port.send(order)
+    assert port.is_undelivered(DN1, "j1/cancel")
+    sink.deliver(DN1)
+    port.send(cancel(1, term=2))
+    assert not port.is_undelivered(DN1, "j1/cancel")
+    assert port.is_undelivered(DN2, "j1/cancel")
+    port.withdraw(DN1, "j1/cancel")
+    assert not port.is_undelivered(DN1, "j1/cancel")
+    port.send(cancel(1))
+    assert port.is_undelivered(DN1, "j1/cancel")
+
+
+def test_orders_beyond_one_response_are_undelivered() -> None:
+    outbox = Outbox()
+    for number in range(1, 1_002):
+        outbox.send(cancel(number))
+    outbox.deliver(DN1)
+    found = [outbox.is_undelivered(DN1, f"j{number}/cancel") for number in range(1, 1_002)]
+    assert found == [False] * 1_000 + [True]
 
 
 def test_withdrawing_what_is_unknown_is_allowed(sink: Outbox | MemorySink) -> None:
@@ -160,7 +185,7 @@ def test_the_outbox_is_bounded_for_scans_and_never_refuses_a_cancellation() -> N
     sent = [outbox.send(ScanOrder(f"s{n}", 1, DN1, ContainerId(n))) for n in range(1, 10_002)]
     assert sent == [True] * 10_000 + [False]
     assert outbox.send(cancel(1))
-    assert len(outbox.waiting(DN1)) == 1_000
+    assert len(outbox.deliver(DN1)) == 1_000
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ SMALL = ExportLimits(group_rows=4, file_rows_max=12, small_files_max=1, piece_ro
 Fails = Callable[[str, str], bool]
 
 
-class FailingHandler(pa_fs.FileSystemHandler):  # type: ignore[misc]
+class FailingHandler(pa_fs.FileSystemHandler):
     """A file system that fails where it is told to, before anything is done."""
 
     def __init__(self, under: pa_fs.FileSystem, fails: Fails) -> None:
@@ -47,11 +47,11 @@ class FailingHandler(pa_fs.FileSystemHandler):  # type: ignore[misc]
         return path
 
     def get_file_info(self, paths: list[str]) -> list[pa_fs.FileInfo]:
-        return self._under.get_file_info(paths)  # type: ignore[no-any-return]
+        return self._under.get_file_info(paths)
 
     def get_file_info_selector(self, selector: pa_fs.FileSelector) -> list[pa_fs.FileInfo]:
         self._check("list", selector.base_dir)
-        return self._under.get_file_info(selector)  # type: ignore[no-any-return]
+        return self._under.get_file_info(selector)
 
     def create_dir(self, path: str, recursive: bool) -> None:
         raise NotImplementedError
@@ -114,7 +114,7 @@ def never(_operation: str, _name: str) -> bool:
 
 @pytest.fixture(params=[local, objects])
 def make(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[Fails], Destination]:
-    return lambda fails: request.param(tmp_path / "table", fails)  # type: ignore[no-any-return]
+    return lambda fails: request.param(tmp_path / "table", fails)
 
 
 def walk(step: int) -> MemoryWalk:

@@ -83,7 +83,7 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         status, answer = ask(
             certificate(stranger, tmp_path / "pems", "stranger"), "container", "list"
         )
-        assert (status, answer["errors"][0]["code"]) == (7, "controller_unavailable")  # type: ignore[index]
+        assert (status, answer["errors"][0]["code"]) == (7, "controller_unavailable")
         done = CliRunner().invoke(
             treefold, ["container", "list", "--controller", address, "--json"]
         )

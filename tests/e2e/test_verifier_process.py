@@ -263,7 +263,7 @@ def test_either_process_killed_in_a_batch_is_continued(tmp_path: Path, killed: s
                     verifier.stop(signal.SIGKILL)
                 _, stderr = process.communicate(timeout=PATIENCE_S)
             assert process.returncode == (-signal.SIGKILL if killed == "sync" else 7)
-            assert killed == "sync" or "verifier_unavailable" in stderr or "verifier" in stderr
+            assert killed == "sync" or "verifier_unavailable" in stderr
             assert "Traceback" not in stderr
             written = len(keys(target.store()))
             assert 20 < written < 300
@@ -275,7 +275,7 @@ def test_either_process_killed_in_a_batch_is_continued(tmp_path: Path, killed: s
                 again = command.run(*words(tmp_path, verifier.address(), "--json"))
         assert again.status == 0, again.stderr
         assert again.last["equal"] is True
-        assert again.last["copied"] <= 300 - written  # type: ignore[operator]
+        assert again.last["copied"] <= 300 - written
         assert held(target.store()) == held(source.store())
     receipts = command.run("receipts", "verify", str(tmp_path / "pair" / "receipts.jsonl"))
     assert receipts.status == 0, receipts.stderr

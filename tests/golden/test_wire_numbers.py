@@ -39,7 +39,7 @@ RESPONSE = {
     ],
 )
 def test_commands_travel_under_ozones_field_numbers(message: type, numbers: dict[str, int]) -> None:
-    fields = message.DESCRIPTOR.fields_by_name  # type: ignore[attr-defined]
+    fields = message.DESCRIPTOR.fields_by_name
     assert {name: fields[name].number for name in numbers} == numbers
 
 

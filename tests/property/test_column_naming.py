@@ -146,7 +146,7 @@ class DamagedOrder(MemoryIndex):
 
     def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
         keys, versions = super().names(key_hashes)
-        return [self.other for _ in keys], versions  # type: ignore[misc]
+        return [self.other for _ in keys], versions
 
 
 @pytest.mark.parametrize("other", [b"k0 with a flipped bit", 7])

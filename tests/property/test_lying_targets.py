@@ -76,7 +76,7 @@ def test_corrupt_answers_are_named_or_change_nothing(group: int) -> None:
             return decode_answer(mutated_bytes(rng, raw, [raw]))
 
         try:
-            outcome = compare_with(source, target, lambda q, a, rng=rng: lie(q, a, rng))  # type: ignore[misc]
+            outcome = compare_with(source, target, lambda q, a, rng=rng: lie(q, a, rng))
         except ReconcileError:
             continue
         kept += 1
@@ -98,7 +98,7 @@ def test_a_corrupt_root_is_never_equal() -> None:
             return decode_answer(mutated_bytes(rng, raw, [raw]))
 
         try:
-            outcome = compare_with(source, target, lambda q, a, rng=rng: lie(q, a, rng))  # type: ignore[misc]
+            outcome = compare_with(source, target, lambda q, a, rng=rng: lie(q, a, rng))
         except ReconcileError:
             continue
         assert not (outcome.is_equal and truth), seed
@@ -131,7 +131,7 @@ def test_a_replayed_answer_is_of_another_job_or_number() -> None:
     for job, number, reason in ((b"another.", 0, "of another job"), (JOB, 1, "not those to")):
         replayed = replace(earlier[0], job=job, number=number)
         with pytest.raises(RemoteProtocolError, match=reason):
-            compare_with(source, MemoryIndex([Item("a", 1)]), lambda q, a, r=replayed: r)  # type: ignore[misc]
+            compare_with(source, MemoryIndex([Item("a", 1)]), lambda q, a, r=replayed: r)
     # The same job twice would be the caller's fault; even then the root is not ours.
     with pytest.raises(RemoteProtocolError, match="without holding our root"):
         compare_with(source, MemoryIndex([Item("a", 1)]), lambda q, a: earlier[0])
@@ -171,7 +171,7 @@ def test_an_index_with_a_wrong_symbol_is_found_out_by_new_symbols() -> None:
 
     def watch(question: QuestionMessage, message: AnswerMessage) -> AnswerMessage:
         if isinstance(message.answer, SymbolsAnswer):
-            salts.add(question.question.salt)  # type: ignore[union-attr]
+            salts.add(question.question.salt)
         return message
 
     outcome = compare_with(source, target, watch)
@@ -281,7 +281,7 @@ def test_names_that_are_left_out_are_counted_and_not_guessed() -> None:
 
 @pytest.mark.parametrize("answered", [0, 4])
 def test_names_of_none_or_too_many_hashes_are_refused(answered: int) -> None:
-    lie = lying(NamesAnswer, lambda answer: replace(answer, answered=answered))  # type: ignore[arg-type]
+    lie = lying(NamesAnswer, lambda answer: replace(answer, answered=answered))
     with pytest.raises(RemoteProtocolError, match="names of more, or of none"):
         compare_with(*some_extras(), lie)
 
@@ -330,7 +330,7 @@ def test_counts_of_ranges_that_are_not_true_are_not_certified() -> None:
     for counts, reason in (((0,), "as many counts"), (None, "add up to more")):
         lie = lying(
             UnequalAnswer,
-            lambda answer, counts=counts: UnequalAnswer(  # type: ignore[misc]
+            lambda answer, counts=counts: UnequalAnswer(
                 counts or tuple(10**6 for _ in answer.counts)
             ),
         )

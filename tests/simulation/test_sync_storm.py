@@ -12,11 +12,12 @@ import pytest
 
 from merkle.errors import ReconcileError
 from replicator.crossing import Crossing
-from replicator.stores.port import ObjectProperties, StoreUnavailableError
+from replicator.stores.port import StoreUnavailableError
 from replicator.sync import SyncReport
 from tests.support.bucket_sync import LIMITS, Remarks, SyncRunner
 from tests.support.kill_points import KilledError
 from tests.support.memory_store import MEMORY, UNGUARDED, UNPROVEN, MemoryStore, StoreFaults
+from tests.support.storm_writers import StormWriters
 
 KINDS = (MEMORY, UNPROVEN, UNGUARDED, replace(MEMORY, creates_conditionally=False))
 KEYS = tuple(f"k{number}" for number in range(7))
@@ -65,21 +66,26 @@ class Storm:
         # With few keys and contents each often becomes again what it was.
         self._is_dense = self.rng.random() < 0.6
         self._keys = KEYS[: 2 + self.rng.randrange(2)] if self._is_dense else KEYS
-        self._bodies = BODIES[1:3] if self._is_dense else BODIES
-        self._feeds = self.rng.random() < 0.5, self.rng.random() < 0.5
-        self.source = MemoryStore("memory:a", MEMORY, now_ms=self._now_ms, has_feed=self._feeds[0])
+        feeds = self.rng.random() < 0.5, self.rng.random() < 0.5
+        self.source = MemoryStore("memory:a", MEMORY, now_ms=self._now_ms, has_feed=feeds[0])
         self.target = MemoryStore(
             "memory:b",
             capabilities,
             now_ms=self._now_ms,
             says_little=self.rng.random() < 0.5,
-            has_feed=self._feeds[1],
+            has_feed=feeds[1],
             page_keys=1 if self._is_dense else 3,
         )
         self._crossing = Crossing.between(MEMORY, capabilities)
         self.watch = Watch(now=self._moment, deletes=lambda: len(self.target.deleted))
-        self._appeared = set[tuple[str, str]]()
-        self._owners = 0
+        self._writers = StormWriters(
+            self.rng,
+            self.source,
+            self.target,
+            bodies=BODIES[1:3] if self._is_dense else BODIES,
+            is_dense=self._is_dense,
+            feeds=feeds,
+        )
         self.runner = SyncRunner(
             self.source.store(),
             self.target.store(),
@@ -106,7 +112,7 @@ class Storm:
 
     def blow(self) -> None:
         """Let everything go on at each operation from now on."""
-        self._appeared.clear()
+        self._writers.appeared.clear()
         faults = StoreFaults(lambda *_: self._strike(), lambda *_: self._strike())
         self.source.faults = self.target.faults = faults
 
@@ -120,47 +126,10 @@ class Storm:
         """
         key = self.rng.choice(self._keys)
         if self.rng.random() < (0.4 if self._is_dense else 0.1):
-            self._change_target(key)
+            self._writers.change_target(key)
         else:
-            self._change_source(key)
+            self._writers.change_source(key)
         self.watch.look()
-
-    def _change_source(self, key: str) -> None:
-        found = self.source.objects.get(key)
-        match self.rng.randrange(4):
-            case 0 if found and self._may_vanish("source", key):
-                self.source.remove(key)
-            case 1 if found and found.body:
-                at = self.rng.choice((0, len(found.body) // 2))
-                flipped = bytes([found.body[at] ^ 1])
-                body = found.body[:at] + flipped + found.body[at + 1 :]
-                self.source.write(key, body, found.properties)
-            case 2 if found:
-                self.source.touch(key, self._properties(is_visible=False))
-            case _:
-                if not found:
-                    self._appeared.add(("source", key))
-                properties = self._properties(is_visible=True)
-                self.source.write(key, self.rng.choice(self._bodies), properties)
-
-    def _change_target(self, key: str) -> None:
-        found = self.target.objects.get(key)
-        if found and self.rng.random() < 0.5 and self._may_vanish("target", key):
-            self.target.remove(key)
-        else:
-            if not found:
-                self._appeared.add(("target", key))
-            # Where the answer to a write has no time, the same bytes with other
-            # properties have the stamp of our own write: nothing tells them apart.
-            body = self.rng.choice(self._bodies) if self._is_dense else self.rng.randbytes(5)
-            new = self._properties(is_visible=True)
-            self.target.write(key, body, found.properties if found else new)
-
-    def _may_vanish(self, side: str, key: str) -> bool:
-        """What appears and vanishes between two listings is seen by nobody without a
-        feed, so that nothing could be said of it.
-        """
-        return self._feeds[side == "target"] or (side, key) not in self._appeared
 
     def check(self, report: SyncReport) -> None:
         """What was said to be equal was equal at one moment since the last copy, but
@@ -181,17 +150,6 @@ class Storm:
         assert any(
             seen(ours) == seen({key: one for key, one in theirs.items() if key not in gone})
             for ours, theirs in self.watch.moments
-        )
-
-    def _properties(self, *, is_visible: bool) -> ObjectProperties:
-        """New ones each time where nothing shows that they changed and came back."""
-        self._owners += 1
-        owner = "a" if self._is_dense else self.rng.choice("ab")
-        if not is_visible and not self._feeds[0]:
-            owner = str(self._owners)
-        return ObjectProperties(
-            metadata=(("owner", owner),),
-            tags=(("team", "x" if self._is_dense else self.rng.choice("xy")),),
         )
 
     def _strike(self) -> None:

@@ -29,9 +29,7 @@ class InlineExecutor(Executor):
     def __init__(self, _threads: int, _name: str) -> None:
         pass
 
-    def submit(  # type: ignore[override]
-        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See Executor."""
         future = Future[T]()
         try:
@@ -63,12 +61,10 @@ class ChanceExecutor(Executor):
         self._rng = rng
         self._waiting: list[tuple[Future[object], Callable[[], object]]] = []
 
-    def submit(  # type: ignore[override]
-        self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Future[T]:
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """See Executor."""
         future = _LateFuture[T](self)
-        self._waiting.append((future, partial(call, *args, **kwargs)))  # type: ignore[arg-type]
+        self._waiting.append((future, partial(call, *args, **kwargs)))
         if self._rng.random() < 0.5:
             self.run_until(future)
         return future

@@ -100,17 +100,28 @@ class MemorySink:
 
     def __init__(self) -> None:
         self.orders: list[AnyOrder] = []
+        self._delivered: set[tuple[PeerId, str]] = set()
 
     def send(self, order: AnyOrder) -> bool:
-        self.withdraw(order.peer, order.command_id)
+        self._take_out(order.peer, order.command_id)
         self.orders.append(order)
         return True
 
     def withdraw(self, peer: PeerId, command_id: str) -> None:
-        self.orders = [o for o in self.orders if (o.peer, o.command_id) != (peer, command_id)]
+        self._take_out(peer, command_id)
+        self._delivered.discard((peer, command_id))
 
-    def waiting(self, peer: PeerId) -> list[AnyOrder]:
-        return [order for order in self.orders if order.peer == peer]
+    def is_undelivered(self, peer: PeerId, command_id: str) -> bool:
+        held = {(order.peer, order.command_id) for order in self.orders}
+        return (peer, command_id) in held - self._delivered
+
+    def deliver(self, peer: PeerId) -> list[AnyOrder]:
+        found = [order for order in self.orders if order.peer == peer]
+        self._delivered.update((peer, order.command_id) for order in found)
+        return found
+
+    def _take_out(self, peer: PeerId, command_id: str) -> None:
+        self.orders = [o for o in self.orders if (o.peer, o.command_id) != (peer, command_id)]
 
 
 @dataclass
@@ -167,8 +178,9 @@ class World:
         progress: tuple[ProgressReport, ...] = (),
         acknowledged: tuple[str, ...] = (),
     ) -> HeartbeatEffect:
+        """A heartbeat; its response brings the datanode all orders that wait for it."""
         peer_id = PeerId(peer)
-        return self.controller.heartbeat(
+        effect = self.controller.heartbeat(
             Heartbeat(
                 Datanode(peer_id, f"host-{peer}", f"127.0.0.1:{9000 + int(peer[-1])}"),
                 self.incarnations.get(peer_id, 1),
@@ -179,6 +191,8 @@ class World:
             ),
             self.now_s,
         )
+        self.sink.deliver(peer_id)
+        return effect
 
     def report(self, *reported: ContainerReplica) -> None:
         """A full report of each datanode that holds any of these."""
@@ -213,7 +227,7 @@ class World:
         order = self.controller.job(job.job_id).order(PeerId(peer))
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
-        progress = RepairReport(**{"peers": heard, **figures})  # type: ignore[arg-type]
+        progress = RepairReport(**{"peers": heard, **figures})
         self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
@@ -223,10 +237,14 @@ class World:
 
     def orders(self, peer: str) -> list[ReconcileOrder]:
         return [
-            order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, ReconcileOrder)
+            order
+            for order in self.sink.orders
+            if order.peer == peer and isinstance(order, ReconcileOrder)
         ]
 
     def cancels(self, peer: str) -> list[CancelOrder]:
         return [
-            order for order in self.sink.waiting(PeerId(peer)) if isinstance(order, CancelOrder)
+            order
+            for order in self.sink.orders
+            if order.peer == peer and isinstance(order, CancelOrder)
         ]

@@ -5,6 +5,7 @@ each of them would leave, one fails, one has bad sectors.
 import errno
 import os
 import random
+import resource
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -224,6 +225,19 @@ class BadSectorDisk(Disk):
 
     def _pages(self, offset: int, length: int) -> range:
         return range(offset // PAGE_BYTES * PAGE_BYTES, offset + length, PAGE_BYTES)
+
+
+@contextmanager
+def no_file_grows() -> Iterator[None]:
+    """The system refuses every write of this process, as a disk does that fails or is
+    full.
+    """
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 class _CheckedReader(Reader):

@@ -26,7 +26,7 @@ def main(folder: Path, kind: str) -> None:
         done = now.applied.through if now.applied else 0
     for number in count(done + 1):
         index.apply(batch(number), applied=AppliedPositions(Position(number)))
-        print(number, flush=True)  # noqa: T201
+        print(number, flush=True)  # noqa: T201 - the test reads it
         if number % 25 == 0:
             with index.rebuild(items=1) as building:
                 building.add(index.rows(start_after="", limit=KEYS))

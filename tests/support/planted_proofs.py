@@ -52,7 +52,7 @@ class _FarLook(PairProver):
 def _with_prover(prover: type[PairProver]) -> Parts:
     class Sync(ProvenSync):
         def __init__(self, *arguments: object, **options: object) -> None:
-            super().__init__(*arguments, **options)  # type: ignore[arg-type]
+            super().__init__(*arguments, **options)
             self._prover.__class__ = prover
 
     return Parts(sync=Sync, prover=prover)
@@ -91,7 +91,7 @@ class _DeletesByTheListing(ProvenSync):
     """A sync with this deleter."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
-        super().__init__(*arguments, **options)  # type: ignore[arg-type]
+        super().__init__(*arguments, **options)
         self._deleter.__class__ = _DeletesByTheCuts
 
 

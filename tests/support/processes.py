@@ -2,6 +2,7 @@
 deadline, always ended.
 """
 
+import json
 import resource
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from signal import SIGABRT
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from tests.support.waiting import wait_until
 
@@ -106,6 +107,45 @@ class TreefoldProcess:
             self.process.send_signal(SIGABRT)
             self.process.wait(STOP_S)
             raise AssertionError(f"has not ended within {STOP_S:.0f} s: {self.stderr}") from None
+
+
+class LineProcess:
+    """A module of ours that prints its port, then answers each line of its input with a
+    line of JSON; a context manager that ends it.
+    """
+
+    def __init__(self, module: str, *arguments: str) -> None:
+        self._command = [sys.executable, "-m", module, *arguments]
+        self._process: subprocess.Popen[str] | None = None
+        self.address = ""
+
+    def __enter__(self) -> Self:
+        # It ends with its input, so when this process ends too.
+        self._process = subprocess.Popen(
+            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self.address = f"127.0.0.1:{self._line()}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        with self._process as process:
+            process.kill()
+            process.wait(STOP_S)
+
+    def ask(self, command: str) -> Any:
+        """Send a line; what the answer says."""
+        assert self._process is not None
+        assert self._process.stdin is not None
+        print(command, file=self._process.stdin, flush=True)
+        return json.loads(self._line())
+
+    def _line(self) -> str:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        assert line, f"{self._command[2]} ended with {self._process.wait(STOP_S)}"
+        return line.strip()
 
 
 def controller(folder: Path, listen: str = "127.0.0.1:0") -> TreefoldProcess:

@@ -20,7 +20,7 @@ from replicator.pair_receipts import PairReceipts
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver, level_text
 from replicator.refresh import READ_ALL_S, IndexedBucket, groups_of
-from replicator.stores.port import ObjectProperties, StoreUnavailableError
+from replicator.stores.port import StoreUnavailableError
 from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.server import VerifierService
 from runtime.disk import Disk
@@ -36,6 +36,7 @@ from tests.support.memory_store import (
     StoreFaults,
 )
 from tests.support.proof_observer import ProofObserver, WatchedStore
+from tests.support.storm_writers import StormWriters
 from tests.support.verifier_link import (
     IndexHome,
     Life,
@@ -105,9 +106,9 @@ class ProvenStorm:
         # With few keys and contents each often becomes again what it was.
         self._is_dense = rng.random() < 0.5
         self._keys = KEYS[: 2 + rng.randrange(2)] if self._is_dense else KEYS
-        self._bodies = BODIES[1:3] if self._is_dense else BODIES
+        bodies = BODIES[1:3] if self._is_dense else BODIES
         if not self._is_dense and rng.random() < 0.3:
-            self._bodies = (*BODIES, LARGE, LARGE)
+            bodies = (*BODIES, LARGE, LARGE)
         self.clocks = JumpingClock(rng), JumpingClock(rng)
         self.source = MemoryStore("memory:a", MEMORY, now_ms=self.clocks[0].now_ms)
         self.target = WatchedStore(
@@ -136,8 +137,9 @@ class ProvenStorm:
             self.source, self.target, self.profile, lambda: self.link.run, self._guards
         )
         self._life = Life(KilledError)
-        self._appeared = set[tuple[str, str]]()
-        self._owners = 0
+        self._writers = StormWriters(
+            rng, self.source, self.target, bodies=bodies, is_dense=self._is_dense
+        )
         self._is_nested = self._is_blowing = False
         self.kills = 0
         self._may_kill = rng.random() < 0.7
@@ -182,7 +184,7 @@ class ProvenStorm:
 
     def forget_appeared(self) -> None:
         """Both sides have been listed: what is there was seen."""
-        self._appeared.clear()
+        self._writers.appeared.clear()
 
     def change(self) -> None:
         """One of the writers changes one key of the source, or somebody else one of the
@@ -193,10 +195,12 @@ class ProvenStorm:
             self._rot(key)
         elif chance < (0.4 if self._is_dense else 0.15):
             self.target.is_foreign = True
-            self._change_target(key)
+            self._writers.change_target(key)
             self.target.is_foreign = False
         else:
-            self._change_source(key)
+            # What often becomes again what it was is what deceives a listing.
+            acts = (0, 1, 3, 3, 3, 3) if self._is_dense else (0, 1, 2, 3)
+            self._writers.change_source(key, acts)
         self.observer.look(key)
 
     def scrub(self) -> None:
@@ -350,53 +354,12 @@ class ProvenStorm:
         self.kills += is_over
         return is_over
 
-    def _change_source(self, key: str) -> None:
-        found = self.source.objects.get(key)
-        # What often becomes again what it was is what deceives a listing.
-        match self.rng.choice((0, 1, 3, 3, 3, 3) if self._is_dense else (0, 1, 2, 3)):
-            case 0 if found and ("source", key) not in self._appeared:
-                self.source.remove(key)
-            case 1 if found and found.body:
-                at = self.rng.choice((0, len(found.body) // 2))
-                flipped = bytes([found.body[at] ^ 1])
-                body = found.body[:at] + flipped + found.body[at + 1 :]
-                self.source.write(key, body, found.properties)
-            case 2 if found:
-                self.source.touch(key, self._properties(is_visible=False))
-            case _:
-                if not found:
-                    self._appeared.add(("source", key))
-                properties = self._properties(is_visible=True)
-                self.source.write(key, self.rng.choice(self._bodies), properties)
-
-    def _change_target(self, key: str) -> None:
-        found = self.target.objects.get(key)
-        if found and self.rng.random() < 0.5 and ("target", key) not in self._appeared:
-            self.target.remove(key)
-            return
-        if not found:
-            self._appeared.add(("target", key))
-        # Where the answer to a write has no time, the same bytes with other properties
-        # have the stamp of our own write: nothing tells them apart.
-        body = self.rng.choice(self._bodies) if self._is_dense else self.rng.randbytes(5)
-        new = self._properties(is_visible=True)
-        self.target.write(key, body, found.properties if found else new)
-
     def _rot(self, key: str) -> None:
         found = self.target.objects.get(key)
         if found and found.body:
             at = self.rng.randrange(len(found.body))
             flipped = bytes([found.body[at] ^ _ROT])
             self.observer.rotted(key, found.body[:at] + flipped + found.body[at + 1 :])
-
-    def _properties(self, *, is_visible: bool) -> ObjectProperties:
-        """New ones each time where nothing shows that they changed and came back."""
-        self._owners += 1
-        owner = "a" if self._is_dense else self.rng.choice("ab")
-        return ObjectProperties(
-            metadata=(("owner", owner if is_visible else str(self._owners)),),
-            tags=(("team", "x" if self._is_dense else self.rng.choice("xy")),),
-        )
 
 
 class _Switch(KillSwitch):

@@ -162,8 +162,9 @@ class Scenario:
         with self.cluster.explained():
             self._run_until(self.cluster.peace.is_quiet, "the cluster does not come to rest")
             self._job_id = self.cluster.peace.ask_for_job(CONTAINER)
-            begun = lambda: any(place.run for place in world.places())  # noqa: E731
-            self._run_until(begun, "no datanode begins the job")
+            self._run_until(
+                lambda: any(place.run for place in world.places()), "no datanode begins the job"
+            )
 
     def finish_job(self) -> Job:
         """Go on until the job has ended; peers that lie do so all the while."""
@@ -171,8 +172,10 @@ class Scenario:
         assert job_id is not None, "no job was started"
         world, peace = self.cluster.world, self.cluster.peace
         with self.cluster.explained():
-            ended = lambda: world.host is not None and peace.job(job_id).state.is_terminal  # noqa: E731
-            self._run_until(ended, f"{job_id} does not end")
+            self._run_until(
+                lambda: world.host is not None and peace.job(job_id).state.is_terminal,
+                f"{job_id} does not end",
+            )
             return peace.job(job_id)
 
     def run_job(self) -> Job:

@@ -140,13 +140,14 @@ def openers_of(name: str) -> Mapping[StorageKind, TablesOpener]:
 
 
 KINDS = ("memory", "sqlite", "rocksdb")
+_LIMITS = IndexLimits(saved_changes=20)
 
 
 def open_index(
     folder: Path,
     openers: Mapping[StorageKind, TablesOpener] = OPENERS,
     *,
-    limits: IndexLimits = IndexLimits(saved_changes=20),  # noqa: B008
+    limits: IndexLimits = _LIMITS,
     profile: Profile = PROFILE,
 ) -> StoredIndex:
     """An index that saves its sums often."""

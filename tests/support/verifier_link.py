@@ -160,7 +160,7 @@ class VerifierHost:
             new_executor=self.new_executor,
         )
         handlers = _Handlers()
-        self.make_service(self.bucket, takes_writes=True).register(handlers)  # type: ignore[arg-type]
+        self.make_service(self.bucket, takes_writes=True).register(handlers)
         self._handlers = handlers
 
     def kill(self) -> NoReturn:
@@ -180,7 +180,7 @@ class _Handlers:
         (self._handler,) = handlers
 
     def of(self, method: str) -> Any:
-        return self._handler.service(_Details(method))  # type: ignore[arg-type]
+        return self._handler.service(_Details(method))
 
 
 class _Details(NamedTuple):
@@ -267,7 +267,7 @@ class VerifierLink:
 
     def client(self) -> VerifierClient:
         """A client that uses this link."""
-        return VerifierClient("127.0.0.1:1", channel=self)  # type: ignore[arg-type]
+        return VerifierClient("127.0.0.1:1", channel=self)
 
     def close(self) -> None:
         """See grpc.Channel."""
@@ -423,7 +423,7 @@ class VerifierLink:
             life.check()
             return call()
         except ReconcileError as error:
-            refuse(context or _Context(), error)  # type: ignore[arg-type]
+            refuse(context or _Context(), error)
         except VerifierKilledError as error:
             raise _cut() from error
         finally:

@@ -2,14 +2,11 @@
 and every byte counted by the kind of request that moved it.
 """
 
-import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
-from tests.support.processes import ROOT, STOP_S
+from tests.support.processes import LineProcess
 from tests.support.s3_servers import S3Endpoint
 
 
@@ -47,31 +44,17 @@ class Traffic:
         )
 
 
-class WanLink:
+class WanLink(LineProcess):
     """A link to a server on loopback; a context manager that ends it."""
 
     def __init__(self, target: str, *, delay_ms: float = 0.0, mbit: float = 0.0) -> None:
         """`target` is HOST:PORT; the delay is one way, and `mbit` (megabit/s, 0 for no
         limit) holds for each direction.
         """
-        command = [sys.executable, "-m", "tests.support.wan_proxy", "--to", target]
-        self._command = [*command, "--delay-ms", str(delay_ms), "--mbit", str(mbit)]
-        self._process: subprocess.Popen[str] | None = None
-        self.address = ""
-
-    def __enter__(self) -> Self:
-        # It ends with its input, so when this process ends too.
-        self._process = subprocess.Popen(
-            self._command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        super().__init__(
+            "tests.support.wan_proxy",
+            *("--to", target, "--delay-ms", str(delay_ms), "--mbit", str(mbit)),
         )
-        self.address = f"127.0.0.1:{self._line()}"
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._process is not None
-        with self._process as process:
-            process.kill()
-            process.wait(STOP_S)
 
     def through(self, endpoint: S3Endpoint) -> S3Endpoint:
         """The endpoint as it is reached across this link."""
@@ -101,16 +84,6 @@ class WanLink:
         self._ask("mend")
 
     def _ask(self, command: str) -> dict[str, Any]:
-        assert self._process is not None
-        assert self._process.stdin is not None
-        print(command, file=self._process.stdin, flush=True)
-        answer = json.loads(self._line())
+        answer: dict[str, Any] = self.ask(command)
         assert "error" not in answer, answer
         return answer
-
-    def _line(self) -> str:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the link ended with {self._process.wait(STOP_S)}"
-        return line.strip()

@@ -7,4 +7,4 @@ import sys
 assert "numba" not in sys.modules
 # An entry of None makes every `import numba` raise ImportError, as on a machine that
 # lacks it.
-sys.modules["numba"] = None  # type: ignore[assignment]
+sys.modules["numba"] = None

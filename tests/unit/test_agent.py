@@ -66,7 +66,7 @@ def test_upkeep_outlives_an_error_that_nobody_foresaw(root: Path, tmp_path: Path
     running.start()
     try:
         (held,) = running._store.volumes
-        undo, held.undo = held.undo, None  # type: ignore[assignment]
+        undo, held.undo = held.undo, None
         wait_until(
             lambda: running.metrics.value("dnagent_thread_failures_total", thread="upkeep") > 1,
             "two failures",

@@ -345,7 +345,7 @@ def test_writes_that_the_index_could_not_note_are_found_by_the_next_refresh(
             tmp_path / "index",
             profile,
             disk=Disk(),
-            openers={StorageKind.SQLITE: opener},  # type: ignore[dict-item]
+            openers={StorageKind.SQLITE: opener},
         )
         stack.callback(failing.close)
         applier = Applier(target.store, failing, profile, writing=target.bucket.writing)

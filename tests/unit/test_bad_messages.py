@@ -323,7 +323,7 @@ BLOCK = DatanodeBlockID(containerID=1, localID=20)
 
 
 def command(kind: Type, container_id: int = 1, **bodies: Message) -> bytes:
-    request = Request(cmdType=kind, containerID=container_id, datanodeUuid="dn", **bodies)  # type: ignore[arg-type]
+    request = Request(cmdType=kind, containerID=container_id, datanodeUuid="dn", **bodies)
     return request.SerializePartialToString()
 
 

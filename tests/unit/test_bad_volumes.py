@@ -300,7 +300,7 @@ def test_a_container_of_an_older_release_is_refused_by_name(
     made: VolumeMaker, changes: Mapping[str, str | int | None]
 ) -> None:
     path = made.folder(1) / "metadata" / "1.container"
-    old = replace(parse_descriptor(path.read_bytes()), **changes)  # type: ignore[arg-type]
+    old = replace(parse_descriptor(path.read_bytes()), **changes)
     path.write_bytes(dump_descriptor(with_checksum(old)))
     with unchanged(made.root):
         result = run("tree", "build", made.root)

@@ -310,7 +310,7 @@ def test_a_source_that_keeps_changing_fails_by_name(tmp_path: Path) -> None:
 
 def test_a_target_that_answers_other_facts_is_not_believed(tmp_path: Path) -> None:
     class Damaging(MemoryStore):
-        def _keep(self, key, body, properties, etag):  # type: ignore[no-untyped-def]
+        def _keep(self, key, body, properties, etag):
             damaged = bytes([body[0] ^ 1]) + body[1:]
             return super()._keep(key, damaged, properties, etag)
 
@@ -504,13 +504,13 @@ def test_what_the_target_lacks_is_said_in_sentences() -> None:
         ("keeps_headers", "no content headers"),
         ("keeps_acls", "no ACLs"),
     ):
-        without = replace(whole, **{name: False})  # type: ignore[arg-type]
+        without = replace(whole, **{name: False})
         for source in (whole, without):
             assert lacking(source, whole) == ()
         assert lacking(without, without) == ()
         assert note in " / ".join(lacking(whole, without))
     for name in ("creates", "replaces", "completes"):
-        without = replace(whole, **{f"{name}_conditionally": False})  # type: ignore[arg-type]
+        without = replace(whole, **{f"{name}_conditionally": False})
         assert lacking(without, whole) == ()
         assert "does not guard every write" in " / ".join(lacking(whole, without))
     unlisted = replace(whole, lists_all_keys=False)

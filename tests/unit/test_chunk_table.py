@@ -129,10 +129,10 @@ def test_keys_of_later_releases_are_passed_over() -> None:
         (
             changed(lambda said: said.update(files=[*said["files"], *said["files"]])),
             "not_a_manifest",
-        ),  # type: ignore[misc]
-        (changed(lambda said: said["files"][0].update(name="../../etc/passwd")), "not_a_manifest"),  # type: ignore[index]
-        (changed(lambda said: said["files"][0].update(kind="events")), "not_a_manifest"),  # type: ignore[index]
-        (changed(lambda said: said["files"][0].update(rows=1 << 64)), "not_a_manifest"),  # type: ignore[index]
+        ),
+        (changed(lambda said: said["files"][0].update(name="../../etc/passwd")), "not_a_manifest"),
+        (changed(lambda said: said["files"][0].update(kind="events")), "not_a_manifest"),
+        (changed(lambda said: said["files"][0].update(rows=1 << 64)), "not_a_manifest"),
     ],
 )
 def test_what_is_no_whole_manifest_is_refused_by_name(raw: bytes, reason: str) -> None:

@@ -333,6 +333,7 @@ def test_after_a_restart_a_cancelled_job_is_cancelled_again_and_has_its_grace(
     world = World()
     diverged(world)
     [job] = world.reconcile(1)
+    world.pass_time(1, beating=DNS)
     world.controller.cancel(job.job_id, world.now_s)
     world.now_s += down_s
     world.restart()
@@ -575,6 +576,7 @@ def test_a_cancelled_job_tells_its_agents() -> None:
     world = World()
     diverged(world)
     [job] = world.reconcile(1)
+    world.pass_time(1, beating=DNS)
     world.controller.cancel(job.job_id, world.now_s)
     assert [len(world.orders(peer)) for peer in DNS] == [0, 0, 0]
     assert [len(world.cancels(peer)) for peer in DNS] == [1, 1, 1]
@@ -583,11 +585,52 @@ def test_a_cancelled_job_tells_its_agents() -> None:
     assert world.controller.cancel(job.job_id, world.now_s).state is JobState.CANCELLED
 
 
+def test_a_job_that_no_agent_can_have_is_cancelled_at_once() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    assert [len(world.orders(peer)) for peer in DNS] == [1, 1, 1]
+    assert world.controller.cancel(job.job_id, world.now_s).state is JobState.CANCELLED
+    # Nobody is told to stop what never reaches him.
+    assert world.sink.orders == []
+    [again] = world.reconcile(1)
+    assert [order.job_id for order in world.orders("dn-1")] == [again.job_id]
+
+
+def test_a_cancelled_job_waits_only_for_agents_that_may_have_its_order() -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.beat("dn-2")
+    cancelled = world.controller.cancel(job.job_id, world.now_s)
+    states = [order.state for order in cancelled.orders]
+    assert states == [OrderState.CANCELLED, OrderState.ISSUED, OrderState.CANCELLED]
+    assert [len(world.cancels(peer)) for peer in DNS] == [0, 1, 0]
+    world.told(job, "dn-2", OrderState.INTERRUPTED)
+    assert world.controller.job(job.job_id).state is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("sent_again", [False, True])
+def test_an_order_of_an_earlier_controller_may_have_been_delivered(*, sent_again: bool) -> None:
+    world = World()
+    diverged(world)
+    [job] = world.reconcile(1)
+    world.restart()
+    diverged(world)
+    if sent_again:
+        world.controller.tick(world.now_s)
+    assert [len(world.orders(peer)) for peer in DNS] == [int(sent_again)] * 3
+    cancelled = world.controller.cancel(job.job_id, world.now_s)
+    assert [order.state for order in cancelled.orders] == [OrderState.ISSUED] * 3
+    assert [len(world.cancels(peer)) for peer in DNS] == [1, 1, 1]
+
+
 def test_each_cancel_has_an_id_of_its_own() -> None:
     """Of two rounds of a job, of the request and of its end, and after a restart."""
     world, seen = World(), list[str]()
     diverged(world)
     [job] = world.reconcile(1)
+    world.pass_time(1, beating=DNS)
 
     def note() -> None:
         for peer in DNS:
@@ -836,7 +879,7 @@ def test_a_further_round_is_cancelled_under_its_own_name() -> None:
     world.finish(job, "dn-1", "dn-2")
     world.beat("dn-3", [replica("dn-3", root=5)])
     world.finish(job, "dn-3")
-    world.pass_time(1)
+    world.pass_time(1, beating=DNS)
     world.controller.cancel(job.job_id, world.now_s)
     [cancel] = world.cancels("dn-1")
     assert command_to(cancel).cancel.job_id == "job1.2"

@@ -114,7 +114,7 @@ def test_a_part_is_guarded_by_a_signed_hash_of_its_bytes(checks_part_md5: bool) 
             bucket.behaviour = S3Behaviour(checks_part_md5=checks_part_md5)
             uploads = S3UploadWriter(bucket, S3Reader(bucket))
             server.answers.append(answer(200, b"", 'ETag: "e"\r\n'))
-            uploads.write_part("key", "u", 1, b"part")  # type: ignore[arg-type]
+            uploads.write_part("key", "u", 1, b"part")
     (one,) = server.arrived
     assert is_signed(one.method, one.target, one.headers, one.body, "b")
     assert one.headers["content-md5"] == "9Mk4XxkC9zNLALm07NFk3g=="

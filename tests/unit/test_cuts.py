@@ -21,7 +21,7 @@ from proof.naming import ItemDifferenceKind, Naming
 from proof.root import SetRoot
 from proof.spans import SPAN_ITEMS, SpanSums, parts_of
 from proof.symbols import KEPT_SYMBOLS, IdDifference, peel
-from proof.tracking import DifferenceTracker, SourceFact
+from proof.tracking import DifferenceTracker
 from runtime.errors import RemoteProtocolError
 from tests.support.bucket_pairs import Name, names_of, random_item, random_items, steps
 from tests.support.memory_index import PROFILE, Link, MemoryIndex, compare
@@ -228,27 +228,6 @@ def test_a_difference_that_is_another_each_time_is_not_repaired() -> None:
     tracker.observe(first)
     again = tracker.observe(compare(source, target, job=b"the 2nd."))
     assert names_of(again) == {("b", ""): ItemDifferenceKind.MISSING}
-
-
-def test_a_delete_wants_a_fresh_fact_of_the_source() -> None:
-    first, second = two_comparisons()
-    missing, extra = second.differences[0], second.differences[-1]
-    tracker = DifferenceTracker()
-    fact = SourceFact("x", "", exists=False, after_job=second.job)
-    tracker.observe(first)
-    assert not tracker.may_delete(extra, replace(fact, after_job=first.job))
-    tracker.observe(second)
-    assert tracker.may_delete(extra, fact)
-    assert not tracker.may_delete(missing, replace(fact, key=missing.key))
-    for stale in (
-        replace(fact, exists=True),
-        replace(fact, after_job=first.job),
-        replace(fact, key="y"),
-        replace(fact, version="v1"),
-    ):
-        assert not tracker.may_delete(extra, stale)
-    tracker.observe(replace(second, job=b"the 3rd.", differences=()))
-    assert not tracker.may_delete(extra, replace(fact, after_job=b"the 3rd."))
 
 
 def root_by_spans(spans: SpanSums, index: MemoryIndex, key_range: KeyRange) -> SetRoot:

@@ -50,7 +50,7 @@ def run(
     folder: Path, *walks: MemoryWalk, disk: Disk | None = None, **options: object
 ) -> ExportResult:
     options = {"source": TreeSource.TREE, "skipped": []} | options
-    return export(walks, destination=LocalDestination(folder, disk or Disk()), **options)  # type: ignore[arg-type]
+    return export(walks, destination=LocalDestination(folder, disk or Disk()), **options)
 
 
 def names(folder: Path) -> set[str]:
@@ -141,7 +141,7 @@ def test_whatever_changed_is_written(folder: Path, change: Callable[[], object])
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(3)), replica(2, *blocks(9)))
     run(folder, walk)
-    walk.put(change())  # type: ignore[arg-type]
+    walk.put(change())
     assert run(folder, walk).containers_written == 1
 
 
@@ -256,7 +256,7 @@ def test_faults_and_volumes_that_are_not_there_are_named(folder: Path) -> None:
     walk.put(
         replica(
             1, *blocks(1), faults=(ReplicaFault("CORRUPT_CHUNK", "2 of 3 windows differ", 1, 4096),)
-        ),  # type: ignore[arg-type]
+        ),
         replica(
             2, source=None, faults=(ReplicaFault("unreadable", "a name that is no text: \udcff"),)
         ),

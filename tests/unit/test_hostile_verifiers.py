@@ -104,7 +104,7 @@ LIES: dict[str, Callable[..., AnswerMessage]] = {
     "another question": lambda message, _: replace(message, number=message.number + 1),
     "a replay": _replayed,
     "noise": _noise,
-    "a future position": _root(lambda answer: replace(answer, position=1 << 40)),  # type: ignore[arg-type]
+    "a future position": _root(lambda answer: replace(answer, position=1 << 40)),
 }
 
 
@@ -276,10 +276,13 @@ def test_a_profile_that_cannot_be_is_refused(sent: pb.Profile) -> None:
         description_from(pb.DescribeResponse(profile=sent))
 
 
+def _serialized(message: Any) -> bytes:
+    return message.SerializeToString()
+
+
 def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:
     """How a stream to a verifier ends: the code of the error, or OK."""
-    serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731
-    call: Any = channel.stream_stream(f"/{SERVICE}/{method}", serialize, None)
+    call: Any = channel.stream_stream(f"/{SERVICE}/{method}", _serialized, None)
     try:
         list(call(requests, timeout=CALL_S))
     except grpc.RpcError as error:
@@ -290,8 +293,7 @@ def ended(channel: grpc.Channel, method: str, requests: Iterator[Any]) -> str:
 
 def refused(channel: grpc.Channel, method: str, request: Any) -> str:
     """The code of the error that answers one request, or OK."""
-    serialize: Callable[[Any], bytes] = lambda message: message.SerializeToString()  # noqa: E731
-    call: Any = channel.unary_unary(f"/{SERVICE}/{method}", serialize, None)
+    call: Any = channel.unary_unary(f"/{SERVICE}/{method}", _serialized, None)
     try:
         call(request, timeout=CALL_S)
     except grpc.RpcError as error:

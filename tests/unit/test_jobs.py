@@ -54,7 +54,7 @@ def after(job: Job, *events: Event, now_s: float = 0.0) -> Job:
 def told(
     peer: PeerId, state: OrderState = OrderState.RUNNING, **figures: object
 ) -> ProgressReceived:
-    return ProgressReceived(peer, state, RepairReport(**figures))  # type: ignore[arg-type]
+    return ProgressReceived(peer, state, RepairReport(**figures))
 
 
 def done(peer: PeerId, verdict: Verdict = Verdict.MATCH) -> ProgressReceived:
@@ -423,7 +423,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(OrderAccepted, st.sampled_from(PEERS)),
     st.builds(AgentRestarted, st.sampled_from(PEERS)),
     st.builds(OrderAbandoned, st.sampled_from(PEERS), st.just("gone")),
-    st.just(CancelRequested()),
+    st.builds(CancelRequested, st.frozensets(st.sampled_from(PEERS))),
     st.builds(TimePassed, st.frozensets(st.sampled_from(PEERS)), st.sampled_from([50.0, 600.0])),
     st.builds(
         ProgressReceived,

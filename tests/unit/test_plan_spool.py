@@ -11,6 +11,7 @@ from proof.naming import ItemDifference, ItemDifferenceKind
 from replicator.plan_spool import PlanSpool
 from replicator.proven_plan import ProvenStep, decide_step
 from runtime.errors import DiskError
+from tests.support.disk import no_file_grows
 
 
 def step(number: int) -> ProvenStep:
@@ -51,6 +52,13 @@ def test_a_plan_that_begins_anew_has_nothing_of_the_old_one(tmp_path: Path) -> N
         assert (list(spool), len(spool)) == ([], 0)
         spool.add(step(3))
         assert list(spool) == [step(3)]
+
+
+def test_a_disk_that_takes_no_more_is_named_once(tmp_path: Path) -> None:
+    with no_file_grows(), closing(PlanSpool(tmp_path)) as spool:
+        spool.add(step(1))
+        with pytest.raises(DiskError, match="plan"):
+            list(spool)
 
 
 def test_a_folder_that_is_gone_is_named(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ def wait_for(seconds):
     threading.Event().wait(seconds)
 
 main = threading.main_thread().ident
-stop = StopSignals()
-assert not stop.is_set()
-number = signal.{name}
-{given}
-assert stop.wait(3600)
-assert stop.is_set() and stop.wait(0)
+with StopSignals() as stop:
+    assert not stop.is_set()
+    number = signal.{name}
+    {given}
+    assert stop.wait(3600)
+    assert stop.is_set() and stop.wait(0)
+# One more, while the process ends.
+os.kill(os.getpid(), number)
 print("stopped")
 """
 _GIVEN = {
@@ -37,9 +39,9 @@ _GIVEN = {
     "before the wait": "os.kill(os.getpid(), number)",
     "beside other signals": (
         "signal.signal(signal.SIGUSR1, lambda *_: None)\n"
-        "for _ in range(100_000): os.kill(os.getpid(), signal.SIGUSR1)\n"
-        "assert not stop.wait(0.01)\n"
-        "os.kill(os.getpid(), number)"
+        "    for _ in range(100_000): os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "    assert not stop.wait(0.01)\n"
+        "    os.kill(os.getpid(), number)"
     ),
 }
 
@@ -49,6 +51,9 @@ _GIVEN = {
 def test_a_signal_ends_the_wait(given: str, name: str) -> None:
     program = _PROGRAM.format(name=name, given=_GIVEN[given])
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=_PATIENCE_S
+        [sys.executable, "-X", "dev", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=_PATIENCE_S,
     )
     assert (done.stdout, done.stderr) == ("stopped\n", "")

@@ -892,7 +892,7 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     shown = cluster.json("job", "show", job_id)
     assert isinstance(shown["data"], dict)
     assert shown["data"]["state"] == "RUNNING"
-    # A datanode that knows nothing of the order would not confirm that it stopped.
+    # Else it may be cancelled without a word of the agents.
     agents = cluster.agents.values()
     wait_until(lambda: all(agent.commands for agent in agents), "every agent has its order")
     assert cluster.json("job", "cancel", job_id)["exit"] == 0

@@ -175,7 +175,7 @@ def test_an_object_without_a_recorded_hash_is_read_once(indexed: Indexed) -> Non
     put(indexed.store, "a", b"body")
 
     class NoHashes(FlawedReader):
-        def facts(self, key: str, *, version: str = ""):  # type: ignore[no-untyped-def]
+        def facts(self, key: str, *, version: str = ""):
             found = super().facts(key, version=version)
             return found and replace(found, hashes=())
 

@@ -375,7 +375,7 @@ def restarted(**settings: float) -> Registry:
         stale_after_s=90,
         dead_after_s=600,
         holders={ContainerId(1): peers},
-        **settings,  # type: ignore[arg-type]
+        **settings,
     )
 
 

@@ -16,6 +16,7 @@ from replicator.stores.port import (
     PreconditionFailedError,
     StoreError,
     UnsupportedObjectError,
+    WholeObject,
 )
 from replicator.stores.s3 import open_s3
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Bucket, S3Location
@@ -105,6 +106,18 @@ def test_a_gateway_of_ozone_gets_no_sub_resource_of_a_bucket(
     assert len(buckets) == 2
     assert all("list-type=2" in target for target in buckets)
     assert not [one for one in server.arrived if "acl" in one.target or "tagging" in one.target]
+
+
+@pytest.mark.parametrize("named", ["a", "b", "KEY"])
+def test_a_deletion_that_names_another_key_as_refused_tells_nothing(
+    server: WireServer, client: S3Client, named: str
+) -> None:
+    """Else the one that stays would count as deleted."""
+    error = f"<Error><Key>{named}</Key><Code>AccessDenied</Code></Error>"
+    server.answers.append(answer(200, f"<DeleteResult>{error}</DeleteResult>".encode()))
+    bucket = S3Bucket(client, "bucket", "p/", "bucket")
+    with pytest.raises(StoreError, match="not named"):
+        delete_versions(bucket, [("a", ""), ("key", "")])
 
 
 def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
@@ -220,6 +233,26 @@ def test_a_whole_object_with_the_same_bytes_and_a_later_time_is_another_one(
             store.reader.read_whole(facts)
     else:
         assert store.reader.read_whole(facts).body == A
+
+
+@pytest.mark.parametrize("second", [0, 1])
+def test_a_whole_object_of_ozone_is_described_by_a_head_of_the_same_version(
+    server: WireServer, client: S3Client, second: int
+) -> None:
+    server.answers.append(answer(200, listing("x"), "Server: Ozone\r\n"))
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 1_795_435_200_000)
+    said = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:0{second} GMT\r\n'
+    server.answers += [answer(200, A, said), answer(200, A, said + "x-amz-meta-a: b\r\n")]
+    server.arrived.clear()
+    if second:
+        with pytest.raises(PreconditionFailedError):
+            store.reader.read_whole(facts)
+    else:
+        found = store.reader.read_whole(facts)
+        assert found == WholeObject(ObjectProperties(metadata=(("a", "b"),)), A)
+    # The gateway counts no tags, so that nothing more is asked.
+    assert [one.method for one in server.arrived] == ["GET", "HEAD"]
 
 
 def test_an_address_has_all_that_a_store_needs() -> None:

@@ -625,7 +625,7 @@ def test_a_volume_that_fails_in_an_unforeseen_way_is_tried_again() -> None:
             raise RuntimeError("not foreseen")
         return listed()
 
-    at.volume.candidates = fail_once  # type: ignore[method-assign]
+    at.volume.candidates = fail_once
     at.scanner.start()
     try:
         wait_until(lambda: bool(calls), "the first look")

@@ -276,7 +276,7 @@ def held(
     }
     told = ReplicaAttributes(
         datanode, volume, tree.container_id if tree else CONTAINER, **(known | said)
-    )  # type: ignore[arg-type]
+    )
     return pa.Table.from_batches(rows_of(told, TreeColumns.of(tree) if tree else None).batches())
 
 

@@ -22,7 +22,7 @@ checksums = st.lists(st.integers(0, (1 << 32) - 1), max_size=RANKS)
 @given(INT64, checksums, st.randoms(use_true_random=False))
 def test_a_block_is_the_sum_of_its_chunks_in_any_order(
     block_id: int, chunks: list[int], shuffle
-) -> None:  # type: ignore[no-untyped-def]
+) -> None:
     ranked = list(enumerate(chunks))
     shuffle.shuffle(ranked)
     total = image(word_tables(), np.array([block_id]))

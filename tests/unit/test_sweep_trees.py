@@ -244,7 +244,7 @@ def test_trees_of_volumes_are_the_tree_files_of_their_datanodes(tmp_path: Path) 
                     container_folder(volume, container_id) / "metadata" / f"{container_id}.tree"
                 ).read_bytes()
             )
-            tree_from_bytes(files[-1], container_id)  # type: ignore[arg-type]
+            tree_from_bytes(files[-1], container_id)
     assert found == sorted(files)
 
 

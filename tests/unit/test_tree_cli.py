@@ -45,14 +45,14 @@ def lines(*arguments: object, status: int = 0) -> list[JsonObject]:
 
 def whole(length: int, offset: int = 0, seed: int = 0, **kind: object) -> tuple[object, bytes]:
     data = some_bytes(length, offset + seed)
-    return chunk_record(data, offset, **kind), data  # type: ignore[arg-type]
+    return chunk_record(data, offset, **kind), data
 
 
 def make(root: Path, fill: Callable[[VolumeMaker], object] = lambda _: None) -> VolumeMaker:
     """A volume with container 1, which has block 20 of two chunks."""
     with VolumeMaker(root) as made:
         made.container()
-        made.block(1, 20, whole(3000), whole(3000, 3000))  # type: ignore[arg-type]
+        made.block(1, 20, whole(3000), whole(3000, 3000))
         fill(made)
     return made
 
@@ -118,7 +118,7 @@ def test_build_gives_the_roots_and_findings_of_real_volumes(tmp_path: Path) -> N
                     row["deletedBlocks"],
                 )
                 if source == "data":
-                    assert len(line["findings"]) == len(row["damagedChunks"])  # type: ignore[arg-type]
+                    assert len(line["findings"]) == len(row["damagedChunks"])
                 else:
                     assert line["findings"] == []
             assert [line["containerID"] for line in built] == [1, 2, 3, 4, 5, 6]
@@ -199,7 +199,7 @@ def test_a_stored_tree_that_is_a_folder_is_noted(made: VolumeMaker) -> None:
 def test_orphans_chunks_without_checksums_and_open_containers_are_notes(tmp_path: Path) -> None:
     def fill(made: VolumeMaker) -> None:
         made.container(2, state=ReplicaState.OPEN)
-        made.block(2, 21, whole(10, checksum_type=NONE))  # type: ignore[arg-type]
+        made.block(2, 21, whole(10, checksum_type=NONE))
         (made.folder(2) / "chunks" / os.fsdecode(b"99\xff\x1b[2J.block")).write_bytes(b"")
 
     made = make(tmp_path / "volume", fill)
@@ -406,7 +406,7 @@ def test_a_container_held_once_and_erasure_coded_ones_are_unknown(tmp_path: Path
     def fill(index: int) -> Callable[[VolumeMaker], object]:
         return lambda made: (
             made.container(3, replica_index=index),
-            made.block(3, 30, whole(100, seed=index)),  # type: ignore[arg-type]
+            made.block(3, 30, whole(100, seed=index)),
             made.container(4) if index == 1 else None,
         )
 
@@ -484,7 +484,7 @@ def test_a_lost_container_lacks_everything(replicas: list[VolumeMaker]) -> None:
     (line,) = lines("diff", *roots(replicas), status=3)
 
     assert line["verdict"] == "REPAIRABLE"
-    assert [d["lacking"] for d in line["differences"]] == [[str(replicas[2].root)]]  # type: ignore[attr-defined]
+    assert [d["lacking"] for d in line["differences"]] == [[str(replicas[2].root)]]
 
 
 def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_diff_of_real_damage_finds_what_was_done(tmp_path: Path) -> None:
 
     verdicts = ["REPAIRABLE"] * 4 + ["UNKNOWN", "REPAIRABLE"]
     assert [line["verdict"] for line in compared] == verdicts
-    kinds = [[d["kind"] for d in line["differences"]] for line in compared]  # type: ignore[attr-defined]
+    kinds = [[d["kind"] for d in line["differences"]] for line in compared]
     assert kinds[0] == ["missing_block", "corrupt_chunk", "corrupt_chunk"]
     assert kinds[3] == ["missing_block"]
     assert kinds[5].count("deleted_block") == 4
@@ -528,13 +528,13 @@ def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
         (line,) = lines("show", tmp_path / name)
 
         assert line["containerID"] == 7
-        assert line["blocks"][0]["chunks"][1] == {  # type: ignore[index]
+        assert line["blocks"][0]["chunks"][1] == {
             "offset": 10,
             "length": 5,
             "dataChecksum": "def",
             "checksumMatches": False,
         }
-        assert line["blocks"][1] == {  # type: ignore[index]
+        assert line["blocks"][1] == {
             "blockID": 2,
             "dataChecksum": "ffffffffffffffff",
             "deleted": True,

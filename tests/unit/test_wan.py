@@ -162,7 +162,7 @@ BODIES = st.binary(max_size=40) | st.just(b"GET /b HTTP/1.1\r\n\r\n")
 def test_requests_are_told_apart_wherever_the_stream_is_cut(
     requests: list[tuple[object, bytes]], data: st.DataObject
 ) -> None:
-    whole = [make(body) for make, body in requests]  # type: ignore[operator]
+    whole = [make(body) for make, body in requests]
     stream = b"".join(whole)
     parser, begun, counted = RequestParser(), 0, 0
     while stream:

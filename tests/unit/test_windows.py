@@ -84,7 +84,7 @@ def test_adjacent_windows_become_one_run(windows: list[int], runs: list[range]) 
         lambda c: replace(c, length_bytes=CHUNK_BYTES_MAX + 1),
     ],
 )
-def test_a_record_that_cannot_prove_anything_is_not_sound(spoil) -> None:  # type: ignore[no-untyped-def]
+def test_a_record_that_cannot_prove_anything_is_not_sound(spoil) -> None:
     record = chunk(bytes(20))
     assert is_sound(record)
     assert not is_sound(spoil(record))

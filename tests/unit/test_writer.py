@@ -4,11 +4,9 @@ repairs that are safe to repeat.
 
 import errno
 import os
-import resource
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +43,13 @@ from ozone.undo import UndoStore
 from ozone.volume import Hold, open_volume
 from runtime.disk import Disk, Operation, disk_error
 from runtime.errors import DatabaseError, DiskError
-from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingDisk
+from tests.support.disk import (
+    PAGE_BYTES,
+    BadSectorDisk,
+    CountingDisk,
+    FailingDisk,
+    no_file_grows,
+)
 from tests.support.volumes import (
     UNDO_BYTES_MAX,
     Owned,
@@ -779,19 +783,6 @@ def test_after_a_failed_sync_nothing_more_is_changed(root: Path, tmp_path: Path)
         assert len(disk.failed) == 1
 
 
-@contextmanager
-def _no_file_grows() -> Iterator[None]:
-    """The system refuses every write of this process, as a disk does that fails or is
-    full.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-
-
 def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(
     root: Path, tmp_path: Path
 ) -> None:
@@ -802,7 +793,7 @@ def test_a_database_that_cannot_be_made_durable_makes_the_volume_suspect(
         owner.writer.create_container(SEVEN)
         write_block(owner.writer, SEVEN, ONE, 1000, bcs_id=3)
         owner.writer.close(SEVEN)
-        with _no_file_grows(), pytest.raises(DatabaseError) as caught:
+        with no_file_grows(), pytest.raises(DatabaseError) as caught:
             owner.writer.advance_bcs_id(SEVEN, 1000)
         assert caught.value.facts["suspect"]
         assert owner.volume.suspect is not None

@@ -1,0 +1,150 @@
+"""The questions of a probe are asked side by side, and leave nothing behind."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from botocore.credentials import Credentials
+
+from proof.item import HashAlgorithm
+from replicator.stores.port import StoreUnavailableError
+from replicator.stores.s3_behaviour import CopyWay, EtagForm, S3Behaviour
+from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Bucket
+from replicator.stores.s3_probe import probe
+from runtime.retry import Backoff
+from runtime.s3 import Query, S3Client
+from runtime.s3_answers import S3Answer, S3UnavailableError
+from tests.support import s3_servers
+from tests.support.stores import s3_client
+
+_QUESTIONS = 5
+_PATIENCE_S = 30
+# Method, key, query and headers of a request.
+Look = Callable[[str, str, Query, dict[str, str]], None]
+
+
+class WatchedClient(S3Client):
+    """A client whose requests somebody sees before they are sent."""
+
+    def __init__(self, endpoint: s3_servers.S3Endpoint, look: Look) -> None:
+        super().__init__(
+            endpoint_url=endpoint.url,
+            region=endpoint.region,
+            credentials=Credentials(endpoint.access_key, endpoint.secret_key),
+            backoff=Backoff(attempts_max=1),
+        )
+        self._look = look
+
+    def request(self, method: str, bucket: str, key: str = "", **options: Any) -> S3Answer:
+        """See S3Client."""
+        self._look(method, key, options.get("query", ()), options.get("headers") or {})
+        return super().request(method, bucket, key, **options)
+
+
+@pytest.fixture(params=["ministack_server", "moto_server"])
+def bucket(request: pytest.FixtureRequest) -> Iterator[s3_servers.S3Bucket]:
+    endpoint: s3_servers.S3Endpoint = request.getfixturevalue(request.param)
+    made = endpoint.fresh_bucket()
+    yield made
+    with endpoint.client() as client:
+        assert "Contents" not in client.list_objects_v2(Bucket=made.name)
+        assert "Uploads" not in client.list_multipart_uploads(Bucket=made.name)
+
+
+def probed(bucket: s3_servers.S3Bucket, look: Look | None = None) -> S3Behaviour:
+    """What a probe of this bucket finds out."""
+    endpoint = bucket.endpoint
+    client = s3_client(endpoint) if look is None else WatchedClient(endpoint, look)
+    with closing(client):
+        return probe(S3Bucket(client, bucket.name, "", bucket.name), may_write=True)
+
+
+# One or more of each question, of which most are not what a probe begins with.
+_ANSWERS = {
+    "ministack_server": {
+        "creates_conditionally": True,
+        "put_if_match": EtagForm.QUOTED,
+        "completes_conditionally": True,
+        "copies_ranges": True,
+        "copy_way": CopyWay.PARTS,
+        "upload_crc": None,
+        "declares_checksums": True,
+    },
+    "moto_server": {
+        "creates_conditionally": True,
+        "put_if_match": EtagForm.QUOTED,
+        "completes_conditionally": False,
+        "copies_ranges": True,
+        "copy_way": CopyWay.ITSELF,
+        "upload_crc": HashAlgorithm.CRC32,
+        "declares_checksums": False,
+    },
+}
+
+
+@pytest.mark.parametrize(("bucket", "answers"), _ANSWERS.items(), indirect=["bucket"])
+def test_each_question_gets_its_own_answer(
+    bucket: s3_servers.S3Bucket, answers: dict[str, object]
+) -> None:
+    """All have begun before any goes on, and each sees only its own objects."""
+    asked = dict[str, set[int]]()
+    all_began = threading.Barrier(_QUESTIONS)
+    main, begun = threading.get_ident(), set[int]()
+
+    def look(_method: str, key: str, _query: Query, _headers: dict[str, str]) -> None:
+        thread = threading.get_ident()
+        if key.startswith(SCRATCH_PREFIX):
+            asked.setdefault(key, set()).add(thread)
+        if thread not in {main, *begun}:
+            begun.add(thread)
+            all_began.wait(_PATIENCE_S)
+
+    found = probed(bucket, look)
+    assert {name: getattr(found, name) for name in answers} == answers
+    assert {"upload_crc", "keeps_acls"} <= found.reasons.keys()
+    assert found == probed(bucket)
+    assert len(begun) == _QUESTIONS
+    assert all(len(threads) == 1 for threads in asked.values())
+    assert {thread for threads in asked.values() for thread in threads} == {main, *begun}
+
+
+def _asks_condition(_method: str, _query: Query, headers: dict[str, str]) -> bool:
+    return "if-none-match" in headers
+
+
+def _asks_part(_method: str, query: Query, headers: dict[str, str]) -> bool:
+    return ("partNumber", "1") in query and "x-amz-copy-source-range" in headers
+
+
+def _asks_replacement(_method: str, _query: Query, headers: dict[str, str]) -> bool:
+    return "x-amz-metadata-directive" in headers
+
+
+def _asks_completion(method: str, query: Query, headers: dict[str, str]) -> bool:
+    is_end = method == "POST" and any(name == "uploadId" for name, _ in query)
+    return is_end and "x-amz-checksum-type" in headers
+
+
+def _asks_checksum(method: str, query: Query, headers: dict[str, str]) -> bool:
+    return method == "PUT" and not query and "x-amz-checksum-crc32c" in headers
+
+
+@pytest.mark.parametrize(
+    "is_asked",
+    [_asks_condition, _asks_part, _asks_replacement, _asks_completion, _asks_checksum],
+)
+def test_an_error_of_one_question_is_that_of_the_probe(
+    bucket: s3_servers.S3Bucket, is_asked: Callable[[str, Query, dict[str, str]], bool]
+) -> None:
+    failed = list[str]()
+
+    def look(method: str, key: str, query: Query, headers: dict[str, str]) -> None:
+        if is_asked(method, query, headers) and not failed:
+            failed.append(key)
+            raise S3UnavailableError("the one that failed", status=0)
+
+    with pytest.raises(StoreUnavailableError, match="the one that failed"):
+        probed(bucket, look)
+    assert failed
