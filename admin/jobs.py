@@ -14,6 +14,7 @@ from admin.containers import age_text, time_text
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
 from runtime.exit_codes import ExitCode
+from runtime.json_numbers import exact
 from runtime.output import JsonObject, console, print_line, print_table, size_text
 from runtime.progress import LINE_EVERY_S, ProgressStyle
 from scm.client import ControllerClient
@@ -318,7 +319,7 @@ def _datanode_json(part: OrderStatus) -> JsonObject:
 def _evidence_json(evidence: Evidence) -> JsonObject:
     place: JsonObject = {}
     if evidence.block_id is not None:
-        place["blockID"] = evidence.block_id
+        place["blockID"] = exact(evidence.block_id)
     if evidence.offset is not None:
         place["offset"] = evidence.offset
     return {"kind": evidence.kind} | place | {"detail": evidence.detail}

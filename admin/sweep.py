@@ -24,6 +24,7 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
+from runtime.json_numbers import exact
 from runtime.output import print_json, print_line, print_table, size_text
 from runtime.progress import ProgressStyle, progress_sink
 from scm.client import ControllerClient
@@ -539,7 +540,7 @@ def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
         named.setdefault(finding["container_id"], []).append(
             {
                 "kind": finding["kind"],
-                "blockID": finding["block_id"],
+                "blockID": exact(finding["block_id"]),
                 "offset": finding["chunk_offset"],
                 "lacking": finding["lacking"],
                 "sources": finding["sources"],

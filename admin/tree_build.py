@@ -16,6 +16,7 @@ from ozone.mapped import MappedReader
 from ozone.scan import Finding
 from ozone.survey import UNREADABLE, ReplicaSnapshot, survey_container
 from runtime.errors import DatabaseError, DiskError
+from runtime.json_numbers import exact
 from runtime.output import JsonObject, print_line, print_table
 
 
@@ -110,7 +111,8 @@ def build_json(built: ReplicaTree) -> JsonObject:
 
 
 def _finding_json(finding: Finding) -> JsonObject:
-    parts = {"type": finding.type.value, "blockID": finding.block_id, "offset": finding.offset}
+    block_id = exact(finding.block_id)
+    parts = {"type": finding.type.value, "blockID": block_id, "offset": finding.offset}
     return {key: value for key, value in parts.items() if value is not None}
 
 

@@ -14,6 +14,7 @@ from ozone.containers import Container
 from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
 from runtime.errors import DatabaseError
+from runtime.json_numbers import exact
 from runtime.output import JsonObject, print_line, print_table
 
 
@@ -144,7 +145,7 @@ def tree_json(container_id: ContainerId, stored: ContainerTree) -> JsonObject:
         "dataChecksum": None if stored.data_checksum is None else root_hex(stored.data_checksum),
         "blocks": [
             {
-                "blockID": block.block_id,
+                "blockID": exact(block.block_id),
                 "dataChecksum": root_hex(block.data_checksum),
                 "deleted": block.deleted,
                 "chunks": [

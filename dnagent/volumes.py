@@ -32,6 +32,7 @@ from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
+from runtime.json_numbers import exact
 from runtime.log import error_fields, get_logger
 from runtime.retry import Backoff
 
@@ -418,7 +419,7 @@ class ManagedVolume:
         findings = [
             {
                 "type": finding.type.value,
-                "blockID": finding.block_id,
+                "blockID": exact(finding.block_id),
                 "offset": finding.offset,
                 "detail": finding.detail,
             }

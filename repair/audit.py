@@ -13,6 +13,7 @@ from pathlib import Path
 
 from runtime.disk import Disk
 from runtime.errors import DiskError
+from runtime.json_numbers import exact
 
 
 class AuditLog:
@@ -61,10 +62,9 @@ class AuditLog:
         Raises:
             DiskError: the line is not on disk; its write must not be reported as done.
         """
-        fields = {"container": container, "block": block, "offset": offset, "length": length}
-        self._append(
-            [{**fields, "source": source, "job": job, **({"unread": unread} if unread else {})}]
-        )
+        place = {"container": container, "block": exact(block), "offset": offset}
+        copied = {"length": length, "source": source, "job": job}
+        self._append([{**place, **copied, **({"unread": unread} if unread else {})}])
 
     def delete(self, container: int, blocks: Sequence[int] | None) -> None:
         """Record that blocks are about to be deleted, or marked as deleted in the tree;
@@ -75,7 +75,7 @@ class AuditLog:
         """
         unused = {"offset": None, "length": 0, "source": "", "job": ""}
         self._append(
-            {"kind": "delete", "container": container, "block": block, **unused}
+            {"kind": "delete", "container": container, "block": exact(block), **unused}
             for block in ([None] if blocks is None else blocks)
         )
 

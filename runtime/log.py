@@ -14,6 +14,7 @@ import structlog
 from structlog.typing import FilteringBoundLogger, Processor
 
 from merkle.errors import ReconcileError
+from runtime.json_numbers import EXACT_MAX, exact
 
 # Events of any process. A package lists its own in its events.py.
 PROCESS_EVENTS = frozenset({
@@ -56,6 +57,7 @@ def configure(
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True, key="time"),
             structlog.processors.format_exc_info,
+            _exact_numbers,
             renderer,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level.value),
@@ -87,6 +89,16 @@ def _check_event(
     assert line["event"] in PROCESS_EVENTS | catalogue, (
         f"event {line['event']!r} is not listed in its package's events.py"
     )
+    return line
+
+
+def _exact_numbers(
+    _logger: object, _method: str, line: MutableMapping[str, object]
+) -> MutableMapping[str, object]:
+    """IDs of blocks as text, and whatever else readers of JSON would round."""
+    for name, value in line.items():
+        if isinstance(value, int) and (name == "block_id" or abs(value) > EXACT_MAX):
+            line[name] = exact(value)
     return line
 
 

@@ -9,6 +9,7 @@ from admin.demo.offline_check import Proof
 from merkle.outcome import Verdict
 from merkle.tree import ContainerId, root_hex
 from runtime.exit_codes import ExitCode
+from runtime.json_numbers import exact
 from runtime.output import JsonObject
 
 
@@ -145,7 +146,7 @@ def report(outcome: DemoResult) -> JsonObject:
                 "damage": one.damage.value,
                 "replica": one.replica,
                 "containerID": one.container_id,
-                "blockID": one.block_id,
+                "blockID": exact(one.block_id),
                 "offset": one.offset,
             }
             for one in outcome.inflicted
@@ -192,7 +193,7 @@ def _proof_json(proof: Proof) -> JsonObject:
             {
                 "containerID": extra.container_id,
                 "replica": extra.replica,
-                "blockID": extra.block_id,
+                "blockID": exact(extra.block_id),
                 "length": extra.length_bytes,
             }
             for extra in proof.surplus

@@ -401,7 +401,7 @@ def test_a_record_that_cannot_be_is_a_finding_of_its_block(
 ) -> None:
     put(made, OzoneTable.BLOCK_DATA, KEY, value)
     with unchanged(made.root):
-        assert findings(made.root) == [{"type": "INACCESSIBLE_DB", "blockID": BLOCK}]
+        assert findings(made.root) == [{"type": "INACCESSIBLE_DB", "blockID": str(BLOCK)}]
         with volume(made) as store, pytest.raises(RecordInvalidError) as caught:
             store.open(ONE).record(BLOCK)
     assert caught.value.facts["reason"] == reason

@@ -61,6 +61,26 @@ def test_a_json_line_has_event_level_time_and_fields(capsys: pytest.CaptureFixtu
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "logged"),
+    [
+        ("block_id", 20, "20"),
+        ("block_id", 117_883_640_217_600_015, "117883640217600015"),
+        ("length_bytes", (1 << 53) - 1, (1 << 53) - 1),
+        ("length_bytes", 1 << 53, "9007199254740992"),
+        ("offset", -(1 << 53), "-9007199254740992"),
+        ("container_id", 12, 12),
+        ("stale", True, True),
+    ],
+)
+def test_no_reader_of_a_json_line_rounds_a_number(
+    capsys: pytest.CaptureFixture[str], name: str, value: int, logged: int | str
+) -> None:
+    configure(LogFormat.JSON, LogLevel.INFO)
+    get_logger("scanner", AGENT_EVENTS).info("scan_finished", **{name: value})
+    assert json.loads(capsys.readouterr().err)[name] == logged
+
+
 def test_an_event_that_is_not_listed_is_a_broken_belief() -> None:
     with pytest.raises(AssertionError, match="not listed"):
         get_logger("scanner", AGENT_EVENTS).error("something_new")
@@ -122,7 +142,7 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
         audit.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.pop("time")[-6:] for line in lines] == ["+00:00"] * 2
-    want = {"container": 12, "block": 20, "offset": 16384, "length": 16384, "source": "dn-3"}
+    want = {"container": 12, "block": "20", "offset": 16384, "length": 16384, "source": "dn-3"}
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
 
 
@@ -157,8 +177,8 @@ def test_deletes_are_lines_of_their_own_kind(tmp_path: Path) -> None:
     audit.close()
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [(line["kind"], line["container"], line["block"], line["length"]) for line in lines] == [
-        ("delete", 12, 20, 0),
-        ("delete", 12, 21, 0),
+        ("delete", 12, "20", 0),
+        ("delete", 12, "21", 0),
         ("delete", 13, None, 0),
     ]
 

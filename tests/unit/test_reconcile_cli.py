@@ -312,7 +312,7 @@ def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -
         assert data["plan"][0]["trees"]["verdict"] == "REPAIRABLE"
         assert [
             (d["kind"], d["blockID"], d["lacking"]) for d in data["plan"][0]["trees"]["differences"]
-        ] == [("corrupt_chunk", 20, ["dn-2"])]
+        ] == [("corrupt_chunk", "20", ["dn-2"])]
         assert "REPAIRABLE: 1 corrupt_chunk" in " ".join(
             cluster.run("reconcile", "1", "--dry-run").stdout.split()
         )
@@ -786,7 +786,7 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
             "differences": [
                 {
                     "kind": "corrupt_chunk",
-                    "blockID": 20,
+                    "blockID": "20",
                     "offset": 0,
                     "lacking": ["dn-2"],
                     "sources": ["dn-1", "dn-3"],

@@ -90,7 +90,7 @@ def test_build_prints_one_bare_object_a_container_with_exactly_these_keys(
         "source": "data",
         "blocks": 1,
         "deletedBlocks": 0,
-        "findings": [{"type": "CORRUPT_CHUNK", "blockID": 20, "offset": 3000}],
+        "findings": [{"type": "CORRUPT_CHUNK", "blockID": "20", "offset": 3000}],
         "notes": ["there is no stored tree"],
     }
 
@@ -279,14 +279,14 @@ def test_diff_names_who_lacks_and_who_has_by_the_paths_given(replicas: list[Volu
             "differences": [
                 {
                     "kind": "corrupt_chunk",
-                    "blockID": 20,
+                    "blockID": "20",
                     "offset": 0,
                     "lacking": [one],
                     "sources": [two, three],
                 },
                 {
                     "kind": "missing_chunk",
-                    "blockID": 20,
+                    "blockID": "20",
                     "offset": 3000,
                     "lacking": [two],
                     "sources": [one, three],
@@ -535,7 +535,7 @@ def test_show_decodes_a_tree_file(tmp_path: Path) -> None:
             "checksumMatches": False,
         }
         assert line["blocks"][1] == {
-            "blockID": 2,
+            "blockID": "2",
             "dataChecksum": "ffffffffffffffff",
             "deleted": True,
             "chunks": [],
@@ -725,7 +725,7 @@ def test_a_broken_record_is_a_finding_of_its_block(tmp_path: Path) -> None:
 
     (line,) = lines("build", made.root, status=3)
 
-    assert (line["blocks"], line["findings"]) == (1, [{"type": "INACCESSIBLE_DB", "blockID": 19}])
+    assert (line["blocks"], line["findings"]) == (1, [{"type": "INACCESSIBLE_DB", "blockID": "19"}])
 
 
 def test_a_container_that_is_not_there_is_named(made: VolumeMaker) -> None:
