@@ -14,10 +14,12 @@ from collections.abc import Mapping
 
 import click
 
+from admin.command_result import CommandResult, error_json, print_error
 from admin.lazy_commands import LazyCommand, LazyGroup
 from merkle.errors import ReconcileError
 from runtime.errors import DiskError, InternalError, OperationInterruptedError, UsageError
 from runtime.exit_codes import ExitCode
+from runtime.output import print_json
 
 # Of a context: all words of the command line after `treefold`.
 _WORDS = "treefold.words"
@@ -76,7 +78,7 @@ class Root(LazyGroup):
         try:
             context = super().make_context(info_name, args, parent, **extra)
         except click.ClickException as error:
-            self._print_failure(words, "usage", error.format_message())
+            self._print_failure(words, UsageError(error.format_message()))
             raise
         context.meta[_WORDS] = words
         return context
@@ -91,11 +93,11 @@ class Root(LazyGroup):
         except ReconcileError as error:
             failure = error
         except KeyboardInterrupt:
-            self._print_failure(words, OperationInterruptedError.code, "interrupted")
+            self._print_failure(words, OperationInterruptedError("interrupted"))
             click.echo("interrupted", err=True)
             raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
         except click.ClickException as error:
-            self._print_failure(words, UsageError.code, error.format_message())
+            self._print_failure(words, UsageError(error.format_message()))
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
@@ -111,23 +113,16 @@ class Root(LazyGroup):
                 f"{type(error).__name__}: {error}",
                 hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",
             )
-        self._print_failure(words, failure.code, failure.message, failure.hint)
-        click.echo(f"error [{failure.code}]: {failure.message}", err=True)
-        if failure.hint:
-            click.echo(f"  {failure.hint}", err=True)
+        self._print_failure(words, failure)
+        print_error(failure)
         raise click.exceptions.Exit(failure.exit_status)
 
-    def _print_failure(self, words: list[str], code: str, message: str, hint: str = "") -> None:
+    def _print_failure(self, words: list[str], error: ReconcileError) -> None:
         """With --json, print the document of a command that failed."""
-        if "--json" not in words:
-            return
-        # Imported here, because most commands do not fail.
-        from admin.command_result import CommandResult
-        from runtime.output import print_json
-
-        result = CommandResult(self._name(words), as_json=True)
-        result.fail(code, message, hint=hint)
-        print_json(result.document())
+        if "--json" in words:
+            result = CommandResult(self._name(words), as_json=True)
+            result.errors.append(error_json(error))
+            print_json(result.document())
 
     def _name(self, words: list[str]) -> str:
         """The name of the command that some words call, as far as they name one."""
@@ -136,9 +131,7 @@ class Root(LazyGroup):
         for word in words:
             if not isinstance(command, click.Group):
                 break
-            command = command.commands.get(word) or command.get_command(
-                click.Context(command), word
-            )
+            command = command.get_command(click.Context(command), word)
             if command is None:
                 break
             names.append(word)

@@ -60,6 +60,18 @@ class CommandResult:
         }
 
 
+def error_json(error: ReconcileError) -> JsonObject:
+    """The JSON object for an error."""
+    return {"code": error.code, "message": error.message, "hint": error.hint}
+
+
+def print_error(error: ReconcileError) -> None:
+    """Print an error that ends a command to stderr."""
+    click.echo(f"error [{error.code}]: {error.message}", err=True)
+    if error.hint:
+        click.echo(f"  {error.hint}", err=True)
+
+
 @contextmanager
 def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
     """Run the body of a command, then exit with its status. With `as_json` the document

@@ -38,6 +38,7 @@ from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown
 from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
+from merkle.replica import ReplicaState
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
@@ -148,7 +149,10 @@ def _requested_ids(
     controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
 ) -> list[int]:
     if not all_diverged:
-        return container_ids(arguments)
+        requested = container_ids(arguments)
+        if not requested:
+            click.echo("Standard input has no container ID: there is nothing to do.", err=True)
+        return requested
     if arguments:
         raise UsageError("give either container IDs or --all-diverged, not both")
     found: list[int] = [
@@ -208,6 +212,8 @@ def _plan_json(
         "message": outcome.ruling.message,
         "datanodes": _ordered(view) if view and outcome.ruling.is_ok else [],
         "notWritten": _not_written(view) if view and outcome.ruling.is_ok else {},
+        "returnToService": _unhealthy(view, returns=True) if view else [],
+        "stayUnhealthy": _unhealthy(view, returns=False) if view else [],
         "container": container_json(view) if view else None,
         "trees": comparison_json(differences) if differences else None,
     }
@@ -225,6 +231,29 @@ def _not_written(view: ContainerStatus) -> dict[str, str]:
         for r in view.replicas
         if not r.is_live or r.replica.read_only
     }
+
+
+def _unhealthy(view: ContainerStatus, *, returns: bool) -> list[str]:
+    """The datanodes with UNHEALTHY replicas that return to service once they are proven
+    clean, or that stay as they are, because nobody writes them or by their agents'
+    settings.
+    """
+    written = set(_ordered(view))
+    return [
+        one.datanode.peer
+        for one in view.replicas
+        if one.replica.state is ReplicaState.UNHEALTHY
+        and (one.datanode.peer in written and one.datanode.returns_to_service) is returns
+    ]
+
+
+def _after_repair(view: ContainerStatus) -> Iterator[str]:
+    """What becomes of the UNHEALTHY replicas, in the words of the plan."""
+    back, stay = _unhealthy(view, returns=True), _unhealthy(view, returns=False)
+    if back:
+        yield f"{len(back)} UNHEALTHY return to service once proven clean"
+    if stay:
+        yield f"stay UNHEALTHY: {', '.join(stay)}"
 
 
 def _print_plan(
@@ -251,6 +280,7 @@ def _print_plan(
                     "; ".join(
                         (
                             _work(view, compared),
+                            *_after_repair(view),
                             *(f"{who} is not written: {why}" for who, why in left.items()),
                         )
                     ),
@@ -304,7 +334,7 @@ def _note_refusals(
                 and has_invalid_replica(view)
             )
             answer.fail(
-                outcome.ruling.eligibility.value,
+                outcome.ruling.eligibility.value.lower(),
                 outcome.ruling.message,
                 hint=INVALID_HINT if is_refused_for_it else "",
             )
@@ -389,13 +419,32 @@ def _wait(
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(jobs)
+    _warn_of_unhealthy(answer, list(views.values()))
     # Waiting for a job that was running already is not a failure.
-    others = {str(error["code"]) for error in answer.errors} - {Eligibility.ALREADY_RUNNING.value}
+    others = {str(error["code"]) for error in answer.errors} - {
+        Eligibility.ALREADY_RUNNING.value.lower()
+    }
     if not others:
         answer.errors.clear()
         answer.exit_status = status
     elif status:
         answer.exit_status = status
+
+
+def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) -> None:
+    """Say which replicas are out of service still, and what to do about it."""
+    for view in views:
+        if stay := _unhealthy(view, returns=False):
+            answer.warn(
+                f"container {view.container_id}: still UNHEALTHY, so out of service:"
+                f" {', '.join(stay)}. Their agents do not write or do not return them: set"
+                " return_to_closed = true in [repair] there, and reconcile again"
+            )
+        if back := _unhealthy(view, returns=True):
+            answer.warn(
+                f"container {view.container_id}: still UNHEALTHY, so out of service:"
+                f" {', '.join(back)}. They were not proven clean: `treefold job show` says why"
+            )
 
 
 def _comparison_text(view: ContainerStatus | None) -> str | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.answer import controller_options
+from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
 from admin.paths import LocalPath
@@ -237,20 +238,25 @@ def run(
             request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
     document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
-    refused: ReconcileError | None = None
-    if reconcile:
-        try:
+    # The sweep is complete, so errors from here on do not hide it.
+    errors = list[ReconcileError]()
+    try:
+        if metrics_file is not None:
+            write_metrics(metrics_file, summary)
+    except ReconcileError as error:
+        errors.append(error)
+    try:
+        if reconcile:
             document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
-        except ReconcileError as error:
-            refused = error
+    except ReconcileError as error:
+        errors.append(error)
+    if errors:
+        document["errors"] = [error_json(one) for one in errors]
     truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC))
     _print_run(sweeps, document, truth, as_json=as_json)
-    # The sweep is complete and printed, so errors from here on do not hide it.
-    if metrics_file is not None:
-        write_metrics(metrics_file, summary)
-    if refused is not None:
-        raise refused
-    click.get_current_context().exit(exit_status(summary))
+    for one in errors:
+        print_error(one)
+    click.get_current_context().exit(errors[0].exit_status if errors else exit_status(summary))
 
 
 @sweep.command()

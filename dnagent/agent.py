@@ -270,6 +270,7 @@ class Agent:
                 undo_bytes=config.repair.undo_bytes,
                 mapped=MappedReader() if self._config.scan.mapped else None,
                 on_deleted=self._audit.delete,
+                on_returned=self._audit.return_to_service,
             )
         except BaseException:
             volume.close()
@@ -323,6 +324,7 @@ class Agent:
                 incarnation=next_incarnation(
                     config.state_folder.absolute(), self._disk, time.time_ns() // 1_000_000
                 ),
+                returns_to_service=config.repair.enabled and config.repair.return_to_closed,
                 tls=config.rpc_tls,
                 insecure=config.insecure,
             ),

@@ -55,9 +55,9 @@ class RepairSettings(Settings):
     """
 
     enabled: Switch = False
-    # Return an UNHEALTHY replica to CLOSED if a full scan after its repair finds no
-    # fault.
-    return_to_closed: Switch = False
+    # Return an UNHEALTHY replica to service if a full scan after its repair finds no
+    # fault. Ozone never does, so without it a healed replica stays out of service.
+    return_to_closed: Switch = True
     undo_bytes: Size = 1 << 30
     undo_days: int = Field(default=7, ge=0, le=3650)
     reconciliations_max: int = Field(default=2, ge=1, le=64)

@@ -152,6 +152,7 @@ class LocalReplica:
         Raises:
             ContainerStateError: the replica is not UNHEALTHY.
             StaleTreeError: the tree or a block changed since this generation.
+            DiskError: the audit file or the state cannot be written.
         """
         assert state in (ReplicaState.CLOSED, ReplicaState.QUASI_CLOSED)
         with self._writer.locked(self._container_id):
@@ -162,6 +163,7 @@ class LocalReplica:
             if self._volume.trees.generation(self._container_id) != generation:
                 text = f"container {self._container_id} changed since its clean scan"
                 raise StaleTreeError(text, container_id=self._container_id)
+            self._volume.on_returned(self._container_id, state.value, self._job_id)
             self._writer.set_state(self._container_id, state)
         self._volume.reload(self._container_id)
         _log.info("replica_returned_to_closed", container_id=self._container_id, state=state.name)

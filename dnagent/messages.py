@@ -29,7 +29,12 @@ DEADLINE_S = 10.0
 
 
 def request_of(
-    heartbeat: OutgoingHeartbeat, *, datanode_id: str, address: str, incarnation: int
+    heartbeat: OutgoingHeartbeat,
+    *,
+    datanode_id: str,
+    address: str,
+    incarnation: int,
+    returns_to_service: bool = False,
 ) -> pb.HeartbeatRequest:
     """The message of a heartbeat; `incarnation` is higher at each start of an agent."""
     report = pb.ContainerReport(
@@ -41,7 +46,10 @@ def request_of(
     )
     return pb.HeartbeatRequest(
         datanode=pb.Datanode(
-            datanode_id=datanode_id, hostname=split_address(address)[0], address=address
+            datanode_id=datanode_id,
+            hostname=split_address(address)[0],
+            address=address,
+            returns_to_service=returns_to_service,
         ),
         incarnation=str(incarnation),
         sequence=heartbeat.sequence,
@@ -109,16 +117,19 @@ class HeartbeatClient:
         datanode_id: str,
         advertised: str,
         incarnation: int,
+        returns_to_service: bool = False,
         tls: Tls | None,
         insecure: bool,
     ) -> None:
         """`advertised` is the address that peers use for this datanode. `incarnation`
-        is higher at each start of its agent.
+        is higher at each start of its agent. `returns_to_service` is what the agent
+        does with UNHEALTHY replicas that it has healed.
         """
         self._address = address
         self._datanode_id = datanode_id
         self._advertised = advertised
         self._incarnation = incarnation
+        self._returns_to_service = returns_to_service
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = ControllerStub(self._channel)
 
@@ -134,6 +145,7 @@ class HeartbeatClient:
             datanode_id=self._datanode_id,
             address=self._advertised,
             incarnation=self._incarnation,
+            returns_to_service=self._returns_to_service,
         )
         with named_errors(self._address, ControllerUnavailableError):
             response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)

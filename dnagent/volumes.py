@@ -58,13 +58,15 @@ class ManagedVolume:
         undo_bytes: int,
         mapped: MappedReader | None = None,
         on_deleted: Callable[[ContainerId, Sequence[BlockId] | None], None] = lambda *_: None,
+        on_returned: Callable[[ContainerId, str, str], None] = lambda *_: None,
         tree_blocks_max: int = TREE_BLOCKS_MAX,
     ) -> None:
         """Load every replica, and finish interrupted deletions.
 
         `on_deleted` is called before blocks are deleted; with None, before the whole
-        container is. `mapped` is closed with the volume. A container of more than
-        `tree_blocks_max` blocks has no tree.
+        container is. `on_returned` is called before an UNHEALTHY replica returns to
+        service, with its next state and the job. `mapped` is closed with the volume. A
+        container of more than `tree_blocks_max` blocks has no tree.
 
         Raises:
             VolumeError, DatabaseError, DiskError: the volume as a whole cannot be used.
@@ -74,6 +76,7 @@ class ManagedVolume:
         self.containers = ContainerStore(volume, disk)
         self.trees = TreeFiles(volume, disk, on_deleted=on_deleted, blocks_max=tree_blocks_max)
         self.on_deleted = on_deleted
+        self.on_returned = on_returned
         self.undo = UndoStore(volume.state_folder / "undo", disk, budget_bytes=undo_bytes)
         owned = volume.hold is Hold.OWNER
         self.writer = RepairWriter(volume, self.trees, self.undo, disk) if owned else None

@@ -6,14 +6,16 @@ from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Map
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Datanode(_message.Message):
-    __slots__ = ("datanode_id", "hostname", "address")
+    __slots__ = ("datanode_id", "hostname", "address", "returns_to_service")
     DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
     HOSTNAME_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_TO_SERVICE_FIELD_NUMBER: _ClassVar[int]
     datanode_id: str
     hostname: str
     address: str
-    def __init__(self, datanode_id: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+    returns_to_service: bool
+    def __init__(self, datanode_id: _Optional[str] = ..., hostname: _Optional[str] = ..., address: _Optional[str] = ..., returns_to_service: bool = ...) -> None: ...
 
 class ReplicaReport(_message.Message):
     __slots__ = ("container_id", "state", "data_checksum", "bcs_id", "used_bytes", "block_count", "replica_index", "data_scan_timestamp", "read_only", "fingerprint")

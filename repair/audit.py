@@ -1,7 +1,8 @@
-"""The audit file: one JSON line for each write into replica data and each deletion.
+"""The audit file: one JSON line for each write into replica data, each deletion, and
+each replica that returns to service.
 
-A line is synced to disk before its write is reported, and before its deletion begins.
-Every change of replica data therefore has a line.
+A line is synced to disk before its write is reported, and before its deletion or return
+begins. Every change of replica data or state therefore has a line.
 """
 
 import json
@@ -78,6 +79,15 @@ class AuditLog:
             {"kind": "delete", "container": container, "block": exact(block), **unused}
             for block in ([None] if blocks is None else blocks)
         )
+
+    def return_to_service(self, container: int, state: str, job: str) -> None:
+        """Record that an UNHEALTHY replica is about to return to service in `state`.
+
+        Raises:
+            DiskError: the line is not on disk; the replica must stay as it is.
+        """
+        place = {"container": container, "block": None, "offset": None, "length": 0}
+        self._append([{"kind": "return", **place, "source": "", "job": job, "state": state}])
 
     def _append(self, lines: Iterable[Mapping[str, object]]) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -127,7 +127,7 @@ def datanode_from(message: pb.Datanode) -> Datanode:
     except ValueError as error:
         # Peers would connect to whatever listens at a misread address.
         raise UsageError(f"datanode {peer}: address: {error}") from error
-    return Datanode(peer, hostname, address)
+    return Datanode(peer, hostname, address, message.returns_to_service)
 
 
 def _replica_from(peer: PeerId, message: pb.ReplicaReport) -> ContainerReplica:
@@ -191,7 +191,10 @@ def command_to(order: AnyOrder) -> pb.Command:
 
 def _datanode_to(datanode: Datanode) -> pb.Datanode:
     return pb.Datanode(
-        datanode_id=datanode.peer, hostname=datanode.hostname, address=datanode.address
+        datanode_id=datanode.peer,
+        hostname=datanode.hostname,
+        address=datanode.address,
+        returns_to_service=datanode.returns_to_service,
     )
 
 

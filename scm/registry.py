@@ -45,11 +45,14 @@ class Liveness(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Datanode:
-    """A datanode; `address` is the host:port of its agent."""
+    """A datanode; `address` is the host:port of its agent, and `returns_to_service`
+    says what that does with UNHEALTHY replicas that it has healed.
+    """
 
     peer: PeerId
     hostname: str
     address: str
+    returns_to_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -314,9 +314,9 @@ def test_a_controller_that_does_not_answer_leaves_the_sweep_complete(
         "127.0.0.1:1",
     )
     done = treefold("sweep", "run", *words, "--json", check=7)
-    assert json.loads(done.stdout)["diverged"] == [
-        damage.container_id for damage in nights[1].damages
-    ]
+    document = json.loads(done.stdout)
+    assert document["diverged"] == [damage.container_id for damage in nights[1].damages]
+    assert [error["code"] for error in document["errors"]] == ["controller_unavailable"]
     assert "error [controller_unavailable]" in done.stderr
 
 

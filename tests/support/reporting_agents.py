@@ -48,6 +48,7 @@ class ReportingAgent:
     def __init__(self, controller: str, peer: str, *replicas: MemoryReplica) -> None:
         self.peer = peer
         self.commands: list[pb.Command] = []
+        self.returns_to_service = True
         source = MemorySource(*replicas)
         service = AgentService(
             source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(peer), False))
@@ -73,6 +74,7 @@ class ReportingAgent:
                     datanode_id=self.peer,
                     hostname=f"host-{self.peer}",
                     address=self._server.address,
+                    returns_to_service=self.returns_to_service,
                 ),
                 incarnation="1",
                 sequence=next(self._sequences),

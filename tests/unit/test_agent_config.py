@@ -26,7 +26,7 @@ def test_the_defaults_write_nothing_and_listen_on_loopback(tmp_path: Path) -> No
     assert config.volumes == (VolumeSettings(path=Path("/data/1"), hold=Hold.READ_ONLY),)
     assert config.listen == "127.0.0.1:9893"
     assert not config.repair.enabled
-    assert not config.repair.return_to_closed
+    assert config.repair.return_to_closed
     assert not config.scan.mapped
     assert (config.scan.interval_s, config.scan.min_gap_s, config.scan.bytes_per_second) == (
         604800,

@@ -180,6 +180,7 @@ def test_repairs_and_deletes_are_events_each_once(folder: Path, tmp_path: Path) 
     audit.write(container=1, block=9, offset=0, length=2048, source="dn-3", job="j2")
     first = run(folder, walk, audit_file=path)
     audit.delete(1, [3])
+    audit.return_to_service(1, "CLOSED", "j3")
     with path.open("ab") as file:
         file.write(
             b'{"time": "2026-11-22T03:00:00+00:00", "container": 1}\nnonsense\n[1]\n{"time":'

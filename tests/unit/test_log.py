@@ -183,6 +183,18 @@ def test_deletes_are_lines_of_their_own_kind(tmp_path: Path) -> None:
     ]
 
 
+def test_a_return_to_service_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path / "audit.jsonl")
+    audit.return_to_service(12, "QUASI_CLOSED", "j1")
+    audit.close()
+    line = json.loads((tmp_path / "audit.jsonl").read_text())
+    assert line.pop("time")
+    assert line == {
+        "kind": "return", "container": 12, "block": None, "offset": None, "length": 0,
+        "source": "", "job": "j1", "state": "QUASI_CLOSED",
+    }  # fmt: skip
+
+
 def test_an_audit_file_that_cannot_be_opened_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="Is a directory"):
         AuditLog(tmp_path)

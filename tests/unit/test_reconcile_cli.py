@@ -132,7 +132,8 @@ class TestIds:
 
     def test_t12_empty_standard_input_does_nothing(self, cluster: Cluster, mode: list[str]) -> None:
         result = cluster.run("reconcile", "-", *mode, stdin="")
-        assert (result.exit_code, result.stdout, result.stderr) == (0, "", "")
+        assert (result.exit_code, result.stdout) == (0, "")
+        assert result.stderr == "Standard input has no container ID: there is nothing to do.\n"
         assert cluster.run("reconcile", "-", "--status", "--json").stdout == "[ ]\n"
 
     def test_t13_a_dash_among_ids_is_an_invalid_id(self, cluster: Cluster, mode: list[str]) -> None:
@@ -345,6 +346,61 @@ def test_reconcile_waits_and_shows_what_came_of_it(cluster: Cluster) -> None:
     assert [one["chunksRepaired"] for one in datanodes(job)] == [1, 1, 1]
 
 
+def test_the_plan_says_which_unhealthy_replicas_return_to_service(cluster: Cluster) -> None:
+    cluster.agents["dn-2"].returns_to_service = False
+    unhealthy = ReplicaState.UNHEALTHY
+    cluster.report(
+        replica("dn-1", state=unhealthy, root=1),
+        replica("dn-2", state=unhealthy, root=2),
+        replica("dn-3", state=unhealthy, root=1, read_only=True),
+    )
+    plan = cluster.json("reconcile", "1", "--dry-run")["data"]
+    assert isinstance(plan, dict)
+    [one] = plan["plan"]
+    # Nobody writes a read-only replica, whatever its agent would do.
+    assert (one["returnToService"], one["stayUnhealthy"]) == (["dn-1"], ["dn-2", "dn-3"])
+    shown = " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
+    assert "1 UNHEALTHY return to service once proven clean; stay UNHEALTHY: dn-2, dn-3" in shown
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_what_is_still_out_of_service_after_a_reconciliation_is_said(
+    cluster: Cluster, returns: bool
+) -> None:
+    cluster.agents["dn-2"].returns_to_service = returns
+    cluster.report(
+        *cluster.roots(1, None, 1)[::2], replica("dn-2", state=ReplicaState.UNHEALTHY, root=2)
+    )
+
+    def heal(command: pb.ReconcileCommand) -> None:
+        healed = replica("dn-2", state=ReplicaState.UNHEALTHY, root=1)
+        cluster.agents["dn-2"].report(healed, full=False)
+
+    for peer, agent in cluster.agents.items():
+        agent.work(done(chunks_repaired=1), heal if peer == "dn-2" else lambda _: None)
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    assert document["exit"] == 0
+    [warning] = warnings_of_state(document)
+    assert "container 1: still UNHEALTHY, so out of service: dn-2." in warning
+    assert ("treefold job show" in warning) is returns
+    assert ("set return_to_closed = true in [repair]" in warning) is not returns
+
+
+def test_nothing_is_said_of_replicas_that_are_in_service(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 1))
+    plan = cluster.run("reconcile", "1", "--dry-run").stdout
+    assert "UNHEALTHY" not in plan
+    work(cluster)
+    assert warnings_of_state(cluster.json("reconcile", "1", "--yes", "--wait")) == []
+
+
+def warnings_of_state(document: dict[str, object]) -> list[str]:
+    warnings = document["warnings"]
+    assert isinstance(warnings, list)
+    # These agents serve no trees.
+    return [warning for warning in warnings if "the plan lacks the tree" not in warning]
+
+
 def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Cluster) -> None:
     """The third holds its end back until the others have gone empty-handed."""
     cluster.report(*cluster.roots(1, 1, 2))
@@ -524,7 +580,7 @@ def test_each_refusal_has_its_code_and_exit_status(
     cluster.report(*found)
     document = cluster.json("reconcile", "1", "--yes")
     assert (document["exit"], document["ok"]) == (exit_code, False)
-    assert [error["code"] for error in errors(document)] == [code]
+    assert [error["code"] for error in errors(document)] == [code.lower()]
     assert cluster.json("reconcile", "1", "--dry-run")["exit"] == exit_code
 
 
@@ -565,7 +621,7 @@ def test_a_container_under_way_is_busy_and_its_job_is_named(cluster: Cluster) ->
     second = cluster.json("reconcile", "1", "--yes")
     assert second["exit"] == 8
     [error] = errors(second)
-    assert error["code"] == "ALREADY_RUNNING"
+    assert error["code"] == "already_running"
     assert str(jobs(first)[0]["jobID"]) in str(error["message"])
 
 

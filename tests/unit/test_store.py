@@ -53,7 +53,7 @@ from ozone.scan import FindingType
 from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk, Operation, Reader, disk_error
-from runtime.errors import BusyError, DatabaseError, OperationInterruptedError
+from runtime.errors import BusyError, DatabaseError, DiskError, OperationInterruptedError
 from runtime.metrics import Metrics
 from tests.support.disk import FailingDisk
 from tests.support.handmade import VolumeMaker, some_bytes, whole
@@ -86,12 +86,18 @@ def held(
     mapped: MappedReader | None = None,
     disk: Disk | None = None,
     tree_blocks_max: int = TREE_BLOCKS_MAX,
+    on_returned: Callable[[ContainerId, str, str], None] = lambda *_: None,
 ) -> Iterator[ManagedVolume]:
     disk = disk or Disk()
     volume = open_volume(root, hold=hold, state_folder=root.parent / "state", disk=disk)
     try:
         opened = ManagedVolume(
-            volume, disk, undo_bytes=undo_bytes, mapped=mapped, tree_blocks_max=tree_blocks_max
+            volume,
+            disk,
+            undo_bytes=undo_bytes,
+            mapped=mapped,
+            tree_blocks_max=tree_blocks_max,
+            on_returned=on_returned,
         )
     except ReconcileError:
         volume.close()
@@ -501,6 +507,31 @@ class AfterTreeRead(Disk):
             act, self.act = self.act, None
             act()
         return data
+
+
+def test_a_return_to_service_is_audited_before_it_happens(root: Path) -> None:
+    seen = list[tuple[ContainerId, str, str, ReplicaState]]()
+
+    def note(container_id: ContainerId, state: str, job_id: str) -> None:
+        seen.append((container_id, state, job_id, volume.containers.get(container_id).state))
+        if len(seen) == 1:
+            raise DiskError("the audit file is full")
+
+    with held(root, on_returned=note) as volume:
+        assert volume.writer is not None
+        volume.writer.mark_unhealthy(ONE)
+        replica = repairable(volume)
+        clean = replica.scan()
+        with pytest.raises(DiskError, match="audit file is full"):
+            replica.set_state(ReplicaState.CLOSED, clean.generation)
+        # No line, no change.
+        assert volume.containers.get(ONE).state is ReplicaState.UNHEALTHY
+        replica.set_state(ReplicaState.CLOSED, clean.generation)
+        assert volume.containers.get(ONE).state is ReplicaState.CLOSED
+        # Nothing that is refused has a line.
+        with pytest.raises(ContainerStateError):
+            replica.set_state(ReplicaState.CLOSED, clean.generation)
+    assert seen == 2 * [(ONE, "CLOSED", "job-1", ReplicaState.UNHEALTHY)]
 
 
 def test_no_scan_settles_between_the_check_of_a_replica_and_its_return_to_service(
