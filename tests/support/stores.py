@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
 from replicator.stores.local import LocalBucket
@@ -134,6 +135,13 @@ class OpenedStores:
 
     stack: ExitStack
     found: dict[tuple[str, bool], ContractStore] = field(default_factory=dict)
+    clients: dict[S3Endpoint, BaseClient] = field(default_factory=dict)
+
+    def client(self, endpoint: S3Endpoint) -> BaseClient:
+        """Another client than ours; to make one takes longer than most requests."""
+        if endpoint not in self.clients:
+            self.clients[endpoint] = self.stack.enter_context(endpoint.client())
+        return self.clients[endpoint]
 
 
 @contextmanager
@@ -142,6 +150,7 @@ def emptied_store(
     request: pytest.FixtureRequest,
     *,
     keeps_versions: bool = False,
+    prefix: str = "",
     lacks: ContractLacks = ContractLacks(),
 ) -> Iterator[ContractStore]:
     """The bucket of the tests before, emptied: to make one and to probe its store takes
@@ -150,42 +159,40 @@ def emptied_store(
     opened: OpenedStores = request.getfixturevalue("opened_stores")
     name = (server, keeps_versions)
     left = opened.found.get(name)
-    if left is None or not all(empty(one, keeps_versions=keeps_versions) for one in left.buckets):
-        made = s3_store(server, request, keeps_versions=keeps_versions, lacks=lacks)
+    if left is None or not all(
+        empty(opened.client(one.endpoint), one.name, keeps_versions=keeps_versions)
+        for one in left.buckets
+    ):
+        made = s3_store(server, request, keeps_versions=keeps_versions, prefix=prefix, lacks=lacks)
         opened.found[name] = opened.stack.enter_context(made)
     yield opened.found[name]
 
 
-def empty(bucket: S3Bucket, *, keeps_versions: bool) -> bool:
-    """Delete all that a bucket has, by another client than ours; False where that would
-    take longer than another bucket.
+def empty(client: BaseClient, bucket: str, *, keeps_versions: bool) -> bool:
+    """Delete all that a bucket has; False where that would take longer than another
+    bucket.
     """
-    with bucket.endpoint.client() as client:
-        for upload in client.list_multipart_uploads(Bucket=bucket.name).get("Uploads", ()):
-            client.abort_multipart_upload(
-                Bucket=bucket.name, Key=upload["Key"], UploadId=upload["UploadId"]
-            )
-        while True:
-            # Ozone answers a question for versions with none.
-            if keeps_versions:
-                page = client.list_object_versions(Bucket=bucket.name)
-                rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
-            else:
-                rows = client.list_objects_v2(Bucket=bucket.name).get("Contents", [])
-            if not rows:
-                return True
-            if len(rows) > _EMPTIED_MAX:
-                return False
-            names = [
-                {name: row[name] for name in ("Key", "VersionId") if name in row} for row in rows
-            ]
-            bulk = [one for one in names if one["Key"] == one["Key"].strip()]
-            if bulk:
-                client.delete_objects(Bucket=bucket.name, Delete={"Objects": bulk, "Quiet": True})
-            # Parsers trim a key that has blanks around.
-            for one in names:
-                if one not in bulk:
-                    client.delete_object(Bucket=bucket.name, **one)
+    for upload in client.list_multipart_uploads(Bucket=bucket).get("Uploads", ()):
+        client.abort_multipart_upload(Bucket=bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+    while True:
+        # Ozone answers a question for versions with none.
+        if keeps_versions:
+            page = client.list_object_versions(Bucket=bucket)
+            rows = [*page.get("Versions", ()), *page.get("DeleteMarkers", ())]
+        else:
+            rows = client.list_objects_v2(Bucket=bucket).get("Contents", [])
+        if not rows:
+            return True
+        if len(rows) > _EMPTIED_MAX:
+            return False
+        names = [{name: row[name] for name in ("Key", "VersionId") if name in row} for row in rows]
+        bulk = [one for one in names if one["Key"] == one["Key"].strip()]
+        if bulk:
+            client.delete_objects(Bucket=bucket, Delete={"Objects": bulk, "Quiet": True})
+        # Parsers trim a key that has blanks around.
+        for one in names:
+            if one not in bulk:
+                client.delete_object(Bucket=bucket, **one)
 
 
 Opener = Callable[[pytest.FixtureRequest], AbstractContextManager[ContractStore]]
@@ -198,12 +205,12 @@ OPENERS: dict[str, Opener] = {
     "memory_unguarded": partial(memory_store, capabilities=UNGUARDED),
     "memory_declaring": partial(memory_store, capabilities=DECLARING),
     "local": local_store,
-    "ministack": partial(s3_store, "ministack_server", lacks=_MINISTACK),
+    "ministack": partial(emptied_store, "ministack_server", lacks=_MINISTACK),
     "ministack_versions": partial(
-        s3_store, "signing_ministack_server", keeps_versions=True, lacks=_MINISTACK
+        emptied_store, "signing_ministack_server", keeps_versions=True, lacks=_MINISTACK
     ),
-    "moto": partial(s3_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
-    "moto_versions": partial(s3_store, "moto_server", keeps_versions=True, lacks=_MOTO),
+    "moto": partial(emptied_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
+    "moto_versions": partial(emptied_store, "moto_server", keeps_versions=True, lacks=_MOTO),
 }
 _RGW = ContractLacks(completes_some_parts=False)
 # Real stores, by the mark of the tests that run on them.
