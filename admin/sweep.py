@@ -5,6 +5,8 @@ this module parses options and prints.
 """
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -240,18 +242,13 @@ def run(
     document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
     # The sweep is complete, so errors from here on do not hide it.
     errors = list[ReconcileError]()
-    try:
-        if metrics_file is not None:
+    if metrics_file is not None:
+        with _collected(errors):
             write_metrics(metrics_file, summary)
-    except ReconcileError as error:
-        errors.append(error)
-    try:
-        if reconcile:
+    if reconcile:
+        with _collected(errors):
             document["reconcile"] = _reconcile_repairable(controller, sweeps, summary.sweep_id)
-    except ReconcileError as error:
-        errors.append(error)
-    if errors:
-        document["errors"] = [error_json(one) for one in errors]
+    document |= {"errors": [error_json(one) for one in errors]} if errors else {}
     truth = compared_truth(sweeps, summary.sweep_id, datetime.now(UTC))
     _print_run(sweeps, document, truth, as_json=as_json)
     for one in errors:
@@ -373,6 +370,14 @@ sweep.add_command(demo)
 @click.pass_context
 def _exit(ctx: click.Context, status: int) -> None:
     ctx.exit(status)
+
+
+@contextmanager
+def _collected(errors: list[ReconcileError]) -> Iterator[None]:
+    try:
+        yield
+    except ReconcileError as error:
+        errors.append(error)
 
 
 def _check_paths(

@@ -44,6 +44,8 @@ _KERNEL_CALLERS = frozenset(
         "sweep.trees",
     }
 )
+# What other tests only make their input with: it is too small for a kernel.
+_MAKERS_OF_INPUT = frozenset({"encode_tree", "fingerprint", "state_fingerprint"})
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,7 +53,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         module = item.getparent(pytest.Module)
         functions = (v for v in vars(module.obj).values() if isinstance(v, FunctionType))
-        if any(function.__module__ in _KERNEL_CALLERS for function in functions):
+        if any(
+            function.__module__ in _KERNEL_CALLERS and function.__name__ not in _MAKERS_OF_INPUT
+            for function in functions
+        ):
             item.add_marker(pytest.mark.kernels)
 
 
