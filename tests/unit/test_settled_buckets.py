@@ -66,10 +66,8 @@ def test_a_bucket_is_settled_once_a_refresh_finds_what_the_index_has(settling: S
     assert settling.refreshed("x") == SetRoot(0, 0)
 
 
-@pytest.mark.parametrize("change", ["write", "same bytes", "properties", "delete", "new"])
-def test_what_moved_since_the_refresh_before_unsettles(settling: Settling, change: str) -> None:
-    settling.refreshed()
-    store = settling.store
+def make(change: str, store: MemoryStore) -> None:
+    """Change one object."""
     match change:
         case "write":
             store.write("b", b"other")
@@ -81,6 +79,14 @@ def test_what_moved_since_the_refresh_before_unsettles(settling: Settling, chang
             store.remove("b")
         case "new":
             store.write("f", b"f")
+        case "damage":
+            store.objects["b"] = replace(store.objects["b"], body=b"B")
+
+
+@pytest.mark.parametrize("change", ["write", "same bytes", "properties", "delete", "new"])
+def test_what_moved_since_the_refresh_before_unsettles(settling: Settling, change: str) -> None:
+    settling.refreshed()
+    make(change, settling.store)
     assert settling.refreshed() is None
     assert settling.refreshed() == root_of(settling.bucket.index)
 
@@ -145,20 +151,8 @@ def test_every_object_that_was_another_one_counts_as_a_move(
     settling: Settling, change: str
 ) -> None:
     settling.refreshed()
-    before, store = settling.bucket.moves.moves, settling.store
-    match change:
-        case "write":
-            store.write("b", b"other")
-        case "same bytes":
-            store.write("b", b"b")
-        case "properties":
-            store.touch("b", ObjectProperties(tags=(("team", "red"),)))
-        case "delete":
-            store.remove("b")
-        case "new":
-            store.write("f", b"f")
-        case "damage":
-            store.objects["b"] = replace(store.objects["b"], body=b"B")
+    before = settling.bucket.moves.moves
+    make(change, settling.store)
     settling.bucket.refresher(lambda: False).refresh(read_since_s=READ_ALL_S)
     assert settling.bucket.moves.moves == before + 1
 
