@@ -212,8 +212,8 @@ def _plan_json(
         "message": outcome.ruling.message,
         "datanodes": _ordered(view) if view and outcome.ruling.is_ok else [],
         "notWritten": _not_written(view) if view and outcome.ruling.is_ok else {},
-        "returnToService": _unhealthy(view, returns=True) if view else [],
-        "stayUnhealthy": _unhealthy(view, returns=False) if view else [],
+        "returnToService": _returning(view) if view else [],
+        "stayUnhealthy": _staying(view) if view else {},
         "container": container_json(view) if view else None,
         "trees": comparison_json(differences) if differences else None,
     }
@@ -233,27 +233,35 @@ def _not_written(view: ContainerStatus) -> dict[str, str]:
     }
 
 
-def _unhealthy(view: ContainerStatus, *, returns: bool) -> list[str]:
+def _returning(view: ContainerStatus) -> list[str]:
     """The datanodes with UNHEALTHY replicas that return to service once they are proven
-    clean, or that stay as they are, because nobody writes them or by their agents'
-    settings.
+    clean.
     """
-    written = set(_ordered(view))
+    stay = _staying(view)
+    return [peer for peer in _unhealthy(view) if peer not in stay]
+
+
+def _staying(view: ContainerStatus) -> dict[str, str]:
+    """The datanodes with UNHEALTHY replicas that stay as they are, and why."""
+    reasons = _not_written(view)
+    for one in view.replicas:
+        if not one.datanode.returns_to_service:
+            reasons.setdefault(one.datanode.peer, "return_to_closed is off")
+    return {peer: reasons[peer] for peer in _unhealthy(view) if peer in reasons}
+
+
+def _unhealthy(view: ContainerStatus) -> list[str]:
     return [
-        one.datanode.peer
-        for one in view.replicas
-        if one.replica.state is ReplicaState.UNHEALTHY
-        and (one.datanode.peer in written and one.datanode.returns_to_service) is returns
+        one.datanode.peer for one in view.replicas if one.replica.state is ReplicaState.UNHEALTHY
     ]
 
 
 def _after_repair(view: ContainerStatus) -> Iterator[str]:
     """What becomes of the UNHEALTHY replicas, in the words of the plan."""
-    back, stay = _unhealthy(view, returns=True), _unhealthy(view, returns=False)
-    if back:
+    if back := _returning(view):
         yield f"{len(back)} UNHEALTHY return to service once proven clean"
-    if stay:
-        yield f"stay UNHEALTHY: {', '.join(stay)}"
+    for peer, why in _staying(view).items():
+        yield f"{peer} stays UNHEALTHY: {why}"
 
 
 def _print_plan(
@@ -432,18 +440,16 @@ def _wait(
 
 
 def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) -> None:
-    """Say which replicas are out of service still, and what to do about it."""
+    """Say which replicas are out of service still, why, and what to do about it."""
     for view in views:
-        if stay := _unhealthy(view, returns=False):
+        start = f"container {view.container_id}: still UNHEALTHY, so out of service: "
+        if stay := _staying(view):
+            named = ", ".join(f"{peer} ({why})" for peer, why in stay.items())
+            answer.warn(f"{start}{named}. Change that at their agents, and reconcile again")
+        if back := _returning(view):
             answer.warn(
-                f"container {view.container_id}: still UNHEALTHY, so out of service:"
-                f" {', '.join(stay)}. Their agents do not write or do not return them: set"
-                " return_to_closed = true in [repair] there, and reconcile again"
-            )
-        if back := _unhealthy(view, returns=True):
-            answer.warn(
-                f"container {view.container_id}: still UNHEALTHY, so out of service:"
-                f" {', '.join(back)}. They were not proven clean: `treefold job show` says why"
+                f"{start}{', '.join(back)}. They were not proven clean: `treefold job show` says"
+                " why"
             )
 
 

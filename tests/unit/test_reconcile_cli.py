@@ -358,9 +358,13 @@ def test_the_plan_says_which_unhealthy_replicas_return_to_service(cluster: Clust
     assert isinstance(plan, dict)
     [one] = plan["plan"]
     # Nobody writes a read-only replica, whatever its agent would do.
-    assert (one["returnToService"], one["stayUnhealthy"]) == (["dn-1"], ["dn-2", "dn-3"])
+    assert one["returnToService"] == ["dn-1"]
+    assert one["stayUnhealthy"] == {"dn-2": "return_to_closed is off", "dn-3": "read-only"}
     shown = " ".join(cluster.run("reconcile", "1", "--dry-run").stdout.split())
-    assert "1 UNHEALTHY return to service once proven clean; stay UNHEALTHY: dn-2, dn-3" in shown
+    assert (
+        "1 UNHEALTHY return to service once proven clean;"
+        " dn-2 stays UNHEALTHY: return_to_closed is off; dn-3 stays UNHEALTHY: read-only;"
+    ) in shown
 
 
 @pytest.mark.parametrize("returns", [True, False])
@@ -381,9 +385,9 @@ def test_what_is_still_out_of_service_after_a_reconciliation_is_said(
     document = cluster.json("reconcile", "1", "--yes", "--wait")
     assert document["exit"] == 0
     [warning] = warnings_of_state(document)
-    assert "container 1: still UNHEALTHY, so out of service: dn-2." in warning
+    assert "container 1: still UNHEALTHY, so out of service: dn-2" in warning
     assert ("treefold job show" in warning) is returns
-    assert ("set return_to_closed = true in [repair]" in warning) is not returns
+    assert ("dn-2 (return_to_closed is off)" in warning) is not returns
 
 
 def test_nothing_is_said_of_replicas_that_are_in_service(cluster: Cluster) -> None:
