@@ -101,18 +101,15 @@ class Root(LazyGroup):
             raise
         except (click.exceptions.Exit, click.Abort):
             raise
-        except OSError as error:
-            # Of a pipe that nobody reads Click sees to itself.
-            if error.errno == errno.EPIPE or _TRACEBACK in os.environ:
-                raise
-            failure = DiskError(_text_of(error))
+        # Whatever else: here a traceback would reach an operator, and a script would
+        # get no JSON. The command ends with it, and nothing is hidden: it is called a
+        # defect, and it is said how to see where.
         except Exception as error:
-            if _TRACEBACK in os.environ:
+            # Of a pipe that nobody reads Click sees to itself.
+            is_pipe = isinstance(error, OSError) and error.errno == errno.EPIPE
+            if is_pipe or _TRACEBACK in os.environ:
                 raise
-            failure = InternalError(
-                f"{type(error).__name__}: {error}",
-                hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",
-            )
+            failure = _named(error)
         self._print_failure(words, failure)
         print_error(failure)
         raise click.exceptions.Exit(failure.exit_status)
@@ -138,9 +135,16 @@ class Root(LazyGroup):
         return " ".join(names)
 
 
-def _text_of(error: OSError) -> str:
-    where = f"{error.filename}: " if error.filename is not None else ""
-    return f"{where}{error.strerror or error}"
+def _named(error: Exception) -> ReconcileError:
+    """The name of an error that nobody foresaw. Only one with the path of a file is of
+    files: connections fail with the same class.
+    """
+    if isinstance(error, OSError) and error.filename is not None:
+        return DiskError(f"{error.filename}: {error.strerror or error}")
+    return InternalError(
+        f"{type(error).__name__}: {error}",
+        hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",
+    )
 
 
 @click.group(cls=Root, context_settings={"help_option_names": ["-h", "--help"]})

@@ -93,7 +93,9 @@ def failing(error: BaseException) -> Root:
         (BusyError("two of them", hint="Wait."), 8, "busy", "two of them"),
         (ReconcileError("no"), 1, "failed", "no"),
         (OSError(errno.EIO, "Input/output error", "/v/1"), 1, "disk_failed", "/v/1: Input/output"),
-        (OSError("odd"), 1, "disk_failed", "odd"),
+        # No disk has to do with these.
+        (OSError("odd"), 1, "internal", "OSError: odd"),
+        (ConnectionRefusedError(errno.ECONNREFUSED, "refused"), 1, "internal", "refused"),
         (KeyError("x"), 1, "internal", "KeyError: 'x'"),
         (RecursionError("deep"), 1, "internal", "RecursionError: deep"),
         (KeyboardInterrupt(), 130, "interrupted", "interrupted"),
