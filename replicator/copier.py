@@ -223,7 +223,11 @@ class Copier:
         self._rate.take(len(request.body))
         return self._retried(
             lambda: self._target.upload_writer.write_part(
-                request.key, request.upload, request.number, request.body
+                request.key,
+                request.upload,
+                request.number,
+                request.body,
+                with_digest=request.with_digest,
             )
         )
 

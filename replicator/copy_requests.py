@@ -95,8 +95,9 @@ class CopyFailedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class SentPart:
-    """A part that the target acknowledged; `blake3` is of the bytes that were sent,
-    empty where the target copied them from itself.
+    """A part that the target acknowledged; `blake3` is of the bytes that it has been
+    proven to have got, empty where it copied them from itself, and where the ETag of
+    the source is the proof of all parts together.
     """
 
     part: UploadedPart
@@ -252,12 +253,15 @@ class ListParts:
 
 @dataclass(frozen=True, slots=True)
 class StartPart:
-    """Begin to write a part; answered by None at once. JoinPart gives the outcome."""
+    """Begin to write a part; answered by None at once. JoinPart gives the outcome.
+    `with_digest` as of UploadWriter.
+    """
 
     key: str
     upload: UploadId
     number: int
     body: Buffer
+    with_digest: bool
 
 
 @dataclass(frozen=True, slots=True)
