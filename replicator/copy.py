@@ -11,6 +11,7 @@ from proof.item import ContentHash
 from replicator.copy_requests import (
     CopyFailedError,
     CopyResult,
+    DoubtSourceEtags,
     FailureReason,
     PutObject,
     Steps,
@@ -159,6 +160,7 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         if may_prove and not transfer.has_etag(task.source.etag.strip('"')):
             # The source's parts have other sizes, or one of ours has arrived changed:
             # each of them is proven by itself, and sent again if need be.
+            yield DoubtSourceEtags()
             transfer.with_digest = True
             held = OpenUpload(opened.upload, dict(transfer.parts))
             content = yield from _send_parts(task, part_bytes, held, transfer)
@@ -212,12 +214,12 @@ def _send_parts(
 
 
 def _may_prove_by_etag(task: CopyTask, part_bytes: int) -> bool:
-    """Whether the ETag of the source can prove all parts together: both stores make it
-    of the parts' MD5s, and the source has as many parts.
+    """Whether the ETag of the source may prove all parts together: the target's ETags
+    are the parts' MD5s, the source's may be made of such, and it has as many parts.
     """
     return (
-        task.source_etags_are_md5
-        and task.capabilities.part_etags_are_md5
+        task.source_etags_prove
+        and task.capabilities.part_etags_are_md5 is True
         and _part_count(task.source) == -(-task.source.size_bytes // part_bytes)
     )
 

@@ -191,6 +191,13 @@ class ReadRange:
 
 
 @dataclass(frozen=True, slots=True)
+class DoubtSourceEtags:
+    """An ETag of the source did not prove our parts, so later copies need not try;
+    answered by None.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class PutObject:
     """Answered by ObjectFacts."""
 
@@ -310,6 +317,7 @@ Request: TypeAlias = (
     | ReadWhole
     | ReadTargetProperties
     | ReadRange
+    | DoubtSourceEtags
     | PutObject
     | PutProperties
     | SaveUpload

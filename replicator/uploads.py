@@ -314,7 +314,8 @@ def _is_held(
     if sent is not None and sent.part == part and sent.blake3:
         return sent.blake3 == blake3_of(body)
     # Sent without a digest, or the run was killed before its answer was recorded.
-    return capabilities.part_etags_are_md5 and part.etag.strip('"') == md5_of(body).hex()
+    are_md5 = capabilities.part_etags_are_md5 is True
+    return are_md5 and part.etag.strip('"') == md5_of(body).hex()
 
 
 def _with_properties(

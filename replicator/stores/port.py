@@ -182,7 +182,8 @@ class Capabilities:
     algorithms by which the store can describe every object it is given from now on.
     `stamps_cover_properties`: whatever changes an object's properties changes its stamp
     too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
-    that was written, not copied, is the MD5 of its bytes. `upload_crc` is the CRC (of
+    that was written, not copied, is the MD5 of its bytes; None if that is not known of
+    a store that is only read. `upload_crc` is the CRC (of
     HashAlgorithm, by its value) that the store declares of the whole of each object
     that is uploaded in parts; empty where it declares none. `reasons` has the name of a
     field above and the reason for its value, where the store lacks something or was not
@@ -204,7 +205,7 @@ class Capabilities:
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
     stamps_cover_properties: bool = False
-    part_etags_are_md5: bool = False
+    part_etags_are_md5: bool | None = False
     upload_crc: str = ""
 
 

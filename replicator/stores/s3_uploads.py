@@ -83,9 +83,9 @@ class S3UploadWriter:
     ) -> UploadedPart:
         """See UploadWriter."""
         query, behaviour = _part_query(upload, number), self._bucket.behaviour
-        # What is not signed by its MD5 is by its SHA-256, unless the store was seen to
-        # take it so.
-        with_digest = with_digest or not behaviour.checks_part_md5
+        # Without TLS only a store that was seen to take it gets a body without a hash.
+        is_signed = self._bucket.client.signs_payloads and not behaviour.checks_part_md5
+        with_digest = with_digest or is_signed
         md5 = md5_of(body) if with_digest else None
         headers = {} if md5 is None else {"content-md5": base64.b64encode(md5).decode()}
         crc = self._crc(key)
