@@ -1,35 +1,48 @@
-"""Controller, agents and commands with mutual TLS between all of them: who has no
-certificate of the cluster is out.
+"""Controller, agents and commands with mutual TLS between all of them, by certificates
+of our script: who has none of the cluster is out, and each does what its role may.
 """
 
 import json
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-import trustme
 from click.testing import CliRunner
 
 from admin.cli import treefold
+from dnagent.client import AgentClient
+from merkle.tree import ContainerId
+from protos.agent_pb2 import GetStatusRequest
+from protos.agent_pb2_grpc import AgentStub
+from repair.peers import AgentPeer
+from merkle.replica import PeerId
+from merkle.tree import BlockId
+from runtime.errors import AccessDeniedError
+from runtime.rpc import Tls, open_channel
+from tests.support.long_running import DEPLOY
 from tests.support.processes import TreefoldProcess
 from tests.support.volumes import copy_volume, unpack
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 NODES = ("dn1", "dn2", "dn3")
+SCRIPT = DEPLOY / "certificates.sh"
 
 
-def certificate(authority: trustme.CA, folder: Path, name: str) -> Path:
-    """cert.pem, key.pem and ca.pem for one process on loopback, in a folder of its
-    own.
-    """
-    place = folder / name
-    place.mkdir(parents=True)
-    issued = authority.issue_cert("127.0.0.1", common_name=name)
-    issued.private_key_pem.write_to_path(place / "key.pem")
-    (place / "cert.pem").write_bytes(b"".join(part.bytes() for part in issued.cert_chain_pems))
-    authority.cert_pem.write_to_path(place / "ca.pem")
-    return place
+def issue(folder: Path, identity: str) -> Tls:
+    """PEM files of our script, for one that is reached on loopback."""
+    words = [str(folder), identity, "127.0.0.1"]
+    done = subprocess.run(["sh", str(SCRIPT), *words], capture_output=True, text=True, check=True)
+    cert = Path(done.stdout.strip())
+    return Tls(cert, cert.with_suffix(".key"), folder / "ca.pem")
+
+
+def datanode_id(volume: Path) -> str:
+    """As docs/operations.md says where it is found."""
+    version = (volume / "hdds" / "VERSION").read_text()
+    lines = dict(line.split("=", 1) for line in version.splitlines() if "=" in line)
+    return lines["datanodeUuid"]
 
 
 def start(folder: Path, words: list[str], settings: str, pems: Path) -> TreefoldProcess:

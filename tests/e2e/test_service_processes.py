@@ -14,8 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
-from runtime.rpc import Tls, open_channel
-from tests.e2e.test_mutual_tls import certificate
+from runtime.rpc import open_channel
+from tests.support.certificates import certificate, tls_in
 from tests.support.long_running import LONG_RUNNING, example_of
 from tests.support.notify_socket import NotifySocket
 from tests.support.processes import TreefoldProcess
@@ -74,8 +74,7 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
         assert ready == "READY=1"
         address = status.rsplit(" ", 1)[1]
         # At once, and once: who is told so does not ask twice.
-        tls = Tls(pems / "cert.pem", pems / "key.pem", pems / "ca.pem")
-        with open_channel(address, tls=tls) as channel:
+        with open_channel(address, tls=tls_in(pems)) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
