@@ -162,11 +162,15 @@ def identity_of(certificate: Certificate, table: RoleTable) -> Identity | NoRole
 
     An entry by fingerprint comes first, since it can mean no other certificate. Then
     the certificate's own URI counts; an entry by common name is for those without.
+    URIs of Ozone's certificates do not count: its services ask for their own names.
     """
     if known := table.fingerprints.get(certificate.fingerprint):
         return known
+    ozone_name = _ozone_name(certificate.subject, table.ozone_cluster)
     # In any case of letters: a name that is nearly ours must not be passed over.
     uris = {uri for uri in certificate.uris if uri.lower().startswith(URI_PREFIX)}
+    if ozone_name:
+        uris = set()
     if len(uris) > 1:
         return NoRole(f"it bears {len(uris)} URIs of {URI_PREFIX} and may bear one")
     for uri in uris:
@@ -176,8 +180,8 @@ def identity_of(certificate: Certificate, table: RoleTable) -> Identity | NoRole
             return NoRole(f"its URI is invalid: {error}")
     if known := table.common_names.get(certificate.common_name):
         return known
-    if table.ozone_cluster and (name := _ozone_name(certificate.subject, table.ozone_cluster)):
-        return Identity(Role.OZONE, name)
+    if ozone_name:
+        return Identity(Role.OZONE, ozone_name)
     return NoRole(f"it bears no URI of {URI_PREFIX}, and [roles] does not list it")
 
 
@@ -227,11 +231,11 @@ def _description(caller: Identity | NoRole, certificate: Certificate) -> str:
 
 def _ozone_name(subject: str, cluster: str) -> str:
     """The common name of a certificate that Ozone's authority made for a service of
-    this cluster; empty if it is another's. Ozone writes the cluster's ID as the
-    organisation and that of the SCM as its unit.
+    this cluster; empty if it is another's, or `cluster` is empty. Ozone writes the
+    cluster's ID as the organisation and that of the SCM as its unit.
     """
     found: list[tuple[str, str]] = _ATTRIBUTE.findall(subject)
     values = dict(found)
     is_ozones = values.get("O") == cluster and "OU" in values and len(found) == len(values)
     name = values.get("CN", "")
-    return name if is_ozones and _NAME.fullmatch(name) else ""
+    return name if cluster and is_ozones and _NAME.fullmatch(name) else ""

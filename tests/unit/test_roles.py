@@ -9,6 +9,10 @@ from google.protobuf.descriptor import MethodDescriptor
 from grpc_health.v1 import health_pb2
 
 import protos
+from dnagent.config import AgentConfig
+from replicator.verifier.config import VerifierConfig
+from runtime.config import Settings, load
+from runtime.errors import ConfigError
 from runtime.roles import (
     METHOD_ROLES,
     OPEN_METHODS,
@@ -23,6 +27,7 @@ from runtime.roles import (
     parse_identity,
     speaks_for,
 )
+from scm.config import ControllerConfig
 
 UUID = "5f0e1d2c-0000-4000-8000-0123456789ab"
 FINGERPRINT = "ab" * 32
@@ -114,6 +119,70 @@ def test_a_certificate_of_ozone_is_known_by_its_cluster(subject: str, name: str 
     found = identity_of(of(subject=subject), RoleTable(ozone_cluster="CID-1"))
     assert found == Identity(Role.OZONE, name) if name else isinstance(found, NoRole)
     assert isinstance(identity_of(of(subject=subject), RoleTable()), NoRole)
+
+
+def test_a_certificate_of_ozone_is_no_more_than_the_configuration_says() -> None:
+    subject = "CN=hdds@dn1,OU=9f-scm,O=CID-1"
+    sly = of("treefold:operator/alice", common_name="hdds@dn1", subject=subject)
+    table = RoleTable(ozone_cluster="CID-1")
+    assert identity_of(sly, table) == Identity(Role.OZONE, "hdds@dn1")
+    agent = Identity(Role.DATANODE, UUID)
+    # An agent that has its datanode's own certificate.
+    table = RoleTable(common_names={"hdds@dn1": agent}, ozone_cluster="CID-1")
+    assert identity_of(sly, table) == agent
+
+
+def load_roles(folder: Path, text: str) -> RoleTable:
+    path = folder / "controller.toml"
+    path.write_text(f'[tls]\ncert = "c"\nkey = "k"\nca = "a"\n[roles]\n{text}')
+    return load(path, ControllerConfig).roles.table
+
+
+def test_the_table_of_the_configuration_lists_certificates_made_elsewhere(tmp_path: Path) -> None:
+    """A fingerprint as openssl prints it, or without colons."""
+    colons = ":".join(["AB"] * 32)
+    text = f'common_names = {{ "hdds@dn1" = "datanode/{UUID}" }}\n'
+    found = load_roles(tmp_path, f'{text}fingerprints = {{ "{colons}" = "operator/alice" }}')
+    assert found == RoleTable({FINGERPRINT: ALICE}, {"hdds@dn1": Identity(Role.DATANODE, UUID)})
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('common_names = { x = "root/x" }', "roles.common_names: x: expected ROLE/NAME, with a"),
+        ('common_names = { x = "datanode/dn1" }', "roles.common_names: x: expected datanode/UUID"),
+        ('common_names = { "" = "operator/x" }', "roles.common_names: expected a name"),
+        ('fingerprints = { ab = "operator/x" }', "roles.fingerprints: expected the 64 hexadec"),
+        (
+            f'fingerprints = {{ "{FINGERPRINT}" = "operator/x",'
+            f' "{FINGERPRINT.upper()}" = "operator/x" }}',
+            "roles.fingerprints: one certificate is listed twice",
+        ),
+        ("common_names = { x = 1 }", "roles.common_names.x: "),
+        ('names = { x = "operator/x" }', "roles.names: unknown key"),
+    ],
+)
+def test_an_invalid_table_is_refused_by_its_key(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load_roles(tmp_path, text)
+    assert says in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("model", "required"),
+    [
+        (ControllerConfig, ""),
+        (VerifierConfig, 'bucket = "local:/b"\n'),
+        (AgentConfig, 'state_folder = "/s"\nvolumes = [{ path = "/v" }]\n'),
+    ],
+)
+def test_roles_without_tls_are_refused(
+    tmp_path: Path, model: type[Settings], required: str
+) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(f'{required}[roles]\ncommon_names = {{ x = "operator/x" }}')
+    with pytest.raises(ConfigError, match=r"roles: without \[tls\] no caller has a certificate"):
+        load(path, model)
 
 
 def test_only_the_agent_of_a_datanode_speaks_for_it() -> None:
