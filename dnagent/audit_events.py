@@ -33,7 +33,7 @@ class AuditReader:
         """
         for line in self._lines():
             # The table knows repairs and deletes.
-            if line.get("kind") in ("return", "refused"):
+            if line.get("kind") == "return":
                 continue
             try:
                 yield event_row(

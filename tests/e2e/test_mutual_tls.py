@@ -2,11 +2,14 @@
 of our script: who has none of the cluster is out, and each does what its role may.
 """
 
+import hashlib
 import json
+import ssl
 import subprocess
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import CliRunner
@@ -56,6 +59,9 @@ def start(folder: Path, words: list[str], settings: str, tls: Tls) -> TreefoldPr
 
 def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_path: Path) -> None:
     pki, moments = tmp_path / "pki", unpack("detected", tmp_path / "detected")
+    auditor = issue(pki, "operator/auditor")
+    der = ssl.PEM_cert_to_DER_cert(auditor.cert.read_text())
+    listed = f'"{hashlib.sha256(der).hexdigest()}" = "datanode/{UUID(int=1)}"'
     identities: dict[str, str] = {}
     agents: dict[str, str] = {}
     with ExitStack() as stack:
@@ -68,6 +74,7 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
                 f'controller = "{address}"\nheartbeat_interval_s = 0.1\n'
                 f'volumes = [{{ path = "{volume}", hold = "owner" }}]\n'
                 "[scan]\nenabled = false\nbytes_per_second = 0\n[repair]\nenabled = true\n"
+                f"[roles]\nfingerprints = {{ {listed} }}\n"
             )
             identities[node] = f"datanode/{datanode_id(volume)}"
             agent = stack.enter_context(
@@ -113,6 +120,11 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         _an_operator_reads_no_chunks_and_the_agent_records_it(
             operator, agents["dn1"], tmp_path / "dn1" / "state" / "audit.jsonl"
         )
+        with closing(
+            AgentPeer(PeerId("dn1"), open_channel(agents["dn1"], tls=auditor), "dn1")
+        ) as peer:
+            # By the agent's configuration, whatever the certificate says.
+            assert list(peer.records(ContainerId(1), [BlockId(1)])) == []
         started = json.loads(controller.stderr.splitlines()[0])
         assert (started["event"], started["roles_enforced"]) == ("server_started", True)
 
@@ -128,3 +140,26 @@ def _an_operator_reads_no_chunks_and_the_agent_records_it(
     *_, line = map(json.loads, audit.read_text().splitlines())
     assert (line["kind"], line["caller"]) == ("refused", "operator/alice")
     assert line["method"] == "treefold.agent.v1.Agent/GetBlockRecords"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [],
+        ["operator/"],
+        ["operator/a/b"],
+        ["operator/a b"],
+        ["root/alice"],
+        ["datanode/dn1"],
+        ["operator/alice", "host,URI:treefold:operator/bob"],
+    ],
+)
+def test_the_script_refuses_what_is_no_identity_or_host(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        ["sh", str(SCRIPT), str(tmp_path / "pki"), *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, (tmp_path / "pki").exists()) == (2, "", False)
+    assert done.stderr

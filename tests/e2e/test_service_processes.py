@@ -2,6 +2,7 @@
 ready when they serve, watched while they work.
 """
 
+import json
 import re
 import signal
 import socket
@@ -84,6 +85,9 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
         assert rest[-1] == "STOPPING=1\nSTATUS=stopping"
         assert set(rest[:-1]) <= {"WATCHDOG=1"}
     assert "Traceback" not in process.stderr
+    lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
+    started = [line for line in lines if line["event"] == "server_started"]
+    assert [line["roles_enforced"] for line in started] == [True]
 
 
 class SilentController:

@@ -28,6 +28,7 @@ from runtime.roles import (
     speaks_for,
 )
 from scm.config import ControllerConfig
+from tests.support.long_running import LONG_RUNNING
 
 UUID = "5f0e1d2c-0000-4000-8000-0123456789ab"
 FINGERPRINT = "ab" * 32
@@ -166,6 +167,11 @@ def test_an_invalid_table_is_refused_by_its_key(tmp_path: Path, text: str, says:
     with pytest.raises(ConfigError) as refused:
         load_roles(tmp_path, text)
     assert says in refused.value.message
+
+
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_every_process_that_serves_has_roles(command: str) -> None:
+    assert {"tls", "roles", "insecure"} <= LONG_RUNNING[command].settings.model_fields.keys()
 
 
 @pytest.mark.parametrize(
