@@ -13,6 +13,7 @@ import trustme
 from google.protobuf.descriptor import MethodDescriptor
 from structlog.testing import capture_logs
 
+from dnagent.config import AgentRoleSettings
 from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
 from merkle.replica import PeerId
@@ -130,7 +131,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             ],
             tls=tls["datanode"],
             access=Access(
-                RoleTable(ozone_cluster=CLUSTER), is_enforced=True, on_refusal=refusals.append
+                AgentRoleSettings(ozone_cluster=CLUSTER).table,
+                is_enforced=True,
+                on_refusal=refusals.append,
             ),
         )
         stack.callback(agent.stop, 0)
