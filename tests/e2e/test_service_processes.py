@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
 from runtime.rpc import open_channel
-from tests.support.certificates import certificate, tls_in
+from tests.support.identities import certificate, tls_in
 from tests.support.long_running import LONG_RUNNING, example_of
 from tests.support.notify_socket import NotifySocket
 from tests.support.processes import TreefoldProcess

@@ -33,7 +33,7 @@ from runtime.errors import AccessDeniedError
 from runtime.rate_limit import SystemClock
 from tests.support.bucket_command import BucketCommand
 from tests.support.bucket_sync import Remarks
-from tests.support.certificates import certificate, tls_in
+from tests.support.identities import certificate, tls_in
 from tests.support.processes import TreefoldProcess
 from tests.support.stores import NOTHING, keys, put
 from tests.support.verifiers import held

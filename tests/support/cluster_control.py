@@ -36,7 +36,7 @@ from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox, steady_clock
-from tests.support.certificates import ANYBODY
+from tests.support.identities import ANYBODY
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Ledger, ViolationError
 from tests.support.run_witness import RunWitness

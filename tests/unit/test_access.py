@@ -37,7 +37,7 @@ from runtime.rpc import Tls, named_errors, open_channel, start_server
 from scm.client import ControllerClient
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
-from tests.support.certificates import certificate, tls_in
+from tests.support.identities import certificate, tls_in
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus, replica_of
 from tests.support.verifiers import config_of
 from tests.unit.test_roles import service_methods

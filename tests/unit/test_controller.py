@@ -33,8 +33,8 @@ from scm.ports import ReconcileOrder, ScanOrder
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox
 from scm.views import ReconcileResponse
-from tests.support.certificates import ANYBODY
 from tests.support.cluster_reports import SCANNED_MS, MemoryJobStore, World, replica, replicas
+from tests.support.identities import ANYBODY
 
 DNS = ("dn-1", "dn-2", "dn-3")
 

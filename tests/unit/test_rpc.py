@@ -42,7 +42,7 @@ from runtime.rpc import (
     printable,
     start_server,
 )
-from tests.support.certificates import certificate, tls_in
+from tests.support.identities import certificate, tls_in
 from tests.support.waiting import wait_until
 
 SERVICE = "test.Service"
