@@ -42,6 +42,7 @@ from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from repair.ports import Peer
 from repair.runner import Runner
+from runtime.access import Access, Refusal
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
@@ -166,7 +167,11 @@ class Agent:
                 )
             )
         return AgentStatus(
-            self.datanode_id, self._config.repair.enabled, tuple(volumes), self._jobs.status()
+            self.datanode_id,
+            self._config.repair.enabled,
+            tuple(volumes),
+            self._jobs.status(),
+            roles_enforced=self._config.tls is not None,
         )
 
     def _start(self) -> None:
@@ -293,11 +298,15 @@ class Agent:
             AgentService(self._store, self, self).register,
             XceiverService(self._store).register,
         ]
+        access = Access(
+            config.roles.table, is_enforced=config.tls is not None, on_refusal=self._record_refusal
+        )
         server = start_server(
             config.listen,
             services,
             tls=config.rpc_tls,
             insecure=config.insecure,
+            access=access,
             threads=_RPC_THREADS,
             # Whoever holds all of its threads keeps no agent from being answered.
             own_threads={OZONE_SERVICE: _OZONE_THREADS},
@@ -310,7 +319,17 @@ class Agent:
             host, port = split_address(config.metrics)
             page = MetricsServer(self.metrics, host, port)
             self._stack.callback(page.close)
-        self._log.info("server_started", address=self.address)
+        self._log.info("server_started", address=self.address, roles_enforced=access.is_enforced)
+
+    def _record_refusal(self, refusal: Refusal) -> None:
+        self._audit.refused_call(
+            method=refusal.method,
+            caller=refusal.caller,
+            certificate=refusal.fingerprint,
+            peer=refusal.peer,
+            reason=refusal.reason,
+            count=refusal.count,
+        )
 
     def _start_heartbeats(self) -> None:
         config = self._config

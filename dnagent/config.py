@@ -1,6 +1,7 @@
 """The settings of an agent. They are validated before anything is opened."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Self
 
@@ -8,7 +9,18 @@ from pydantic import Field, field_validator, model_validator
 
 from merkle.replica import TreeSource
 from ozone.volume import Hold
-from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
+from runtime.config import (
+    Address,
+    Duration,
+    FilePath,
+    Rate,
+    RoleSettings,
+    Settings,
+    Size,
+    Switch,
+    TlsSettings,
+)
+from runtime.roles import RoleTable
 from runtime.rpc import Tls, check_exposure
 
 # For exports, which need an extra of the package.
@@ -92,6 +104,19 @@ class ExportSettings(Settings):
         return value
 
 
+class AgentRoleSettings(RoleSettings):
+    """Identities of callers. The certificates that Ozone's own authority made for the
+    services of the cluster `ozone_cluster` may read at Ozone's port.
+    """
+
+    ozone_cluster: str | None = Field(default=None, min_length=1)
+
+    @property
+    def table(self) -> RoleTable:
+        """The identities, for decisions."""
+        return replace(super().table, ozone_cluster=self.ozone_cluster or "")
+
+
 def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
@@ -115,6 +140,7 @@ class AgentConfig(Settings):
     repair: RepairSettings = RepairSettings()
     export: ExportSettings = ExportSettings()
     tls: TlsSettings | None = None
+    roles: AgentRoleSettings = AgentRoleSettings()
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
@@ -148,6 +174,7 @@ class AgentConfig(Settings):
                     path.parent if path.name == "hdds" else path
                 ):
                     raise ValueError(f"{key}: must not lie inside the volume {path}")
+        self.roles.check_use(self.tls)
         check_exposure(
             {"listen": self.listen, "controller": self.controller},
             metrics=self.metrics,

@@ -82,12 +82,15 @@ class ReconciliationStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The state of an agent: its volumes and running reconciliations."""
+    """The state of an agent: its volumes and running reconciliations, and whether its
+    callers need a role.
+    """
 
     datanode_id: PeerId
     repair_enabled: bool
     volumes: tuple[VolumeStatus, ...] = ()
     reconciliations: tuple[ReconciliationStatus, ...] = ()
+    roles_enforced: bool = False
 
 
 class StatusSource(Protocol):

@@ -256,6 +256,7 @@ class AgentService:
                 )
                 for one in found.reconciliations
             ],
+            roles_enforced=found.roles_enforced,
         )
 
     def _stored_tree(self, container_id: ContainerId) -> bytes:

@@ -148,13 +148,15 @@ class ReconciliationStatus(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., phase: _Optional[str] = ..., windows_written: _Optional[int] = ..., bytes_fetched: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("datanode_id", "repair_enabled", "volumes", "reconciliations")
+    __slots__ = ("datanode_id", "repair_enabled", "volumes", "reconciliations", "roles_enforced")
     DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ENABLED_FIELD_NUMBER: _ClassVar[int]
     VOLUMES_FIELD_NUMBER: _ClassVar[int]
     RECONCILIATIONS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     datanode_id: str
     repair_enabled: bool
     volumes: _containers.RepeatedCompositeFieldContainer[VolumeStatus]
     reconciliations: _containers.RepeatedCompositeFieldContainer[ReconciliationStatus]
-    def __init__(self, datanode_id: _Optional[str] = ..., repair_enabled: bool = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., reconciliations: _Optional[_Iterable[_Union[ReconciliationStatus, _Mapping]]] = ...) -> None: ...
+    roles_enforced: bool
+    def __init__(self, datanode_id: _Optional[str] = ..., repair_enabled: bool = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., reconciliations: _Optional[_Iterable[_Union[ReconciliationStatus, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...

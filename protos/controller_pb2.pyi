@@ -378,10 +378,12 @@ class DatanodeView(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., live: bool = ..., heartbeat_age_s: _Optional[float] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class ListDatanodesResponse(_message.Message):
-    __slots__ = ("datanodes",)
+    __slots__ = ("datanodes", "roles_enforced")
     DATANODES_FIELD_NUMBER: _ClassVar[int]
+    ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     datanodes: _containers.RepeatedCompositeFieldContainer[DatanodeView]
-    def __init__(self, datanodes: _Optional[_Iterable[_Union[DatanodeView, _Mapping]]] = ...) -> None: ...
+    roles_enforced: bool
+    def __init__(self, datanodes: _Optional[_Iterable[_Union[DatanodeView, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...
 
 class ScanRequest(_message.Message):
     __slots__ = ("container_ids",)

@@ -10,18 +10,20 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("address", "writes", "index", "profile", "lists_all_keys")
+    __slots__ = ("address", "writes", "index", "profile", "lists_all_keys", "roles_enforced")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     LISTS_ALL_KEYS_FIELD_NUMBER: _ClassVar[int]
+    ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     address: str
     writes: bool
     index: IndexState
     profile: Profile
     lists_all_keys: bool
-    def __init__(self, address: _Optional[str] = ..., writes: bool = ..., index: _Optional[_Union[IndexState, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., lists_all_keys: bool = ...) -> None: ...
+    roles_enforced: bool
+    def __init__(self, address: _Optional[str] = ..., writes: bool = ..., index: _Optional[_Union[IndexState, _Mapping]] = ..., profile: _Optional[_Union[Profile, _Mapping]] = ..., lists_all_keys: bool = ..., roles_enforced: bool = ...) -> None: ...
 
 class Profile(_message.Message):
     __slots__ = ("secret", "algorithm", "properties")

@@ -1,5 +1,5 @@
-"""The audit file: one JSON line for each write into replica data, each deletion, and
-each replica that returns to service.
+"""The audit file: one JSON line for each write into replica data, each deletion, each
+replica that returns to service, and calls that were refused.
 
 A line is synced to disk before its write is reported, and before its deletion or return
 begins. Every change of replica data or state therefore has a line.
@@ -88,6 +88,20 @@ class AuditLog:
         """
         place = {"container": container, "block": None, "offset": None, "length": 0}
         self._append([{"kind": "return", **place, "source": "", "job": job, "state": state}])
+
+    def refused_call(
+        self, *, method: str, caller: str, certificate: str, peer: str, reason: str, count: int
+    ) -> None:
+        """Record that a call was refused, because its certificate has no role for it.
+
+        `caller` is the certificate's identity, empty without one, and `certificate` its
+        SHA-256. `count` is how many such calls came within a minute.
+
+        Raises:
+            DiskError: the line is not on disk.
+        """
+        who = {"method": method, "caller": caller, "certificate": certificate, "peer": peer}
+        self._append([{"kind": "refused", **who, "reason": reason, "count": count}])
 
     def _append(self, lines: Iterable[Mapping[str, object]]) -> None:
         time = datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -48,7 +48,13 @@ from repair.wire import (
     TREE_TOO_LARGE,
     decode_piece,
 )
-from runtime.errors import BusyError, PeerRefusedError, PeerUnavailableError, RemoteProtocolError
+from runtime.errors import (
+    AccessDeniedError,
+    BusyError,
+    PeerRefusedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+)
 from runtime.rpc import Deadlines, UnaryCall, UnaryStreamCall, error_from, sent_error
 
 _SHORT = "short_read"
@@ -273,6 +279,8 @@ class AgentPeer:
             if isinstance(sent, BusyError):
                 # It has its hands full; a healthy peer is not given up for that.
                 return PeerUnavailableError(f"{self._target}: {sent.message}")
+            if isinstance(sent, AccessDeniedError):
+                return AccessDeniedError(f"{self._target}: {sent.message}", hint=sent.hint)
             return PeerRefusedError(
                 f"{self._target}: {sent.message}", hint=sent.hint, result=sent.code
             )

@@ -42,6 +42,7 @@ class Peer(Protocol):
     Raises, in every method but `close`:
         PeerUnavailableError: no response in time; a retry or another peer may help.
         PeerRefusedError: the peer returned an error; its fact `result` names it.
+        AccessDeniedError: the peer does not let our certificate read.
         RemoteProtocolError: the peer sent an invalid message.
     """
 

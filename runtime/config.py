@@ -14,10 +14,19 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, TypeAlias, TypeVar
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 from pydantic_core import ErrorDetails
 
 from runtime.errors import ConfigError
+from runtime.roles import RoleTable, parse_identity
 
 # A larger file is not a configuration, but another file given by mistake.
 CONFIG_BYTES_MAX = 1 << 20
@@ -37,6 +46,9 @@ _DURATION_UNITS: Mapping[str, float] = {
     "d": 86400,
     "w": 604800,
 }
+# The largest clusters have thousands of datanodes.
+_ROLES_MAX = 50_000
+_FINGERPRINT = re.compile(r"[0-9a-fA-F]{64}")
 _PORT = re.compile(r"[0-9]{1,5}")
 _QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
 
@@ -144,6 +156,56 @@ class TlsSettings(Settings):
     cert: FilePath
     key: FilePath
     ca: FilePath
+
+
+class RoleSettings(Settings):
+    """Identities, as ROLE/NAME, of certificates that bear none: by the SHA-256
+    fingerprint of the certificate, or by the common name of its subject.
+    """
+
+    fingerprints: Mapping[str, str] = Field(default={}, max_length=_ROLES_MAX)
+    common_names: Mapping[str, str] = Field(default={}, max_length=_ROLES_MAX)
+
+    @field_validator("fingerprints")
+    @classmethod
+    def _are_fingerprints(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        # As openssl prints them, or without colons.
+        found = {key.replace(":", "").lower(): identity for key, identity in value.items()}
+        for key in value:
+            if not _FINGERPRINT.fullmatch(key.replace(":", "")):
+                raise ValueError(f"expected the 64 hexadecimal digits of SHA-256, found {key!r}")
+        if len(found) != len(value):
+            raise ValueError("one certificate is listed twice")
+        return found
+
+    @field_validator("fingerprints", "common_names")
+    @classmethod
+    def _have_identities(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for key, identity in value.items():
+            try:
+                parse_identity(identity)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from error
+            if not key:
+                raise ValueError("expected a name, found an empty text")
+        return value
+
+    @property
+    def table(self) -> RoleTable:
+        """The identities, for decisions."""
+        return RoleTable(
+            {key: parse_identity(text) for key, text in self.fingerprints.items()},
+            {key: parse_identity(text) for key, text in self.common_names.items()},
+        )
+
+    def check_use(self, tls: TlsSettings | None) -> None:
+        """Refuse roles that could not be enforced.
+
+        Raises:
+            ValueError: there are roles, and no TLS.
+        """
+        if tls is None and self != type(self)():
+            raise ValueError("roles: without [tls] no caller has a certificate")
 
 
 SettingsT = TypeVar("SettingsT", bound=Settings)

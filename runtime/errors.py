@@ -43,6 +43,13 @@ class PeerRefusedError(ReconcileError):
     code = "peer_refused"
 
 
+class AccessDeniedError(ReconcileError):
+    """The caller's certificate has no role that may make this call."""
+
+    code = "permission_denied"
+    exit_status = 6
+
+
 class RemoteProtocolError(ReconcileError):
     """A peer sent an invalid message: wrong container, wrong size, or bytes that fail
     their checksum.

@@ -24,9 +24,11 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
+from runtime.access import Access
 from runtime.call_limits import CallLimits, CallWatch, WatchedCall
 from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
+from runtime.roles import RoleTable
 
 # Many times what names, a trace and our trailers need. It equals grpc's default, which
 # may change.
@@ -83,6 +85,7 @@ _STATUS: Mapping[str, grpc.StatusCode] = {
     "container_state": grpc.StatusCode.FAILED_PRECONDITION,
     "read_only": grpc.StatusCode.FAILED_PRECONDITION,
     "busy": grpc.StatusCode.RESOURCE_EXHAUSTED,
+    "permission_denied": grpc.StatusCode.PERMISSION_DENIED,
     "peer_unavailable": grpc.StatusCode.UNAVAILABLE,
     "controller_unavailable": grpc.StatusCode.UNAVAILABLE,
     "interrupted": grpc.StatusCode.CANCELLED,
@@ -205,6 +208,7 @@ def start_server(
     *,
     tls: Tls | None = None,
     insecure: bool = False,
+    access: Access | None = None,
     threads: int = 16,
     calls_max: int = 64,
     own_threads: Mapping[str, int] | None = None,
@@ -213,6 +217,8 @@ def start_server(
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
+    `access` says who may call; by default whoever reaches a server without TLS, and
+    with TLS who bears a role in the certificate itself.
     Calls beyond `threads` wait; calls beyond `calls_max` are refused at once. With
     `share_threads`, so are calls of one client beyond half of a service's threads.
     Services in `own_threads`, by full name, get that many threads of their own.
@@ -223,6 +229,8 @@ def start_server(
             files are unusable, or the port is taken.
     """
     assert 0 < threads <= calls_max
+    access = access or Access(RoleTable(), is_enforced=tls is not None)
+    assert access.is_enforced == (tls is not None)
     _require_security(address, tls, insecure)
     host, _ = split_address(address)
     pool = _CallPool(threads, share=share_threads)
@@ -234,7 +242,7 @@ def start_server(
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
         pool,
-        interceptors=[_CallInterceptor(watch, pool, pools)],
+        interceptors=[_CallInterceptor(access, watch, pool, pools)],
         options=options,
         maximum_concurrent_rpcs=calls_max,
     )
@@ -289,13 +297,19 @@ class _CallPool(ThreadPoolExecutor):
 
 
 class _CallInterceptor(grpc.ServerInterceptor):
-    """Sends the errors of services, and of parsing requests, under their own codes;
-    watches calls; gives services the threads that are their own.
+    """Refuses callers without the role that a method needs; sends the errors of
+    services, and of parsing requests, under their own codes; watches calls; gives
+    services the threads that are their own.
     """
 
     def __init__(
-        self, watch: CallWatch, pool: _CallPool, own_pools: Mapping[str, _CallPool]
+        self,
+        access: Access,
+        watch: CallWatch,
+        pool: _CallPool,
+        own_pools: Mapping[str, _CallPool],
     ) -> None:
+        self._access = access
         self._watch = watch
         self._pool = pool
         self._own_pools = own_pools
@@ -307,11 +321,14 @@ class _CallInterceptor(grpc.ServerInterceptor):
     ) -> _MaybeHandler:
         """The handler, wrapped."""
         handler = continuation(handler_call_details)
-        service = str(handler_call_details.method).rpartition("/")[0].lstrip("/")
-        # The health service holds no thread for a call, and waits by design.
+        method = str(handler_call_details.method)
+        service = method.rpartition("/")[0].lstrip("/")
+        # Whoever connects may ask for health. Its service holds no thread for a call,
+        # and waits by design.
         if handler is None or service == health.SERVICE_NAME:
             return handler
         deserialize = handler.request_deserializer or _identity
+        admitted = partial(self._access.admitted, method)
         pool = self._own_pools.get(service, self._pool)
         watch = partial(
             self._watch.watch,
@@ -333,14 +350,14 @@ class _CallInterceptor(grpc.ServerInterceptor):
 
         def respond(raw: Any, context: grpc.ServicerContext) -> Any:
             try:
-                with watch(context) as call:
+                with watch(context) as call, admitted(context):
                     return behaviour(parse(raw, call), context)
             except ReconcileError as error:
                 refuse(context, error)
 
         def stream(raw: Any, context: grpc.ServicerContext) -> Iterator[Any]:
             try:
-                with watch(context) as call:
+                with watch(context) as call, admitted(context):
                     yield from _each(call, behaviour(parse(raw, call), context))
             except ReconcileError as error:
                 refuse(context, error)

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config import Address, Duration, FilePath, Settings, Switch, TlsSettings
+from runtime.config import Address, Duration, FilePath, RoleSettings, Settings, Switch, TlsSettings
 from runtime.rpc import Tls, check_exposure
 from scm.rules import Rules
 
@@ -30,6 +30,7 @@ class ControllerConfig(Settings):
     # Holds controller.db; one controller at a time.
     state_folder: FilePath = Path("/var/lib/treefold/controller")
     tls: TlsSettings | None = None
+    roles: RoleSettings = RoleSettings()
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
@@ -47,6 +48,7 @@ class ControllerConfig(Settings):
     def _fits_together(self) -> Self:
         if self.dead_after_s < self.stale_after_s:
             raise ValueError("dead_after_s: must not be less than stale_after_s")
+        self.roles.check_use(self.tls)
         check_exposure(
             {"listen": self.listen}, metrics=self.metrics, tls=self.tls, insecure=self.insecure
         )

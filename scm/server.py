@@ -20,6 +20,7 @@ from google.protobuf.message import Message
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
+from runtime.access import Access
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
@@ -138,12 +139,14 @@ class ControllerService:
         lock: threading.Lock,
         clock: Callable[[], float],
         metrics: Metrics,
+        access: Access,
     ) -> None:
         self._controller = controller
         self._outbox = outbox
         self._lock = lock
         self._clock = clock
         self._metrics = metrics
+        self._access = access
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to this server."""
@@ -166,16 +169,18 @@ class ControllerService:
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
     def heartbeat(
-        self, request: pb.HeartbeatRequest, _: grpc.ServicerContext
+        self, request: pb.HeartbeatRequest, context: grpc.ServicerContext
     ) -> pb.HeartbeatResponse:
         """Handle a heartbeat; the response has the waiting commands.
 
         Raises:
+            AccessDeniedError: the caller is not the agent of this datanode.
             UsageError: the heartbeat is invalid, or has too many containers.
             BusyError: there are too many datanodes, or an agent of the datanode that
                 started later has reported.
             DatabaseError: the changes cannot be saved.
         """
+        self._access.check_datanode(context, request.datanode.datanode_id)
         heartbeat = heartbeat_from(request)
         peer = heartbeat.datanode.peer
         self._metrics.count("scm_heartbeats_total")
@@ -244,7 +249,7 @@ class ControllerService:
         return answer
 
     def reconcile(
-        self, request: pb.ReconcileRequest, _: grpc.ServicerContext
+        self, request: pb.ReconcileRequest, context: grpc.ServicerContext
     ) -> pb.ReconcileResponse:
         """Start jobs; with a dry run, return which jobs would start."""
         if request.all_diverged and request.container_ids:
@@ -252,7 +257,7 @@ class ControllerService:
         named = _container_ids(request.container_ids, IDS_MAX)
         reason, requested_by = (
             _check_text(request.reason, "reason"),
-            _check_text(request.requested_by, "requester"),
+            self._access.requester(context, _check_text(request.requested_by, "requester")),
         )
         with self._lock:
             outcomes = self._controller.reconcile(
@@ -289,7 +294,10 @@ class ControllerService:
         """All known datanodes and their liveness."""
         with self._lock:
             statuses = self._controller.queries.datanodes(self._clock())
-        return pb.ListDatanodesResponse(datanodes=[status_to(status) for status in statuses])
+        return pb.ListDatanodesResponse(
+            datanodes=[status_to(status) for status in statuses],
+            roles_enforced=self._access.is_enforced,
+        )
 
     def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
         """Order scans of the live replicas."""
@@ -337,8 +345,10 @@ class ControllerServer:
                     "scm_jobs_finished_total", state=job.state.value
                 ),
             )
+            # The log is the controller's record of refusals.
+            access = Access(config.roles.table, is_enforced=config.tls is not None)
             service = ControllerService(
-                self._controller, outbox, self._lock, self._clock, self._metrics
+                self._controller, outbox, self._lock, self._clock, self._metrics, access
             )
             if config.metrics:
                 host, port = split_address(config.metrics)
@@ -348,6 +358,7 @@ class ControllerServer:
                 [service.register],
                 tls=config.rpc_tls,
                 insecure=config.insecure,
+                access=access,
             )
         except BaseException:
             self._close()
@@ -363,7 +374,12 @@ class ControllerServer:
             thread_health=self.thread_health,
         )
         self._ticker.start()
-        _log.info("server_started", address=self.address, term=self._controller.term)
+        _log.info(
+            "server_started",
+            address=self.address,
+            term=self._controller.term,
+            roles_enforced=access.is_enforced,
+        )
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""

@@ -7,7 +7,16 @@ from pydantic import Field, model_validator
 
 from proof.item import HashAlgorithm
 from replicator.verifier.applier import APPLIED_ALGORITHMS
-from runtime.config import Address, Duration, FilePath, Rate, Settings, Switch, TlsSettings
+from runtime.config import (
+    Address,
+    Duration,
+    FilePath,
+    Rate,
+    RoleSettings,
+    Settings,
+    Switch,
+    TlsSettings,
+)
 from runtime.rpc import Tls, check_exposure
 
 Seconds = Annotated[Duration, Field(gt=0)]
@@ -33,10 +42,11 @@ class VerifierConfig(Settings):
     state_folder: FilePath = Path("/var/lib/treefold/verifier")
     listen: Address = "127.0.0.1:9897"
     tls: TlsSettings | None = None
+    roles: RoleSettings = RoleSettings()
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
-    # Take batches and patches of whoever holds a certificate of our authority.
+    # Take batches and patches of operators; without TLS of whoever reaches the port.
     writes: Switch = False
     # The hash by which contents are compared; both sides use the verifier's.
     algorithm: HashAlgorithm = HashAlgorithm.BLAKE3
@@ -49,6 +59,7 @@ class VerifierConfig(Settings):
         if self.algorithm not in APPLIED_ALGORITHMS:
             names = ", ".join(sorted(known.value for known in APPLIED_ALGORITHMS))
             raise ValueError(f"algorithm: expected one of {names}")
+        self.roles.check_use(self.tls)
         check_exposure(
             {"listen": self.listen}, metrics=self.metrics, tls=self.tls, insecure=self.insecure
         )

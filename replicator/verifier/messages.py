@@ -302,6 +302,7 @@ def description_to(description: Description) -> pb.DescribeResponse:
             properties=profile.properties,
         ),
         lists_all_keys=description.lists_all_keys,
+        roles_enforced=description.roles_enforced,
     )
 
 
@@ -325,6 +326,7 @@ def description_from(message: pb.DescribeResponse) -> Description:
         Profile(sent.secret, algorithm, properties),
         index_state_from(message.index),
         message.lists_all_keys,
+        message.roles_enforced,
     )
 
 

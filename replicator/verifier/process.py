@@ -12,6 +12,7 @@ from replicator.stores.opening import open_store
 from replicator.verifier.config import VerifierConfig
 from replicator.verifier.server import VerifierService
 from replicator.verifier.state import locked_state, open_index
+from runtime.access import Access
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
 from runtime.guard import ThreadGuard
@@ -58,7 +59,11 @@ class VerifierProcess:
                 folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
             )
             self._bucket = opened.enter_context(state)
-            self._service = VerifierService(self._bucket, takes_writes=config.writes)
+            # The log is the verifier's record of refusals.
+            access = Access(config.roles.table, is_enforced=config.tls is not None)
+            self._service = VerifierService(
+                self._bucket, takes_writes=config.writes, roles_enforced=access.is_enforced
+            )
             opened.callback(self._service.close)
             if config.metrics:
                 host, port = split_address(config.metrics)
@@ -68,6 +73,7 @@ class VerifierProcess:
                 [self._service.register],
                 tls=config.rpc_tls,
                 insecure=config.insecure,
+                access=access,
                 limits=call_limits,
             )
             opened.callback(rpc.stop)
@@ -77,7 +83,12 @@ class VerifierProcess:
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
             ]
             self._opened = opened.pop_all()
-        _log.info("server_started", address=self.address, bucket=config.bucket)
+        _log.info(
+            "server_started",
+            address=self.address,
+            bucket=config.bucket,
+            roles_enforced=access.is_enforced,
+        )
 
     def stop(self) -> None:
         """Stop serving, and close index and store."""

@@ -1,4 +1,4 @@
-"""The verifier's gRPC service: proofs for whoever holds a certificate, and writes.
+"""The verifier's gRPC service: proofs for verifiers and operators, and writes.
 
 It stands beside its store, so that listing, reading and patching cross no region. What
 crosses is the messages of a comparison and, where the verifier takes writes, the bytes
@@ -62,8 +62,12 @@ _M = TypeVar("_M", bound=Message)
 class VerifierService:
     """The Verifier service of one bucket: it converts messages into calls."""
 
-    def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
+    def __init__(
+        self, bucket: IndexedBucket, *, takes_writes: bool, roles_enforced: bool = False
+    ) -> None:
+        """`roles_enforced` is whether the server that it is added to asks for roles."""
         self._bucket = bucket
+        self._roles_enforced = roles_enforced
         self._applier = (
             Applier(
                 bucket.store,
@@ -123,6 +127,7 @@ class VerifierService:
                 profile=self._bucket.profile,
                 index=self.state(),
                 lists_all_keys=store.capabilities.lists_all_keys,
+                roles_enforced=self._roles_enforced,
             )
         )
 

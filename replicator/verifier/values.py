@@ -46,7 +46,7 @@ class IndexState:
 @dataclass(frozen=True, slots=True)
 class Description:
     """What a verifier says of itself. Unless its store lists all keys, equality cannot
-    be shown.
+    be shown. Unless it enforces roles, whoever reaches its port may call it.
     """
 
     address: str
@@ -54,6 +54,7 @@ class Description:
     profile: Profile
     index: IndexState
     lists_all_keys: bool
+    roles_enforced: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 ready when they serve, watched while they work.
 """
 
+import json
 import re
 import signal
 import socket
@@ -14,8 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
-from runtime.rpc import Tls, open_channel
-from tests.e2e.test_mutual_tls import certificate
+from runtime.rpc import open_channel
+from tests.support.identities import certificate, tls_in
 from tests.support.long_running import LONG_RUNNING, example_of
 from tests.support.notify_socket import NotifySocket
 from tests.support.processes import TreefoldProcess
@@ -74,8 +75,7 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
         assert ready == "READY=1"
         address = status.rsplit(" ", 1)[1]
         # At once, and once: who is told so does not ask twice.
-        tls = Tls(pems / "cert.pem", pems / "key.pem", pems / "ca.pem")
-        with open_channel(address, tls=tls) as channel:
+        with open_channel(address, tls=tls_in(pems)) as channel:
             stub = health_pb2_grpc.HealthStub(channel)
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
@@ -85,6 +85,9 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
         assert rest[-1] == "STOPPING=1\nSTATUS=stopping"
         assert set(rest[:-1]) <= {"WATCHDOG=1"}
     assert "Traceback" not in process.stderr
+    lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
+    started = [line for line in lines if line["event"] == "server_started"]
+    assert [line["roles_enforced"] for line in started] == [True]
 
 
 class SilentController:

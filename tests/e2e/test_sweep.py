@@ -349,7 +349,7 @@ def test_what_a_sweep_finds_repairable_is_repaired_and_the_next_one_finds_nothin
             assert all(count <= 2 for count in at.values())
         assert sorted(job["containerID"] for job in jobs) == first["diverged"]
         assert {(job["state"], job["requestedBy"], job["reason"]) for job in jobs} == {
-            ("DONE", "treefold sweep", f"sweep {first['sweepID']}")
+            ("DONE", "treefold sweep (unproven)", f"sweep {first['sweepID']}")
         }
         status, second = cluster.command(*words, "--reconcile")
         # Nor does it take for a silent change what was repaired.

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import trustme
@@ -28,11 +29,11 @@ from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.client import VerifierClient, VerifierUnavailableError
 from replicator.verifier.values import Write
 from runtime.disk import Disk
+from runtime.errors import AccessDeniedError
 from runtime.rate_limit import SystemClock
-from runtime.rpc import Tls
-from tests.e2e.test_mutual_tls import certificate
 from tests.support.bucket_command import BucketCommand
 from tests.support.bucket_sync import Remarks
+from tests.support.identities import certificate, tls_in
 from tests.support.processes import TreefoldProcess
 from tests.support.stores import NOTHING, keys, put
 from tests.support.verifiers import held
@@ -86,7 +87,9 @@ def sync(folder: Path, client: VerifierClient) -> SyncReport:
         return run.execute(run.plan())
 
 
-def test_a_sync_over_mutual_tls_and_a_stranger_is_kept_out(tmp_path: Path) -> None:
+def test_a_sync_over_mutual_tls_wants_an_operator_and_a_stranger_is_kept_out(
+    tmp_path: Path,
+) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
     pems = certificate(authority, tmp_path / "pems", "verifier")
     tls = "".join(f'{name} = "{pems / name}.pem"\n' for name in ("cert", "key", "ca"))
@@ -96,12 +99,16 @@ def test_a_sync_over_mutual_tls_and_a_stranger_is_kept_out(tmp_path: Path) -> No
     with start(tmp_path / "v", bucket=tmp_path / "target", settings=f"[tls]\n{tls}") as verifier:
         address = verifier.address()
 
-        def client(authority: trustme.CA, name: str) -> "closing[VerifierClient]":
-            ours = certificate(authority, tmp_path / "pems", name)
-            files = Tls(ours / "cert.pem", ours / "key.pem", ours / "ca.pem")
+        def client(authority: trustme.CA, name: str, *role: str) -> "closing[VerifierClient]":
+            files = tls_in(certificate(authority, tmp_path / "pems", name, *role))
             return closing(VerifierClient(address, tls=files))
 
-        with client(authority, "syncer") as trusted:
+        with (
+            client(authority, "agent", f"datanode/{UUID(int=1)}") as agent,
+            pytest.raises(AccessDeniedError, match="needs the role operator or verifier"),
+        ):
+            agent.describe()
+        with client(authority, "syncer", "operator/sync") as trusted:
             report = sync(tmp_path, trusted)
         assert (report.equal, report.copied) == (True, 50)
         with client(stranger, "stranger") as other, pytest.raises(VerifierUnavailableError):

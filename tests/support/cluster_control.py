@@ -36,6 +36,7 @@ from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox, steady_clock
+from tests.support.identities import ANYBODY
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Ledger, ViolationError
 from tests.support.run_witness import RunWitness
@@ -193,7 +194,7 @@ class ControllerProcess:
             now_s=clock(),
             on_finished=ledger.finishes,
         )
-        self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS)
+        self.service = ControllerService(self.controller, outbox, Lock(), clock, _METRICS, ANYBODY)
         # The latest life of each agent that it answered.
         self.answered: Counter[str] = Counter()
 

@@ -75,6 +75,7 @@ DESCRIPTION = Description(
     Profile(b"s" * 32, HashAlgorithm.BLAKE3),
     IndexState(7, EvidenceCounts(1, 2, 3, 4000), 1_700_000_000),
     lists_all_keys=True,
+    roles_enforced=True,
 )
 
 

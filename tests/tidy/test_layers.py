@@ -37,6 +37,7 @@ ONLY_IMPORTER = {
         "ozone/descriptor.py",
         "proof/item.py",
         "replicator/hashing.py",
+        "runtime/access.py",
         "runtime/s3_signing.py",
     },
     "sqlalchemy": {"scm/job_store.py"},

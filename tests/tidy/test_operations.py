@@ -123,7 +123,8 @@ def test_an_example_names_every_key_and_no_other(command: str, tmp_path: Path) -
 def _keys(table: Mapping[str, object], prefix: str = "") -> Iterator[str]:
     for key, value in table.items():
         tables = value if isinstance(value, list) else [value]
-        if tables and all(isinstance(inner, dict) for inner in tables):
+        # An empty table that has keys of its own is a value.
+        if tables and all(inner and isinstance(inner, dict) for inner in tables):
             for inner in tables:
                 yield from _keys(inner, f"{prefix}{key}.")
         else:

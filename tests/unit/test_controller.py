@@ -34,6 +34,7 @@ from scm.rules import Rules
 from scm.server import ControllerService, Outbox
 from scm.views import ReconcileResponse
 from tests.support.cluster_reports import SCANNED_MS, MemoryJobStore, World, replica, replicas
+from tests.support.identities import ANYBODY
 
 DNS = ("dn-1", "dn-2", "dn-3")
 
@@ -409,7 +410,12 @@ def test_beyond_the_limit_of_active_jobs_a_request_is_refused() -> None:
 def test_the_controller_logs_which_datanode_it_refuses() -> None:
     world = World(limits=ControllerLimits(containers_per_datanode_max=1))
     service = ControllerService(
-        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+        world.controller,
+        Outbox(),
+        Lock(),
+        lambda: world.now_s,
+        Metrics(CONTROLLER_METRICS),
+        ANYBODY,
     )
     request = pb.HeartbeatRequest(
         datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
@@ -428,7 +434,12 @@ def test_the_controller_logs_which_datanode_it_refuses() -> None:
 def test_an_agent_is_told_that_a_later_one_of_its_datanode_has_reported() -> None:
     world = World()
     service = ControllerService(
-        world.controller, Outbox(), Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+        world.controller,
+        Outbox(),
+        Lock(),
+        lambda: world.now_s,
+        Metrics(CONTROLLER_METRICS),
+        ANYBODY,
     )
     request = pb.HeartbeatRequest(
         datanode=pb.Datanode(datanode_id="dn-1", address="127.0.0.1:1"),
@@ -893,7 +904,7 @@ def test_orders_that_waited_while_another_led_bear_the_term_of_now() -> None:
     world, outbox = World(), Outbox()
     world.controller = world.new_controller(outbox)
     service = ControllerService(
-        world.controller, outbox, Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS)
+        world.controller, outbox, Lock(), lambda: world.now_s, Metrics(CONTROLLER_METRICS), ANYBODY
     )
     diverged(world)
     world.reconcile(1)

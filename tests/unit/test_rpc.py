@@ -17,6 +17,7 @@ from merkle.errors import ReconcileError, TreeRefusedError
 from merkle.limits import MESSAGE_BYTES_MAX
 from ozone.errors import ContainerNotFoundError, ContainerStateError, StaleTreeError
 from protos.errors import ControllerUnavailableError
+from runtime.access import Access
 from runtime.call_limits import CallLimits
 from runtime.errors import (
     BusyError,
@@ -25,6 +26,7 @@ from runtime.errors import (
     PeerUnavailableError,
     RemoteProtocolError,
 )
+from runtime.roles import Role, RoleTable
 from runtime.rpc import (
     ERROR_TEXT_MAX,
     Deadlines,
@@ -40,6 +42,7 @@ from runtime.rpc import (
     printable,
     start_server,
 )
+from tests.support.identities import certificate, tls_in
 from tests.support.waiting import wait_until
 
 SERVICE = "test.Service"
@@ -410,8 +413,11 @@ def test_mutual_tls_lets_in_who_is_signed_and_nobody_else(tmp_path: Path, echo: 
     ours = issue(authority, tmp_path, "ours")
     theirs = issue(stranger, tmp_path, "theirs")
     half = Tls(theirs.cert, theirs.key, ours.ca)
-    running = start_server("127.0.0.1:0", [echo.register], tls=ours)
-    with open_channel(running.address, tls=issue(authority, tmp_path, "client")) as channel:
+    methods = {f"/{SERVICE}/Unary": frozenset({Role.OPERATOR})}
+    access = Access(RoleTable(), is_enforced=True, methods=methods)
+    running = start_server("127.0.0.1:0", [echo.register], tls=ours, access=access)
+    client = tls_in(certificate(authority, tmp_path, "client", "operator/alice"))
+    with open_channel(running.address, tls=client) as channel:
         assert unary(channel) == b"x"
     for tls in (theirs, half, None):
         with open_channel(running.address, tls=tls) as channel, pytest.raises(PeerUnavailableError):

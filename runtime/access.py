@@ -1,0 +1,209 @@
+"""Who may call the methods of one server, by the certificate of each call.
+
+Without TLS there are no certificates, and so no roles: whoever reaches the port may
+call everything, as `Access.is_enforced` says. With TLS the interceptor of
+`runtime.rpc` asks here before each call, and before it reads the request. Only whose
+datanode a message speaks for is asked by the service, which knows the message.
+"""
+
+import hashlib
+import ssl
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import grpc
+
+from merkle.errors import ReconcileError
+from runtime.errors import AccessDeniedError
+from runtime.log import error_fields, get_logger
+from runtime.roles import (
+    METHOD_ROLES,
+    URI_PREFIX,
+    Certificate,
+    Identity,
+    NoRole,
+    Role,
+    RoleTable,
+    datanode_refusal,
+    identity_of,
+    may_call,
+    method_refusal,
+)
+from runtime.roles import speaks_for as is_agent_of
+
+# Refusals of one certificate and method are told apart for so long.
+_WINDOW_S = 60.0
+# Certificates and methods whose refusals are counted; beyond, the oldest are forgotten.
+_COUNTED_MAX = 1_024
+_HINT = (
+    f"Use a certificate with the URI {URI_PREFIX}ROLE/NAME among its alternative names, or list"
+    " this one in [roles] of the server's configuration."
+)
+_log = get_logger("access")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A call that was refused: by which certificate, from where, and why.
+
+    `caller` is the certificate's identity, empty if it has none. `count` says how many
+    calls of this certificate and method were refused within a minute, this one among
+    them.
+    """
+
+    method: str
+    caller: str
+    fingerprint: str
+    peer: str
+    reason: str
+    count: int
+
+
+class RefusalCounts:
+    """Counts refusals, and says which ones are reported: the 1st, 2nd, 4th, 8th and so
+    on within a minute. A client that asks for ever must not fill a disk. Not
+    thread-safe.
+    """
+
+    def __init__(self) -> None:
+        # When the minute began, and the refusals in it.
+        self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
+
+    def note(self, fingerprint: str, method: str, now_s: float) -> int | None:
+        """Count a refusal; returns how many there were if this one is reported."""
+        key = fingerprint, method
+        begun_s, count = self._counts.get(key, (now_s, 0))
+        if now_s - begun_s >= _WINDOW_S:
+            begun_s, count = now_s, 0
+        count += 1
+        self._counts[key] = begun_s, count
+        if len(self._counts) > _COUNTED_MAX:
+            self._counts.popitem(last=False)
+        return count if count & (count - 1) == 0 else None
+
+
+class Access:
+    """Who may call what on one server. Thread-safe."""
+
+    def __init__(
+        self,
+        table: RoleTable,
+        *,
+        is_enforced: bool,
+        on_refusal: Callable[[Refusal], None] | None = None,
+        methods: Mapping[str, frozenset[Role]] = METHOD_ROLES,
+    ) -> None:
+        """`is_enforced` is whether the server has TLS. `on_refusal` records a refusal;
+        the log has it in any case.
+        """
+        self.is_enforced = is_enforced
+        self._table = table
+        self._on_refusal = on_refusal
+        self._methods = methods
+        self._counts = RefusalCounts()
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def admitted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
+        """Handle a call of `/SERVICE/METHOD` inside.
+
+        Raises:
+            AccessDeniedError: the caller may not call it, or the service found that it
+                may not send this message. The refusal is on record.
+        """
+        try:
+            if self.is_enforced:
+                self._check_method(method, context)
+            yield
+        except AccessDeniedError as error:
+            self._report(method, context, error)
+            raise
+
+    def check_datanode(self, context: grpc.ServicerContext, datanode_id: str) -> None:
+        """Check that the caller is the agent of the datanode that its message is of.
+
+        Raises:
+            AccessDeniedError: it is another's.
+        """
+        if not self.is_enforced:
+            return
+        certificate = _certificate_of(context)
+        caller = identity_of(certificate, self._table)
+        if not is_agent_of(caller, datanode_id):
+            raise AccessDeniedError(datanode_refusal(datanode_id, caller, certificate), hint=_HINT)
+
+    def requester(self, context: grpc.ServicerContext, claimed: str) -> str:
+        """Who calls, for records: as the certificate says, or without TLS as the client
+        does, marked as unproven.
+        """
+        if not self.is_enforced:
+            return f"{claimed} (unproven)" if claimed else ""
+        caller = identity_of(_certificate_of(context), self._table)
+        assert isinstance(caller, Identity)
+        return str(caller)
+
+    def _check_method(self, method: str, context: grpc.ServicerContext) -> None:
+        certificate = _certificate_of(context)
+        caller = identity_of(certificate, self._table)
+        if not may_call(method, caller, self._methods):
+            text = method_refusal(method, caller, certificate, self._methods)
+            raise AccessDeniedError(text, hint=_HINT)
+
+    def _report(self, method: str, context: grpc.ServicerContext, error: AccessDeniedError) -> None:
+        certificate = _certificate_of(context)
+        with self._lock:
+            count = self._counts.note(certificate.fingerprint, method, time.monotonic())
+        if count is None:
+            return
+        caller = identity_of(certificate, self._table)
+        refusal = Refusal(
+            method=method.lstrip("/"),
+            caller="" if isinstance(caller, NoRole) else str(caller),
+            fingerprint=certificate.fingerprint,
+            peer=str(context.peer()),
+            reason=error.message,
+            count=count,
+        )
+        _log.warning(
+            "call_refused",
+            method=refusal.method,
+            caller=refusal.caller,
+            certificate=str(certificate),
+            peer=refusal.peer,
+            reason=refusal.reason,
+            count=count,
+        )
+        if self._on_refusal is None:
+            return
+        try:
+            self._on_refusal(refusal)
+        except ReconcileError as failure:
+            # The call stays refused, whatever becomes of the record.
+            _log.error("refusal_unrecorded", **error_fields(failure))
+
+
+def _certificate_of(context: grpc.ServicerContext) -> Certificate:
+    properties = context.auth_context()
+
+    def texts(name: str) -> tuple[str, ...]:
+        # The stubs have one value, where there are several.
+        values: Iterable[object] = properties.get(name, ())
+        return tuple(value.decode(errors="replace") for value in values if isinstance(value, bytes))
+
+    def text(name: str) -> str:
+        return next(iter(texts(name)), "")
+
+    pem = text("x509_pem_cert")
+    der = ssl.PEM_cert_to_DER_cert(pem) if pem else b""
+    return Certificate(
+        # URIs only: in a name of another kind, such as a host's, the same characters
+        # would mean what somebody else has checked.
+        uris=texts("peer_uri"),
+        common_name=text("x509_common_name"),
+        subject=text("x509_subject"),
+        fingerprint=hashlib.sha256(der).hexdigest(),
+    )
