@@ -17,7 +17,8 @@ from runtime.config import (
     Switch,
     TlsSettings,
 )
-from runtime.rpc import Tls, check_exposure
+from runtime.rpc import check_exposure
+from runtime.tls_files import Tls
 
 Seconds = Annotated[Duration, Field(gt=0)]
 

@@ -4,6 +4,7 @@ of our script: who has none of the cluster is out, and each does what its role m
 
 import hashlib
 import json
+import shutil
 import ssl
 import subprocess
 from contextlib import ExitStack, closing
@@ -21,7 +22,8 @@ from protos.agent_pb2 import GetStatusRequest
 from protos.agent_pb2_grpc import AgentStub
 from repair.peers import AgentPeer
 from runtime.errors import AccessDeniedError
-from runtime.rpc import Tls, open_channel
+from runtime.rpc import open_channel
+from runtime.tls_files import Tls
 from tests.support.long_running import DEPLOY
 from tests.support.processes import TreefoldProcess
 from tests.support.volumes import copy_volume, unpack
@@ -111,12 +113,15 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         assert (status, answer["errors"][0]["code"]) == (6, "permission_denied")
         assert "needs the role operator" in answer["errors"][0]["message"]
         assert "call_refused" in controller.stderr
-        status, answer = ask(issue(tmp_path / "others", "operator/alice"), "container", "list")
+        outsider = issue(tmp_path / "others", "operator/alice")
+        status, answer = ask(outsider, "container", "list")
         assert (status, answer["errors"][0]["code"]) == (7, "controller_unavailable")
+        assert "its certificate does not hold by " in answer["errors"][0]["message"]
         done = CliRunner().invoke(
             treefold, ["container", "list", "--controller", address, "--json"]
         )
         assert done.exit_code == 7
+        assert "it wants TLS, and no certificate was given" in done.stdout
         _an_operator_reads_no_chunks_and_the_agent_records_it(
             operator, agents["dn1"], tmp_path / "dn1" / "state" / "audit.jsonl"
         )
@@ -127,6 +132,13 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
             assert list(peer.records(ContainerId(1), [BlockId(1)])) == []
         started = json.loads(controller.stderr.splitlines()[0])
         assert (started["event"], started["roles_enforced"]) == ("server_started", True)
+
+        # The running controller takes certificate and authority of renewed files.
+        renewed = issue(tmp_path / "others", "controller/main")
+        for old, new in ((tls.cert, renewed.cert), (tls.key, renewed.key), (tls.ca, renewed.ca)):
+            Path(shutil.copy(new, old.with_suffix(".new"))).replace(old)
+        assert ask(outsider, "container", "list")[0] != 7
+        assert ask(operator, "container", "list")[0] == 7
 
 
 def _an_operator_reads_no_chunks_and_the_agent_records_it(

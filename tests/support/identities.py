@@ -18,7 +18,7 @@ from cryptography.x509.oid import NameOID
 
 from runtime.access import Access
 from runtime.roles import URI_PREFIX, RoleTable
-from runtime.rpc import Tls
+from runtime.tls_files import Tls
 
 # As a server without TLS.
 ANYBODY = Access(RoleTable(), is_enforced=False)

@@ -33,7 +33,8 @@ from runtime.config import RoleSettings, TlsSettings
 from runtime.disk import Disk
 from runtime.errors import AccessDeniedError, DiskError
 from runtime.roles import OPEN_METHODS, Role, RoleTable
-from runtime.rpc import Tls, named_errors, open_channel, start_server
+from runtime.rpc import named_errors, open_channel, start_server
+from runtime.tls_files import Tls
 from scm.client import ControllerClient
 from scm.config import ControllerConfig
 from scm.server import ControllerServer

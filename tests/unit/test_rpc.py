@@ -33,7 +33,6 @@ from runtime.rpc import (
     Handler,
     RpcServer,
     StreamCall,
-    Tls,
     UnaryCall,
     UnaryStreamCall,
     is_loopback,
@@ -42,6 +41,7 @@ from runtime.rpc import (
     printable,
     start_server,
 )
+from runtime.tls_files import Tls
 from tests.support.identities import certificate, tls_in
 from tests.support.waiting import wait_until
 
