@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from pydantic.fields import FieldInfo
 
+from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, check_switch, load
@@ -16,6 +17,7 @@ MODELS: dict[str, type[Settings]] = {
     "treefold agent run": AgentConfig,
     "treefold scm run": ControllerConfig,
     "treefold verifier run": VerifierConfig,
+    "client.toml": ClientConfig,
 }
 # Where a default is written for people, what a file would have to say first.
 REQUIRED = {"volumes": '[{path = "/v"}]', "state_folder": '"/s"', "bucket": '"local:/b"'}

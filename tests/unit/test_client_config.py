@@ -1,0 +1,120 @@
+"""Commands take address and TLS from the client's settings; options win over them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import trustme
+from click.testing import CliRunner, Result
+
+from admin.cli import treefold
+from admin.client_config import ClientConfig, client_config
+from runtime.config import TlsSettings
+from runtime.errors import ConfigError
+from runtime.rpc import Tls
+from scm.config import ControllerConfig
+from scm.server import ControllerServer
+from tests.e2e.test_mutual_tls import certificate
+
+TLS = '[tls]\ncert = "us.pem"\nkey = "keys/us.key"\nca = "/etc/ca.pem"\n'
+
+
+def written(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
+    for environment in ({}, {"HOME": str(tmp_path)}, {"XDG_CONFIG_HOME": str(tmp_path)}):
+        assert client_config(environment) == ClientConfig()
+
+
+def test_the_file_that_is_named_wins_over_the_usual_places(tmp_path: Path) -> None:
+    home, base = tmp_path / "home", tmp_path / "base"
+    written(home / ".config/treefold/client.toml", 'controller = "home:1"')
+    environment = {"HOME": str(home)}
+    assert client_config(environment).controller == "home:1"
+    environment["XDG_CONFIG_HOME"] = str(base)
+    assert client_config(environment) == ClientConfig()
+    written(base / "treefold/client.toml", 'controller = "base:1"')
+    assert client_config(environment).controller == "base:1"
+    environment["TREEFOLD_CONFIG"] = str(written(tmp_path / "other.toml", 'controller = "other:1"'))
+    assert client_config(environment).controller == "other:1"
+
+
+def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "etc/client.toml", TLS)
+    found = client_config({"TREEFOLD_CONFIG": str(path)}).tls
+    folder = tmp_path / "etc"
+    assert found == TlsSettings(
+        cert=folder / "us.pem", key=folder / "keys/us.key", ca=Path("/etc/ca.pem")
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('controler = "a:1"', "controller"),
+        ('controller = "a"', "controller: expected an address"),
+        ('[tls]\ncert = "a"', "tls.key"),
+        ("insecure = 1", "insecure: expected true or false"),
+        ("=", "not TOML"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_bad_file_is_named(tmp_path: Path, text: str | None, message: str) -> None:
+    path = tmp_path / "client.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(ConfigError, match=r"client\.toml") as caught:
+        client_config({"TREEFOLD_CONFIG": str(path)})
+    assert message in caught.value.message
+
+
+def run(environment: Mapping[str, str], *words: str) -> Result:
+    nothing = {"HOME": None, "XDG_CONFIG_HOME": None, "TREEFOLD_CONTROLLER": None}
+    return CliRunner(env={**nothing, **environment}).invoke(treefold, words)
+
+
+def test_options_win_over_the_environment_and_that_over_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "client.toml", 'controller = "127.0.0.1:3"')
+    environment = {"TREEFOLD_CONFIG": str(path)}
+    words = ("job", "list")
+    assert "no controller answers at 127.0.0.1:3" in run(environment, *words).stderr
+    environment["TREEFOLD_CONTROLLER"] = "127.0.0.1:2"
+    assert "no controller answers at 127.0.0.1:2" in run(environment, *words).stderr
+    words = (*words, "--controller", "127.0.0.1:1")
+    assert "no controller answers at 127.0.0.1:1" in run(environment, *words).stderr
+
+
+def test_a_bad_file_ends_a_command_by_name(tmp_path: Path) -> None:
+    path = written(tmp_path / "client.toml", "[tls")
+    result = run({"TREEFOLD_CONFIG": str(path)}, "job", "list", "--json")
+    assert result.exit_code == 2
+    assert '"code": "config_invalid"' in result.stdout
+
+
+def test_a_file_is_all_that_a_command_needs_for_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    served = certificate(authority, tmp_path, "served")
+    certificate(authority, tmp_path, "client")
+    tls = Tls(served / "cert.pem", served / "key.pem", served / "ca.pem")
+    server = ControllerServer(
+        ControllerConfig(
+            listen="127.0.0.1:0",
+            state_folder=tmp_path / "state",
+            tls=TlsSettings(cert=tls.cert, key=tls.key, ca=tls.ca),
+        )
+    )
+    try:
+        text = f'controller = "{server.address}"\n[tls]\n' + "".join(
+            f'{name} = "{name}.pem"\n' for name in ("cert", "key", "ca")
+        )
+        path = written(tmp_path / "client/client.toml", text)
+        environment = {"TREEFOLD_CONFIG": str(path)}
+        assert run(environment, "job", "list").exit_code == 0
+        # Without TLS there is nobody for us.
+        assert run(environment, "job", "list", "--insecure").exit_code == 7
+    finally:
+        server.stop()
