@@ -98,6 +98,11 @@ def run(
         "controller": controller,
     }
     config = load(config_path, AgentConfig, overrides)
+    if tls := config.rpc_tls:
+        # Imported here: without TLS nobody needs it.
+        from runtime.tls_faults import check_files
+
+        check_files(tls)
     if check_config:
         print_settings(config)
         return

@@ -79,6 +79,11 @@ def run(
         "writes": writes,
     }
     config = load(config_path, VerifierConfig, overrides)
+    if tls := config.rpc_tls:
+        # Imported here: without TLS nobody needs it.
+        from runtime.tls_faults import check_files
+
+        check_files(tls)
     if check_config:
         print_settings(config)
         return

@@ -60,6 +60,11 @@ def run(
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
     config = load(config_path, ControllerConfig, overrides)
+    if tls := config.rpc_tls:
+        # Imported here: without TLS nobody needs it.
+        from runtime.tls_faults import check_files
+
+        check_files(tls)
     if check_config:
         print_settings(config)
         return

@@ -146,6 +146,15 @@ class ControllerClient:
             with named_errors(f"controller {self.address}", ControllerUnavailableError):
                 yield
         except ControllerUnavailableError as error:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import connection_fault
+
+            if fault := connection_fault(self.address, self.tls):
+                raise ControllerUnavailableError(
+                    f"there is no connection with the controller at {self.address}: {fault}",
+                    hint="Set cert, key and ca in [tls] of client.toml, or the --tls options.",
+                    **error.facts | {"detail": error.message},
+                ) from error
             raise ControllerUnavailableError(
                 f"no controller answers at {self.address}",
                 hint=error.hint
