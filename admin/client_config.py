@@ -10,7 +10,6 @@ from pathlib import Path
 
 from runtime.config import Address, Settings, Switch, TlsSettings, load
 
-CONFIG_VARIABLE = "TREEFOLD_CONFIG"
 CONTROLLER_DEFAULT = "127.0.0.1:9896"
 
 
@@ -32,7 +31,7 @@ def client_config(environment: Mapping[str, str]) -> ClientConfig:
         ConfigError: the file is unreadable or not TOML, or has unknown keys or invalid
             values.
     """
-    named = environment.get(CONFIG_VARIABLE)
+    named = environment.get("TREEFOLD_CONFIG")
     path = Path(named).expanduser() if named else _usual_path(environment)
     if path is None or (not named and not path.exists()):
         return ClientConfig()

@@ -12,7 +12,7 @@ from runtime.errors import UsageError
 
 if TYPE_CHECKING:
     from admin.client_config import ClientConfig
-    from runtime.rpc import Tls
+    from runtime.tls_files import Tls
 
 
 def tls_options(peer: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -80,7 +80,7 @@ def security_of(
     if not given and (insecure or config.tls is None):
         return Security(None, insecure or config.insecure)
     # Imported here, because gRPC is slow to import, and most commands name no peer.
-    from runtime.rpc import Tls
+    from runtime.tls_files import Tls
 
     if not given:
         assert config.tls is not None

@@ -52,6 +52,7 @@ from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import open_channel, start_server
 from runtime.thread_health import ThreadHealth
+from runtime.tls_files import FAULT
 
 # The interval of maintenance; within it changes by the owner of a volume are noticed.
 _REFRESH_S = 60.0
@@ -372,10 +373,23 @@ class Agent:
         )
 
     def _connect(self, peer: PeerAddress) -> Peer:
-        channel = open_channel(
-            peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure
-        )
-        return AgentPeer(peer.peer, channel, peer.address)
+        tls = self._config.rpc_tls
+        channel = open_channel(peer.address, tls=tls, insecure=self._config.insecure)
+        logged = set[object]()
+
+        def explain(error: ReconcileError) -> ReconcileError:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import named_fault
+
+            named = named_fault(error, peer.address, tls)
+            fault = named.facts.get(FAULT)
+            # Once for each job, not for each try.
+            if fault and fault not in logged:
+                logged.add(fault)
+                self._log.warning("peer_unreachable", peer=peer.peer, **error_fields(named))
+            return named
+
+        return AgentPeer(peer.peer, channel, peer.address, explain=explain)
 
     def _execute(self, command: Command) -> None:
         match command:

@@ -12,15 +12,16 @@ from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
 from merkle.replica import TreeSource
 from ozone.volume import Hold
-from runtime.config import load
+from runtime.config import load, split_address
 from runtime.disk import Disk
-from runtime.errors import UsageError
+from runtime.errors import ConfigError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.output import print_json
 from runtime.process import (
     StopSignals,
     announce,
+    check_tls,
     config_option,
     print_settings,
     process_options,
@@ -28,9 +29,13 @@ from runtime.process import (
 )
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.service_manager import ServiceManager
+from runtime.tls_files import read_files
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
+
+# Addresses to listen on that are no host's own.
+_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 
 
 @click.group()
@@ -98,12 +103,9 @@ def run(
         "controller": controller,
     }
     config = load(config_path, AgentConfig, overrides)
-    if tls := config.rpc_tls:
-        # Imported here: without TLS nobody needs it.
-        from runtime.tls_faults import check_files
-
-        check_files(tls)
+    check_tls(config.rpc_tls, by_peers=check_config)
     if check_config:
+        _check_reach(config)
         print_settings(config)
         return
     with StopSignals() as stop:
@@ -284,6 +286,28 @@ def import_trees_command(
         for reason, count in refused.items():
             click.echo(f"  {reason}: {count}")
     ctx.exit(ExitCode.PARTLY if done.refused or done.skipped else 0)
+
+
+def _check_reach(config: AgentConfig) -> None:
+    """Check that peers would believe us by our address, and TLS with the controller. An
+    agent starts without: either may be put right while it runs.
+
+    Raises:
+        ConfigError: they would not, or a connection fails by TLS.
+    """
+    # Imported here: only a check needs them.
+    from runtime.certificates import check_name
+    from runtime.tls_faults import connection_fault
+
+    tls = config.rpc_tls
+    host, _ = split_address(config.advertised or config.listen)
+    if tls and host not in _ALL_INTERFACES:
+        check_name(read_files(tls), host)
+    if config.controller and (fault := connection_fault(config.controller, tls)):
+        raise ConfigError(
+            f"controller: there is no connection with {config.controller}: {fault}",
+            hint="Both sides need cert, key and ca of one cluster in [tls].",
+        )
 
 
 def _style(ctx: click.Context) -> ProgressStyle:

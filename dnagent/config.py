@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
-from runtime.rpc import Tls, check_exposure
+from runtime.rpc import check_exposure
+from runtime.tls_files import Tls
 
 # For exports, which need an extra of the package.
 EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."

@@ -1,63 +1,54 @@
 """Why a connection by mutual TLS fails, in words.
 
 gRPC says of each such failure that the peer is unavailable. A second handshake, with
-Python's `ssl`, tells them apart. The checks of files need no peer.
+Python's `ssl`, tells them apart.
 """
 
 import socket
 import ssl
 import time
-from pathlib import Path
 
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    PublicFormat,
-    load_pem_private_key,
-)
-
+from merkle.errors import ReconcileError
+from runtime.certificates import check_pair, is_signed, validity_fault
 from runtime.config import split_address
 from runtime.errors import ConfigError
-from runtime.rpc import Tls
+from runtime.tls_files import FAULT, Tls, TlsBytes, read_files
 
-_HANDSHAKE_S = 5.0
+_HANDSHAKE_S = 3.0
 # A server that refuses our certificate says so after its side of the handshake.
 _ANSWER_S = 2.0
+_HINT = (
+    "Both sides need cert, key and ca of one cluster in [tls] of their settings; commands have"
+    " client.toml and the --tls options."
+)
+
+
+def named_fault(error: ReconcileError, address: str, tls: Tls | None) -> ReconcileError:
+    """The error with the fact `tls_fault`, and with it in its message, if gRPC did not
+    reach `host:port` and TLS is why; else the error itself.
+    """
+    if error.facts.get("status") != "UNAVAILABLE":
+        return error
+    fault = connection_fault(address, tls)
+    if not fault:
+        return error
+    named = type(error)(f"there is no connection with {address}: {fault}", hint=_HINT)
+    named.facts = {**error.facts, FAULT: fault, "detail": error.message}
+    return named
 
 
 def connection_fault(address: str, tls: Tls | None) -> str:
     """What is wrong between us and the process at `host:port`, as a sentence without a
     full stop; empty if nobody listens there, or nothing is wrong with TLS.
     """
-    host, port = split_address(address)
     try:
+        host, port = split_address(address)
         with socket.create_connection((host, port), _HANDSHAKE_S) as connection:
             return _plain_fault(connection) if tls is None else _tls_fault(connection, host, tls)
-    except (OSError, ConfigError):
+    except ConfigError as error:
+        return error.message
+    except OSError:
         return ""
-
-
-def check_files(tls: Tls, now_s: float | None = None) -> None:
-    """Check that the files can serve: readable, the key that of the certificate, and
-    the certificate valid now.
-
-    Raises:
-        ConfigError: they cannot; the message has the file and what is wrong with it.
-    """
-    cert = _certificate(tls.cert)
-    _certificate(tls.ca)
-    try:
-        key = load_pem_private_key(_read(tls.key), None)
-    except (ValueError, TypeError) as error:
-        raise _bad(tls.key, f"is not a private key without a password: {error}") from error
-    encoding = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
-    if key.public_key().public_bytes(*encoding) != cert.public_key().public_bytes(*encoding):
-        raise _bad(tls.key, f"is not the key of {tls.cert}")
-    now_s = time.time() if now_s is None else now_s
-    if cert.not_valid_after_utc.timestamp() < now_s:
-        raise _bad(tls.cert, f"has expired on {cert.not_valid_after_utc:%Y-%m-%d}")
-    if cert.not_valid_before_utc.timestamp() > now_s:
-        raise _bad(tls.cert, f"is valid from {cert.not_valid_before_utc:%Y-%m-%d %H:%M} UTC on")
 
 
 def _plain_fault(connection: socket.socket) -> str:
@@ -68,7 +59,7 @@ def _plain_fault(connection: socket.socket) -> str:
     context.set_alpn_protocols(["h2"])
     try:
         context.wrap_socket(connection).close()
-    except (ssl.SSLError, OSError) as error:
+    except OSError as error:
         # An alert is an answer by TLS.
         if "ALERT" not in str(error).upper():
             return ""
@@ -76,7 +67,11 @@ def _plain_fault(connection: socket.socket) -> str:
 
 
 def _tls_fault(connection: socket.socket, host: str, tls: Tls) -> str:
-    context = ssl.create_default_context(cafile=tls.ca)
+    found = read_files(tls)
+    check_pair(found)
+    if fault := validity_fault(found, time.time()):
+        return f"our certificate {fault}"
+    context = ssl.create_default_context(cadata=found.ca.decode("ascii", "replace"))
     context.load_cert_chain(tls.cert, tls.key)
     context.set_alpn_protocols(["h2"])
     try:
@@ -84,49 +79,39 @@ def _tls_fault(connection: socket.socket, host: str, tls: Tls) -> str:
     except ssl.SSLCertVerificationError as error:
         return f"its certificate does not hold by {tls.ca}: {error.verify_message}"
     except ssl.SSLError as error:
-        return _refusal(error, tls) or "it does not speak TLS"
-    except OSError:
-        return "it does not speak TLS"
+        return _refusal(found, _alert(error)) if _alert(error) else "it does not speak TLS"
+    except TimeoutError:
+        return ""
+    with wrapped:
+        return _answer_fault(wrapped, found)
+
+
+def _answer_fault(wrapped: ssl.SSLSocket, found: TlsBytes) -> str:
+    """Whether the peer goes on once it has seen our certificate."""
+    wrapped.settimeout(_ANSWER_S)
     try:
-        wrapped.settimeout(_ANSWER_S)
         # A server of HTTP/2 speaks first. Nothing is sent to it: if it has closed the
-        # connection, its reset would take the alert away.
-        answer = wrapped.recv(1)
+        # connection, its reset would take an alert away.
+        if wrapped.recv(1):
+            return ""
     except TimeoutError:
         return ""
     except ssl.SSLError as error:
-        return _refusal(error, tls)
+        return _refusal(found, _alert(error))
     except OSError:
-        answer = b""
-    finally:
-        wrapped.close()
-    return "" if answer else f"it ends the connection once it has our certificate {tls.cert}"
+        pass
+    # gRPC sends no alert.
+    return _refusal(found, "")
 
 
-def _refusal(error: ssl.SSLError, tls: Tls) -> str:
-    alert = _alert(error)
-    return f"it refuses our certificate {tls.cert}: {alert}" if alert else ""
+def _refusal(found: TlsBytes, alert: str) -> str:
+    own = str(found.files.cert)
+    if not is_signed(found):
+        own += f", which is not signed by {found.files.ca}"
+    return f"it refuses our certificate {own}" + (f": {alert}" if alert else "")
 
 
 def _alert(error: ssl.SSLError) -> str:
     """The alert that the peer sent, for people; empty if it sent none."""
     reason = error.reason or ""
     return reason.partition("ALERT_")[2].lower().replace("_", " ") if "ALERT_" in reason else ""
-
-
-def _certificate(path: Path) -> x509.Certificate:
-    try:
-        return x509.load_pem_x509_certificate(_read(path))
-    except ValueError as error:
-        raise _bad(path, f"is not a certificate: {error}") from error
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise _bad(path, f"cannot be read: {error.strerror}") from error
-
-
-def _bad(path: Path, text: str) -> ConfigError:
-    return ConfigError(f"{path}: {text}", path=str(path))

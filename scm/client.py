@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
-from runtime.rpc import Tls, named_errors, open_channel
+from runtime.rpc import named_errors, open_channel
+from runtime.tls_files import Tls
 from scm.messages import container_from, datanode_from, job_from, outcome_from
 from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus, ReconcileResponse
@@ -147,14 +148,11 @@ class ControllerClient:
                 yield
         except ControllerUnavailableError as error:
             # Imported here: it is needed only where a connection failed.
-            from runtime.tls_faults import connection_fault
+            from runtime.tls_faults import named_fault
 
-            if fault := connection_fault(self.address, self.tls):
-                raise ControllerUnavailableError(
-                    f"there is no connection with the controller at {self.address}: {fault}",
-                    hint="Set cert, key and ca in [tls] of client.toml, or the --tls options.",
-                    **error.facts | {"detail": error.message},
-                ) from error
+            named = named_fault(error, self.address, self.tls)
+            if named is not error:
+                raise named from error
             raise ControllerUnavailableError(
                 f"no controller answers at {self.address}",
                 hint=error.hint

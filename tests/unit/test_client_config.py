@@ -11,7 +11,7 @@ from admin.cli import treefold
 from admin.client_config import ClientConfig, client_config
 from runtime.config import TlsSettings
 from runtime.errors import ConfigError
-from runtime.rpc import Tls
+from runtime.tls_files import Tls
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
 from tests.e2e.test_mutual_tls import certificate
