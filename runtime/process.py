@@ -49,7 +49,9 @@ def process_options(command: CommandT) -> CommandT:
             help="Write the address to this file once the process listens.",
         ),
         click.option(
-            "--check-config", is_flag=True, help="Print the settings in effect as JSON and exit."
+            "--check-config",
+            is_flag=True,
+            help="Check settings and certificates, print the settings as JSON and exit.",
         ),
         click.option(
             "--log-format",

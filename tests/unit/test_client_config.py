@@ -1,6 +1,8 @@
 """Commands take address and TLS from the client's settings; options win over them."""
 
-from collections.abc import Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,11 @@ from admin.cli import treefold
 from admin.client_config import ClientConfig, client_config
 from runtime.config import TlsSettings
 from runtime.errors import ConfigError
-from runtime.tls_files import Tls
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
-from tests.e2e.test_mutual_tls import certificate
+from tests.support.certificates import issue
 
+README = (Path(__file__).resolve().parents[2] / "README.md").read_text()
 TLS = '[tls]\ncert = "us.pem"\nkey = "keys/us.key"\nca = "/etc/ca.pem"\n'
 
 
@@ -95,11 +97,11 @@ def test_a_bad_file_ends_a_command_by_name(tmp_path: Path) -> None:
     assert '"code": "config_invalid"' in result.stdout
 
 
-def test_a_file_is_all_that_a_command_needs_for_tls(tmp_path: Path) -> None:
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of a user with the client.toml of the README, and a controller by mutual TLS."""
     authority = trustme.CA()
-    served = certificate(authority, tmp_path, "served")
-    certificate(authority, tmp_path, "client")
-    tls = Tls(served / "cert.pem", served / "key.pem", served / "ca.pem")
+    tls = issue(authority, tmp_path / "served")
     server = ControllerServer(
         ControllerConfig(
             listen="127.0.0.1:0",
@@ -107,14 +109,31 @@ def test_a_file_is_all_that_a_command_needs_for_tls(tmp_path: Path) -> None:
             tls=TlsSettings(cert=tls.cert, key=tls.key, ca=tls.ca),
         )
     )
-    try:
-        text = f'controller = "{server.address}"\n[tls]\n' + "".join(
-            f'{name} = "{name}.pem"\n' for name in ("cert", "key", "ca")
-        )
-        path = written(tmp_path / "client/client.toml", text)
-        environment = {"TREEFOLD_CONFIG": str(path)}
-        assert run(environment, "job", "list").exit_code == 0
-        # Without TLS there is nobody for us.
-        assert run(environment, "job", "list", "--insecure").exit_code == 7
-    finally:
-        server.stop()
+    home = tmp_path / ".config" / "treefold"
+    (text,) = re.findall(r"client.toml`:\n\n```toml\n(.*?)```", README, re.DOTALL)
+    written(home / "client.toml", text.replace("10.0.0.2:9896", server.address))
+    ours = issue(authority, tmp_path / "ours")
+    for path, name in ((ours.cert, "client.pem"), (ours.key, "client.key"), (ours.ca, "ca.pem")):
+        path.rename(home / name)
+    yield {"HOME": str(tmp_path)}
+    server.stop()
+
+
+def test_a_file_is_all_that_a_command_needs_for_tls(environment: dict[str, str]) -> None:
+    assert run(environment, "job", "list").exit_code == 0
+    # Without TLS there is nobody for us.
+    done = run(environment, "job", "list", "--insecure")
+    assert done.exit_code == 7
+    assert "it wants TLS, and no certificate was given" in done.stderr
+
+
+def test_the_sequence_of_the_readme_reaches_the_controller_as_printed(
+    environment: dict[str, str],
+) -> None:
+    """What it answers without any agent is the controller's own."""
+    (block,) = re.findall(r"```sh\ntreefold scm run (.*?)```", README, re.DOTALL)
+    lines = [line.partition(" #")[0] for line in block.splitlines()[2:]]
+    assert len(lines) == 4
+    for line in lines:
+        done = run(environment, *shlex.split(line)[1:])
+        assert "No live agent reports to the controller" in done.output, line

@@ -1,8 +1,5 @@
 """Renewed certificates take effect without a restart, and half a renewal does not."""
 
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -16,31 +13,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.errors import ConfigError, PeerUnavailableError
-from runtime.log import LogFormat, LogLevel, configure
 from runtime.renewable_channel import RenewableChannel
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls, TlsBytes
 from runtime.tls_renewal import FileStamp, RenewableTls
 from tests.support.certificates import OLD, issue, serving
+from tests.support.logged_events import events, logged
 
 
 @pytest.fixture
 def authority() -> trustme.CA:
     return trustme.CA()
-
-
-@contextmanager
-def logged() -> Iterator[None]:
-    configure(LogFormat.JSON, LogLevel.INFO)
-    try:
-        yield
-    finally:
-        configure()
-
-
-def events(capsys: pytest.CaptureFixture[str]) -> list[dict[str, str]]:
-    """Of our log; gRPC writes lines of its own."""
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines() if line[:1] == "{"]
 
 
 def check(channel: grpc.Channel) -> None:
