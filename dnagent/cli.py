@@ -1,7 +1,7 @@
 """The commands of `treefold agent`: the agent process, exports and imports."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +11,7 @@ import click
 from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
 from merkle.replica import TreeSource
+from ozone.site import check_unsecured, read_site
 from ozone.volume import Hold
 from runtime.config import load, split_address
 from runtime.disk import Disk
@@ -102,7 +103,7 @@ def run(
         "listen": listen,
         "controller": controller,
     }
-    config = load(config_path, AgentConfig, overrides)
+    config = _load(config_path, overrides)
     check_tls(config.rpc_tls, by_peers=check_config)
     if check_config:
         _check_reach(config)
@@ -179,7 +180,7 @@ def export_checksums(
     """
     if bool(config_path) == bool(volumes):
         raise UsageError("give either --config or --volume")
-    config = load(config_path, AgentConfig) if config_path else None
+    config = _load(config_path) if config_path else None
     to = to or (config.export.to if config else None)
     if not to:
         raise UsageError("--to is missing: it sets the destination of the table")
@@ -251,7 +252,7 @@ def import_trees_command(
     Exit status: 0 all trees stored, 5 some trees or volumes refused, 8 an agent uses
     the state folder.
     """
-    config = load(config_path, AgentConfig)
+    config = _load(config_path)
     try:
         from dnagent.imports import import_trees
     except ModuleNotFoundError as error:
@@ -286,6 +287,19 @@ def import_trees_command(
         for reason, count in refused.items():
             click.echo(f"  {reason}: {count}")
     ctx.exit(ExitCode.PARTLY if done.refused or done.skipped else 0)
+
+
+def _load(path: Path | None, overrides: Mapping[str, object] | None = None) -> AgentConfig:
+    """The settings of an agent.
+
+    Raises:
+        ConfigError: see runtime.config.load; or Ozone's settings cannot be read.
+        SecuredClusterError: the cluster is secured.
+    """
+    config = load(path, AgentConfig, overrides)
+    if config.ozone_conf:
+        check_unsecured(read_site(config.ozone_conf))
+    return config
 
 
 def _check_reach(config: AgentConfig) -> None:

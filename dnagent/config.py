@@ -107,6 +107,8 @@ class AgentConfig(Settings):
     # The datanode's hdds.datanode.container.db.dir, if its databases are on separate
     # disks.
     database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=_VOLUMES_MAX)
+    # Ozone's ozone-site.xml or its folder: a secured cluster is refused at the start.
+    ozone_conf: FilePath | None = None
     listen: Address = "127.0.0.1:9893"
     # The address that peers and the controller connect to; `listen` by default.
     advertised: Address | None = None
