@@ -23,7 +23,7 @@ from protos.errors import ControllerUnavailableError
 from protos.values import replica_to, set_report
 from runtime.config import split_address
 from runtime.rpc import named_errors, open_channel
-from runtime.tls_files import Tls
+from runtime.tls_renewal import RenewableTls
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEADLINE_S = 10.0
@@ -119,7 +119,7 @@ class HeartbeatClient:
         advertised: str,
         incarnation: int,
         returns_to_service: bool = False,
-        tls: Tls | None,
+        tls: RenewableTls | None,
         insecure: bool,
     ) -> None:
         """`advertised` is the address that peers use for this datanode. `incarnation`
@@ -156,7 +156,9 @@ class HeartbeatClient:
             # Imported here: it is needed only where a connection failed.
             from runtime.tls_faults import named_fault
 
-            raise named_fault(error, self._address, self._tls) from error
+            raise named_fault(
+                error, self._address, self._tls.files if self._tls else None
+            ) from error
         return response_of(response)
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ def start_server(
     address: str,
     services: Iterable[Register],
     *,
-    tls: Tls | None = None,
+    tls: Tls | RenewableTls | None = None,
     insecure: bool = False,
     threads: int = 16,
     calls_max: int = 64,
@@ -235,7 +235,7 @@ def start_server(
         register(server)
     try:
         if tls:
-            port = server.add_secure_port(address, _server_credentials(RenewableTls(tls)))
+            port = server.add_secure_port(address, _server_credentials(_renewable(tls)))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -389,7 +389,9 @@ def _parse_request(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
         raise UsageError("the request is not a message of this method") from error
 
 
-def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False) -> grpc.Channel:
+def open_channel(
+    address: str, *, tls: Tls | RenewableTls | None = None, insecure: bool = False
+) -> grpc.Channel:
     """A channel to `host:port`, which connects on first use and reconnects by itself.
     Its next call after the PEM files were renewed is made with them.
 
@@ -400,7 +402,11 @@ def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False
     _require_security(address, tls, insecure)
     if tls is None:
         return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return RenewableChannel(RenewableTls(tls), partial(_secure_channel, address))
+    return RenewableChannel(_renewable(tls), partial(_secure_channel, address))
+
+
+def _renewable(tls: Tls | RenewableTls) -> RenewableTls:
+    return tls if isinstance(tls, RenewableTls) else RenewableTls(tls)
 
 
 def _secure_channel(address: str, found: TlsBytes) -> grpc.Channel:
@@ -460,7 +466,7 @@ def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def _require_security(address: str, tls: Tls | None, insecure: bool) -> None:
+def _require_security(address: str, tls: object, insecure: bool) -> None:
     if tls is None and not insecure and not is_loopback(address):
         raise ConfigError(
             f"{address} is not on loopback and has no TLS",

@@ -43,11 +43,16 @@ def connection_fault(address: str, tls: Tls | None) -> str:
     """
     try:
         host, port = split_address(address)
+    # A socket of this machine has no TLS.
+    except ConfigError:
+        return ""
+    try:
         with socket.create_connection((host, port), _HANDSHAKE_S) as connection:
             return _plain_fault(connection) if tls is None else _tls_fault(connection, host, tls)
     except ConfigError as error:
         return error.message
-    except OSError:
+    # ValueError: what is no name of a host.
+    except (OSError, ValueError):
         return ""
 
 
@@ -71,7 +76,7 @@ def _tls_fault(connection: socket.socket, host: str, tls: Tls) -> str:
     check_pair(found)
     if fault := validity_fault(found, time.time()):
         return f"our certificate {fault}"
-    context = ssl.create_default_context(cadata=found.ca.decode("ascii", "replace"))
+    context = ssl.create_default_context(cadata=found.ca.decode("ascii", "ignore"))
     context.load_cert_chain(tls.cert, tls.key)
     context.set_alpn_protocols(["h2"])
     try:

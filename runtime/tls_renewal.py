@@ -52,7 +52,7 @@ class RenewableTls:
         # Imported here: cryptography takes time, and without TLS nobody needs it.
         from runtime.certificates import check_pair, validity_fault
 
-        self._tls = tls
+        self.files = tls
         self._now_s, self._stamps = now_s, stamps or _file_stamps
         self._lock = Lock()
         self._seen, self._read_at_s = self._stamps(tls), now_s()
@@ -65,7 +65,7 @@ class RenewableTls:
     def current(self) -> TlsBytes:
         """What to use for the next connection; the same object if nothing changed."""
         with self._lock:
-            seen = self._stamps(self._tls)
+            seen = self._stamps(self.files)
             if seen != self._seen or self._refusal or not self._is_settled():
                 # Before the files are read: a change after it is seen next time.
                 self._seen, self._read_at_s = seen, self._now_s()
@@ -81,7 +81,7 @@ class RenewableTls:
         from runtime.certificates import check_pair, valid_until, validity_fault
 
         try:
-            found = read_files(self._tls)
+            found = read_files(self.files)
             if found != self._bytes:
                 check_pair(found)
                 if fault := validity_fault(found, self._now_s()):
@@ -94,7 +94,7 @@ class RenewableTls:
         self._refusal = ""
         if found != self._bytes:
             self._bytes = found
-            _log.info("tls_renewed", cert=str(self._tls.cert), valid_until=valid_until(found))
+            _log.info("tls_renewed", cert=str(self.files.cert), valid_until=valid_until(found))
 
 
 def _file_stamps(tls: Tls) -> tuple[FileStamp, ...]:

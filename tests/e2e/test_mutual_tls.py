@@ -90,7 +90,7 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         assert done.exit_code == 7
         assert "it wants TLS, and no certificate was given" in done.stdout
 
-        # The running controller takes the certificate and authority of its renewed files.
+        # The running controller takes certificate and authority of renewed files.
         for renewed in certificate(stranger, tmp_path / "renewed", "controller").iterdir():
             renewed.replace(tmp_path / "pems" / "controller" / renewed.name)
         assert ask(outsider, "container", "list")[0] != 7

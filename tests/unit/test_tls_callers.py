@@ -23,8 +23,10 @@ from merkle.errors import ReconcileError
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from replicator.verifier.client import VerifierClient
+from runtime.errors import PeerRefusedError
 from runtime.metrics import Metrics
 from runtime.tls_files import Tls
+from runtime.tls_renewal import RenewableTls
 from scm.client import ControllerClient
 from scm.eligibility import Eligibility, Ruling
 from scm.policy import ComparisonResult, RootComparison
@@ -56,14 +58,14 @@ def named(capsys: pytest.CaptureFixture[str], name: str) -> list[dict[str, str]]
     return [event for event in events(capsys) if event["event"] == name]
 
 
-def heartbeats(address: str, tls: Tls | None) -> HeartbeatSender:
+def heartbeats(address: str, tls: Tls) -> HeartbeatSender:
     """An agent's heartbeats without replicas, sent by the test."""
     client = HeartbeatClient(
         address,
         datanode_id="dn-1",
         advertised="127.0.0.1:1",
         incarnation=1,
-        tls=tls,
+        tls=RenewableTls(tls),
         insecure=False,
     )
     return HeartbeatSender(
@@ -173,6 +175,23 @@ def test_an_agent_logs_what_is_wrong_with_a_peer_once_for_a_job(
         running.stop()
     (event,) = named(capsys, "peer_unreachable")
     assert (event["peer"], event["tls_fault"]) == ("dn-2", PLAIN)
+
+
+def test_an_agent_connects_to_peers_in_the_midst_of_a_renewal(
+    config: AgentConfig, authority: trustme.CA, tmp_path: Path, serve: Serve
+) -> None:
+    """A job that begins then must not fail for it."""
+    address = serve(issue(authority, tmp_path / "peer"))
+    running = Agent(config)
+    running.start()
+    new = issue(authority, tmp_path / "new")
+    (tmp_path / "agent" / "cert.pem").write_bytes(new.cert.read_bytes())
+    peer = running._connect(PeerAddress(PeerId("dn-2"), address))
+    # It speaks with somebody, who is no agent.
+    with pytest.raises(PeerRefusedError, match="UNIMPLEMENTED"):
+        peer.tree(ContainerId(1))
+    peer.close()
+    running.stop()
 
 
 # What each process needs beside TLS.

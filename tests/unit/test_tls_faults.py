@@ -54,6 +54,21 @@ def test_nothing_is_said_where_nobody_listens(authorities: Authorities) -> None:
         assert connection_fault(address, authorities.client) == ""
 
 
+@pytest.mark.parametrize("address", ["unix:/run/treefold", f"{'a' * 64}.example:1", ".:1"])
+def test_nothing_is_said_of_what_is_no_address(authorities: Authorities, address: str) -> None:
+    assert connection_fault(address, None) == ""
+    assert connection_fault(address, authorities.client) == ""
+
+
+def test_an_authority_may_have_comments_in_any_language(
+    authorities: Authorities, serve: Serve
+) -> None:
+    address = serve(issue(authorities.stranger, authorities.folder / "other server"))
+    tls = issue(authorities.ours, authorities.folder / "commented")
+    tls.ca.write_bytes("# größte Stelle\n".encode() + tls.ca.read_bytes())
+    assert "issuer certificate" in connection_fault(address, tls)
+
+
 def test_one_side_without_tls_is_named(authorities: Authorities, serve: Serve) -> None:
     address = serve(issue(authorities.ours, authorities.folder / "server"))
     assert connection_fault(address, None) == "it wants TLS, and no certificate was given"

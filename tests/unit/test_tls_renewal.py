@@ -208,7 +208,7 @@ def identities(tmp_path_factory: pytest.TempPathFactory) -> list[Tls]:
 NAMES = ("cert", "key", "ca")
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
 @given(st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 3)), max_size=8))
 def test_what_is_in_use_always_fits_and_is_the_latest_that_did(
     identities: list[Tls],
