@@ -81,7 +81,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         (("sync", "local:DIR/source", "local:DIR/t", "--rate", "fast"), 2, "5MiB/s"),
         (("sync", "local:DIR/source", "local:DIR/t", "--verifier", "host"), 2, "--verifier"),
         (("sync", "local:DIR/source", "local:DIR/t", "--insecure"), 2, "need --verifier"),
-        (("verify", "local:DIR/source", "local:DIR/t", "--tls-ca", "x"), 2, "go together"),
+        (("verify", "local:DIR/source", "local:DIR/t", "--tls-ca", "x"), 2, "need --verifier"),
         (
             ("verify", "local:DIR/source", "local:DIR/t", "--verifier", "127.0.0.1:1"),
             7,
