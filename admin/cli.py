@@ -25,6 +25,9 @@ from runtime.output import print_json
 _WORDS = "treefold.words"
 _TRACEBACK = "TREEFOLD_TRACEBACK"
 COMMANDS: Mapping[str, LazyCommand] = {
+    "audit": LazyCommand(
+        "admin.audit:audit", "Check and show who did what: the audit files, offline."
+    ),
     "agent": LazyCommand(
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),

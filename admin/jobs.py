@@ -8,7 +8,7 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from admin.answer import controller_options, json_option
+from admin.answer import controller_options, json_option, requester
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
@@ -119,7 +119,7 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     not changed.
     """
     with command_result("job cancel", as_json=as_json) as answer:
-        one = controller.cancel(job_id)
+        one = controller.cancel(job_id, requested_by=requester())
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
             answer.warn(f"job {job_id} had already ended: {one.state.value}")

@@ -203,6 +203,7 @@ class Agent:
             return_to_service=repair.return_to_closed,
             on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
             on_end=self._job_ended,
+            audit=audit,
             metrics=self.metrics,
         )
         self._stack.callback(self._jobs.close)

@@ -108,7 +108,7 @@ class ControllerClient:
             job: pb.Job = self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=DEADLINE_S)
         return job_from(job)
 
-    def cancel(self, job_id: str) -> JobStatus:
+    def cancel(self, job_id: str, *, requested_by: str = "") -> JobStatus:
         """Request the end of a job; returns its state after the request.
 
         Raises:
@@ -116,7 +116,7 @@ class ControllerClient:
         """
         with self._named_errors():
             job: pb.Job = self._stub.CancelJob(
-                pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S
+                pb.CancelJobRequest(job_id=job_id, requested_by=requested_by), timeout=DEADLINE_S
             )
         return job_from(job)
 
@@ -128,13 +128,16 @@ class ControllerClient:
             )
         return [datanode_from(view.datanode) for view in answer.datanodes if view.live]
 
-    def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
+    def scan(
+        self, container_ids: Sequence[int], *, requested_by: str = ""
+    ) -> tuple[list[int], int]:
         """Order scans; returns the unknown containers, and the number of scans."""
         unknown, ordered = list[int](), 0
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             with self._named_errors():
                 answer: pb.ScanResponse = self._stub.Scan(
-                    pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S
+                    pb.ScanRequest(container_ids=chunk, requested_by=requested_by),
+                    timeout=DEADLINE_S,
                 )
             unknown += answer.unknown_container_ids
             ordered += answer.commands

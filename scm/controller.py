@@ -52,7 +52,7 @@ from scm.policy import (
     targets,
     unwritten,
 )
-from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
+from scm.ports import CommandSink, JobAudit, JobStore, Leadership, ScanOrder
 from scm.queries import ClusterQueries
 from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
@@ -108,6 +108,7 @@ class Controller:
         store: JobStore,
         sink: CommandSink,
         leadership: Leadership,
+        audit: JobAudit,
         new_job_id: Callable[[], JobId],
         now_s: float,
         pause_after_s: float = math.inf,
@@ -130,6 +131,7 @@ class Controller:
         self._limits = limits
         self._sink = sink
         self._leadership = leadership
+        self._audit = audit
         self._new_job_id = new_job_id
         self._on_finished = on_finished
         self._registry = parts.registry(
@@ -245,6 +247,7 @@ class Controller:
 
         Raises:
             DatabaseError: the jobs cannot be saved; none is started.
+            DiskError: the audit file cannot be written; none is started.
         """
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
@@ -270,6 +273,10 @@ class Controller:
                     )
                 )
                 outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
+        for outcome in outcomes if not dry_run else ():
+            if not outcome.ruling.is_ok:
+                what, why = f"reconcile {outcome.container_id}", outcome.ruling.message
+                self._audit.refused(who=requested_by, what=what, why=why)
         if jobs:
             self._start_jobs(jobs, now_s)
             for peer in self._jobs.peers_with_queue:
@@ -277,16 +284,18 @@ class Controller:
             self._try_save_changes(now_s)
         return outcomes
 
-    def cancel(self, job_id: JobId, now_s: float) -> Job:
+    def cancel(self, job_id: JobId, now_s: float, *, requested_by: str = "") -> Job:
         """Request the end of a job; agents stop after the current window. Orders that
         no agent can have end at once.
 
         Raises:
             DatabaseError: the request cannot be saved; the job continues.
+            DiskError: the audit file cannot be written; the job continues.
             JobNotFoundError: there is no such job.
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
+            self._audit.cancelled(job, requested_by)
             request = CancelRequested(self._dispatcher.undelivered(job))
             self._unsaved.save([step(job, request, now_s)], now_s)
             self._step(job_id, request, now_s)
@@ -296,18 +305,23 @@ class Controller:
             self._try_save_changes(now_s)
         return self.job(job_id)
 
-    def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
+    def scan(
+        self, container_ids: Iterable[ContainerId], *, requested_by: str = ""
+    ) -> tuple[list[ContainerId], int]:
         """Order a scan of every live replica; returns the unknown containers and the
         number of orders.
 
         Raises:
             BusyError: this controller is not the leader.
+            DiskError: the audit file cannot be written; no scan is sent.
         """
         term = self._leadership.term()
         if term is None:
             raise BusyError("this controller is not the leader")
         unknown, orders = [], 0
-        for container_id in dict.fromkeys(container_ids):
+        wanted = list(dict.fromkeys(container_ids))
+        self._audit.scans_ordered(wanted, requested_by)
+        for container_id in wanted:
             replicas = self._registry.replicas(container_id)
             if not replicas:
                 unknown.append(container_id)
@@ -393,6 +407,8 @@ class Controller:
         """Save and start new jobs, all or none. A job that is not on disk must not run,
         and a failed request must leave none.
         """
+        # First: a job without a line must not be on disk.
+        self._audit.ordered(jobs)
         self._unsaved.save(jobs, now_s)
         for job in jobs:
             self._jobs.put(job)
@@ -449,6 +465,7 @@ class Controller:
         self._visits[job.container_id] = visit
         self._unsaved.add_visit(visit)
         self._on_finished(job)
+        self._audit.ended(job)
         self._unsaved.add_line(
             partial(
                 _log.info,

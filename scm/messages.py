@@ -182,6 +182,8 @@ def command_to(order: AnyOrder) -> pb.Command:
             command.reconcile.peers.extend(_datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
             command.reconcile.skip_final_scan = order.skip_final_scan
+            command.reconcile.requested_by = order.requested_by
+            command.reconcile.reason = order.reason
         case CancelOrder():
             command.cancel.job_id = task_id(order.job_id, order.round)
         case ScanOrder():

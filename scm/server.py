@@ -27,6 +27,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
 from runtime.thread_health import ThreadHealth
+from scm.audit import ControllerAudit
 from scm.config import ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
@@ -280,8 +281,12 @@ class ControllerService:
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """Request the end of a job."""
+        requested_by = _check_text(request.requested_by, "requester")
         with self._lock:
-            return self._job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
+            job = self._controller.cancel(
+                JobId(request.job_id), self._clock(), requested_by=requested_by
+            )
+            return self._job_to(job)
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
@@ -294,8 +299,9 @@ class ControllerService:
     def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
         """Order scans of the live replicas."""
         container_ids = _container_ids(request.container_ids, IDS_MAX)
+        requested_by = _check_text(request.requested_by, "requester")
         with self._lock:
-            unknown, commands = self._controller.scan(container_ids)
+            unknown, commands = self._controller.scan(container_ids, requested_by=requested_by)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
     def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
@@ -311,7 +317,8 @@ class ControllerServer:
         """Open the store, start a new term, and listen.
 
         Raises:
-            BusyError: another controller uses the state folder.
+            BusyError: another controller uses the state folder, or another process the
+                audit file.
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
@@ -323,13 +330,16 @@ class ControllerServer:
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
+        self._audit: ControllerAudit | None = None
         try:
+            self._audit = ControllerAudit(config.audit_path)
             outbox = Outbox()
             self._controller = Controller(
                 rules=config.rules,
                 store=self._store,
                 sink=outbox,
                 leadership=SoleLeader(self._store),
+                audit=self._audit,
                 new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
                 now_s=self._clock(),
                 pause_after_s=_PAUSE_AFTER_S,
@@ -374,6 +384,8 @@ class ControllerServer:
     def _close(self) -> None:
         if self._metrics_server:
             self._metrics_server.close()
+        if self._audit:
+            self._audit.close()
         self._store.close()
 
 
