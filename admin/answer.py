@@ -1,7 +1,5 @@
 """What commands that call a controller have in common: options and container IDs."""
 
-import getpass
-import socket
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -102,14 +100,6 @@ def _name() -> str:
         words.insert(0, context.info_name or "")
         context = context.parent
     return " ".join(words)
-
-
-def requester() -> str:
-    """The user and host that are stored with a job and in audit files."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return f"nobody@{socket.gethostname()}"
 
 
 def container_ids(arguments: tuple[str, ...]) -> list[int]:

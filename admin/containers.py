@@ -15,10 +15,10 @@ from admin.answer import (
     container_ids,
     controller_options,
     json_option,
-    requester,
 )
 from admin.command_result import command_result
 from admin.comparison import comparison_json
+from admin.requester import requester
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX

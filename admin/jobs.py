@@ -8,9 +8,10 @@ import click
 from rich.live import Live
 from rich.table import Table
 
-from admin.answer import controller_options, json_option, requester
+from admin.answer import controller_options, json_option
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
+from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
 from runtime.exit_codes import ExitCode

@@ -25,7 +25,9 @@ from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
 from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
+from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
+from dnagent.repair_server import RepairService
 from dnagent.scanner import Scanner, ScanPace
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
@@ -181,11 +183,12 @@ class Agent:
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
         repair, clock = config.repair, SystemClock()
+        fetch_limit = RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take
         runner = Runner(
             self.datanode_id,
             threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
             audit=audit.write,
-            reserve=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
+            reserve=fetch_limit,
         )
         self._store = ReplicaStore(
             volumes,
@@ -194,19 +197,7 @@ class Agent:
                 container_id, "the container is being deleted", timeout_s=_INTERRUPT_S
             ),
         )
-        self._jobs = Jobs(
-            runner,
-            self._store,
-            connect=self._connect,
-            threads_max=repair.reconciliations_max,
-            fetches_max=repair.fetches_max,
-            return_to_service=repair.return_to_closed,
-            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
-            on_end=self._job_ended,
-            audit=audit,
-            metrics=self.metrics,
-        )
-        self._stack.callback(self._jobs.close)
+        self._start_jobs(runner, fetch_limit, clock)
         for volume in volumes:
             scanner = Scanner(
                 volume,
@@ -233,6 +224,33 @@ class Agent:
             address=self.address,
             volumes=len(volumes),
         )
+
+    def _start_jobs(
+        self, runner: Runner, fetch_limit: Callable[[int], None], clock: SystemClock
+    ) -> None:
+        config = self._config
+        repair = config.repair
+        self._plans = RepairPlans(
+            self.datanode_id,
+            self._store,
+            connect=self._connect,
+            return_to_service=repair.return_to_closed,
+            reserve=fetch_limit,
+        )
+        self._jobs = Jobs(
+            runner,
+            self._store,
+            connect=self._connect,
+            threads_max=repair.reconciliations_max,
+            fetches_max=repair.fetches_max,
+            return_to_service=repair.return_to_closed,
+            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_end=self._job_ended,
+            audit=self._audit,
+            plan_of=self._plans.get,
+            metrics=self.metrics,
+        )
+        self._stack.callback(self._jobs.close)
 
     def _open_volumes(self) -> list[ManagedVolume]:
         volumes: list[ManagedVolume] = []
@@ -292,6 +310,7 @@ class Agent:
         config = self._config
         services = [
             AgentService(self._store, self, self).register,
+            RepairService(self._plans).register,
             XceiverService(self._store).register,
         ]
         server = start_server(

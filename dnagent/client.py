@@ -1,11 +1,21 @@
-"""A client of the Agent service, for commands that scan one replica."""
+"""A client of the Agent service, for commands that scan, plan or undo at one
+replica.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos.agent_pb2 import ScanContainerRequest, ScanContainerResponse
+from protos.agent_pb2 import (
+    Holder,
+    PlanRepairRequest,
+    PlanRepairResponse,
+    ScanContainerRequest,
+    ScanContainerResponse,
+)
 from protos.agent_pb2_grpc import AgentStub
 from runtime.errors import PeerUnavailableError
 from runtime.rpc import named_errors
@@ -43,3 +53,26 @@ class AgentClient:
             )
         findings = tuple(finding.type for finding in answer.findings)
         return ScanSummary(answer.state, answer.data_checksum, findings)
+
+    def plan_repair(
+        self,
+        container_id: ContainerId,
+        peers: Mapping[PeerId, str],
+        *,
+        timeout_s: float,
+    ) -> bytes:
+        """What a repair of this replica would write (repair.replica_plan), as a JSON
+        document. `peers` are the addresses of the other holders.
+
+        Raises:
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
+        """
+        request = PlanRepairRequest(container_id=container_id, peers=_holders(peers))
+        with named_errors(self._target, PeerUnavailableError):
+            answer: PlanRepairResponse = self._stub.PlanRepair(request, timeout=timeout_s)
+        return answer.plan
+
+
+def _holders(peers: Mapping[PeerId, str]) -> list[Holder]:
+    return [Holder(datanode_id=peer, address=address) for peer, address in peers.items()]

@@ -71,6 +71,8 @@ class ReconcileCommand:
     # Who ordered the job, and why; for the audit file.
     requested_by: str = ""
     reason: str = ""
+    # The digest of the plan to carry out; empty: no plan.
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError
 from repair.audit import AuditLog, outcome_facts
-from repair.ports import Peer
+from repair.ports import Peer, ReplicaAccess
+from repair.replica_plan import PlanChangedError, PlannedReplica, ReplicaPlan
 from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
 from runtime.errors import BusyError, DiskError, InternalError, OperationInterruptedError
@@ -90,10 +91,11 @@ class Jobs:
         on_scan_bytes: Callable[[int], None],
         on_end: Callable[[JobReport], None],
         audit: AuditLog,
+        plan_of: Callable[[str], ReplicaPlan],
         metrics: Metrics,
     ) -> None:
         """`connect` opens a connection to a peer. `on_end` gets each job's final
-        report.
+        report. `plan_of` returns the plan of a digest, or raises PlanUnknownError.
         """
         self._runner = runner
         self._store = store
@@ -103,6 +105,7 @@ class Jobs:
         self._on_scan_bytes = on_scan_bytes
         self._on_end = on_end
         self._audit = audit
+        self._plan_of = plan_of
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="job")
         self._lock = threading.Lock()
@@ -180,6 +183,7 @@ class Jobs:
         try:
             with ExitStack() as stack, self._guard.named_errors():
                 self._record_begin(command)
+                plan = self._plan(command)
                 peers: dict[PeerId, Peer] = {}
                 for address in command.peers:
                     peers[address.peer] = peer = self._connect(address)
@@ -188,11 +192,10 @@ class Jobs:
                     RepairJob(
                         job_id,
                         container_id,
-                        options_of(command, self._fetches_max, self._return_to_service),
+                        self._options(command, plan),
+                        plan.rules if plan else None,
                     ),
-                    lambda cancelled: self._store.open_replica(
-                        container_id, job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
-                    ),
+                    lambda cancelled: self._open(command, plan, cancelled),
                     peers,
                     is_cancelled=lambda: job_id in self._cancelled,
                 )
@@ -219,6 +222,28 @@ class Jobs:
         self._on_end(report_of(job_id, outcome))
         self._record_outcome(command, outcome)
 
+    def _plan(self, command: ReconcileCommand) -> ReplicaPlan | None:
+        if not command.plan:
+            return None
+        plan = self._plan_of(command.plan)
+        if plan.container_id != command.container_id:
+            text = f"plan {command.plan[:12]} is of container {plan.container_id}"
+            raise PlanChangedError(text, container_id=command.container_id)
+        return plan
+
+    def _options(self, command: ReconcileCommand, plan: ReplicaPlan | None) -> ReconcileOptions:
+        if plan is not None:
+            return plan.options(self._fetches_max, command.container_state)
+        return options_of(command, self._fetches_max, self._return_to_service)
+
+    def _open(
+        self, command: ReconcileCommand, plan: ReplicaPlan | None, cancelled: threading.Event
+    ) -> ReplicaAccess:
+        replica = self._store.open_replica(
+            command.container_id, command.job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
+        )
+        return PlannedReplica(plan, replica) if plan else replica
+
     def _record_begin(self, command: ReconcileCommand) -> None:
         self._audit.begin(
             "reconcile",
@@ -228,6 +253,7 @@ class Jobs:
             why=command.reason,
             root=self._root(command.container_id),
             peers=[one.peer for one in command.peers],
+            plan=command.plan,
         )
 
     def _record_end(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:

@@ -92,6 +92,7 @@ def _command_of(sent: pb.Command) -> Command | None:
                 body.skip_final_scan,
                 body.requested_by,
                 body.reason,
+                body.plan,
             )
         case "cancel":
             return CancelCommand(sent.cancel.job_id)

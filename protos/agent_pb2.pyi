@@ -168,14 +168,12 @@ class Holder(_message.Message):
     def __init__(self, datanode_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PlanRepairRequest(_message.Message):
-    __slots__ = ("container_id", "peers", "container_state")
+    __slots__ = ("container_id", "peers")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
-    CONTAINER_STATE_FIELD_NUMBER: _ClassVar[int]
     container_id: int
     peers: _containers.RepeatedCompositeFieldContainer[Holder]
-    container_state: str
-    def __init__(self, container_id: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., container_state: _Optional[str] = ...) -> None: ...
+    def __init__(self, container_id: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
 
 class PlanRepairResponse(_message.Message):
     __slots__ = ("plan",)

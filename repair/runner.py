@@ -56,6 +56,7 @@ from repair.requests import (
     WindowsWritten,
     WriteWindows,
 )
+from repair.round import RepairRules
 from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, OperationInterruptedError, RemoteProtocolError
 from runtime.retry import Backoff, call_with_retry
@@ -207,6 +208,8 @@ class RepairJob:
     job_id: str
     container_id: ContainerId
     options: ReconcileOptions = field(default_factory=ReconcileOptions)
+    # Those of a plan; None: the usual ones.
+    rules: RepairRules | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -329,7 +332,8 @@ class Runner:
         peers: Mapping[PeerId, Peer],
         on_progress: Callable[[RepairProgress], None],
     ) -> RepairOutcome:
-        machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
+        job = run.job
+        machine = Reconciliation(job.container_id, self._own, sorted(peers), job.options, job.rules)
         local: deque[LocalRequest] = deque()
         remote: set[Future[Event]] = set()
 

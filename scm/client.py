@@ -12,6 +12,7 @@ from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from runtime.rpc import Tls, named_errors, open_channel
 from scm.messages import container_from, datanode_from, job_from, outcome_from
+from scm.planned import PlannedOrder
 from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus, ReconcileResponse
 
@@ -76,14 +77,28 @@ class ControllerClient:
         dry_run: bool,
         reason: str = "",
         requested_by: str = "",
+        plans: Sequence[PlannedOrder] = (),
     ) -> list[ReconcileResponse]:
         """Start jobs; returns one response for each container. With `dry_run` nothing
-        starts.
+        starts. With `plans` only these replicas are repaired, each by its plan.
         """
         outcomes: list[ReconcileResponse] = []
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
-                container_ids=chunk, dry_run=dry_run, reason=reason, requested_by=requested_by
+                container_ids=chunk,
+                dry_run=dry_run,
+                reason=reason,
+                requested_by=requested_by,
+                plans=[
+                    pb.PlannedReplica(
+                        container_id=one.container_id,
+                        datanode_id=one.peer,
+                        digest=one.digest,
+                        data_checksum=one.data_checksum,
+                    )
+                    for one in plans
+                    if one.container_id in chunk
+                ],
             )
             with self._named_errors():
                 answer: pb.ReconcileResponse = self._stub.Reconcile(request, timeout=DEADLINE_S)

@@ -43,6 +43,7 @@ from scm.jobs import (
     task_of,
 )
 from scm.limits import LIMITS, ControllerLimits
+from scm.planned import PlannedOrder, ruling_of_plan
 from scm.policy import (
     Root,
     RootComparison,
@@ -241,9 +242,10 @@ class Controller:
         reason: str,
         requested_by: str,
         now_s: float,
+        plans: Sequence[PlannedOrder] = (),
     ) -> list[ReconcileResponse]:
         """Start a job for each eligible container; with `dry_run` only return the
-        rulings.
+        rulings. A container in `plans` gets orders only for the replicas there.
 
         Raises:
             DatabaseError: the jobs cannot be saved; none is started.
@@ -251,7 +253,8 @@ class Controller:
         """
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
-            ruling = self.queries.evaluate(container_id)
+            planned = [one for one in plans if one.container_id == container_id]
+            ruling = self._evaluate(container_id, planned)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
                 outcomes.append(
                     ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
@@ -269,7 +272,11 @@ class Controller:
             else:
                 jobs.append(
                     self._new_job(
-                        container_id, reason=reason, requested_by=requested_by, now_s=now_s
+                        container_id,
+                        reason=reason,
+                        requested_by=requested_by,
+                        now_s=now_s,
+                        planned=planned,
                     )
                 )
                 outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
@@ -378,6 +385,14 @@ class Controller:
         if jobs:
             self._start_jobs(jobs, now_s)
 
+    def _evaluate(self, container_id: ContainerId, planned: Sequence[PlannedOrder]) -> Ruling:
+        ruling = self.queries.evaluate(container_id)
+        if not ruling.is_ok or not planned:
+            return ruling
+        replicas = self._registry.replicas(container_id)
+        found = targets(replicas, self._registry.live())
+        return ruling_of_plan(container_id, planned, replicas, found)
+
     def _new_job(
         self,
         container_id: ContainerId,
@@ -386,9 +401,13 @@ class Controller:
         requested_by: str,
         now_s: float,
         automatic: bool = False,
+        planned: Sequence[PlannedOrder] = (),
     ) -> Job:
         replicas = self._registry.replicas(container_id)
+        plans = {one.peer: one.digest for one in planned}
         found = targets(replicas, self._registry.live())
+        if plans:
+            found = tuple(target for target in found if target.peer in plans)
         assert found, "an eligible container has a target"
         job = new_job(
             self._new_job_id(),
@@ -399,6 +418,7 @@ class Controller:
             reason=reason,
             requested_by=requested_by,
             roots=roots(replicas),
+            plans=plans,
         )
         assert job.job_id not in self._jobs
         return job

@@ -158,6 +158,7 @@ class Dispatcher:
                 round=order.round,
                 requested_by=job.requested_by,
                 reason=job.reason,
+                plan=order.plan,
             )
         )
 

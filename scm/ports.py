@@ -40,6 +40,8 @@ class ReconcileOrder:
     # For the audit file of the agent.
     requested_by: str = ""
     reason: str = ""
+    # The digest of the plan to carry out; empty: no plan.
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from scm.messages import (
     heartbeat_from,
     job_to,
     outcome_to,
+    planned_from,
     status_to,
 )
 from scm.metrics import CONTROLLER_METRICS
@@ -250,6 +251,9 @@ class ControllerService:
         """Start jobs; with a dry run, return which jobs would start."""
         if request.all_diverged and request.container_ids:
             raise UsageError("give either container IDs or all_diverged, not both")
+        if len(request.plans) > IDS_MAX:
+            raise UsageError(f"{len(request.plans)} planned replicas; the limit is {IDS_MAX}")
+        plans = [planned_from(one) for one in request.plans]
         named = _container_ids(request.container_ids, IDS_MAX)
         reason, requested_by = (
             _check_text(request.reason, "reason"),
@@ -262,6 +266,7 @@ class ControllerService:
                 reason=reason,
                 requested_by=requested_by,
                 now_s=self._clock(),
+                plans=plans,
             )
         return pb.ReconcileResponse(outcomes=[outcome_to(outcome) for outcome in outcomes])
 

@@ -36,6 +36,7 @@ ONLY_IMPORTER = {
         "merkle/checksum.py",
         "ozone/descriptor.py",
         "proof/item.py",
+        "repair/replica_plan.py",
         "replicator/hashing.py",
         "runtime/audit_chain.py",
         "runtime/audit_check.py",
@@ -48,6 +49,7 @@ ONLY_IMPORTER = {
 KNOWS_MESSAGES = {
     "dnagent/client.py",
     "dnagent/messages.py",
+    "dnagent/repair_server.py",
     "dnagent/server.py",
     "ozone/datanode.py",
     "repair/peers.py",

@@ -24,6 +24,7 @@ from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume
 from repair.audit import AuditLog
 from repair.ports import Peer
+from repair.replica_plan import PlanShelf
 from repair.runner import Runner
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, PeerUnavailableError
@@ -111,6 +112,7 @@ class Rig:
             on_scan_bytes=lambda _: None,
             on_end=on_end,
             audit=self.audit,
+            plan_of=PlanShelf().get,
             metrics=self.metrics,
         )
 
