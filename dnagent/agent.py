@@ -31,6 +31,7 @@ from dnagent.repair_server import RepairService
 from dnagent.scanner import Scanner, ScanPace
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
+from dnagent.undo_jobs import UndoJobs
 from dnagent.volumes import ManagedVolume
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
@@ -237,6 +238,14 @@ class Agent:
             return_to_service=repair.return_to_closed,
             reserve=fetch_limit,
         )
+        self._undos = UndoJobs(
+            self.datanode_id,
+            self._store,
+            runner,
+            connect=self._connect,
+            audit=self._audit,
+            reserve=fetch_limit,
+        )
         self._jobs = Jobs(
             runner,
             self._store,
@@ -310,7 +319,7 @@ class Agent:
         config = self._config
         services = [
             AgentService(self._store, self, self).register,
-            RepairService(self._plans).register,
+            RepairService(self._plans, self._undos).register,
             XceiverService(self._store).register,
         ]
         server = start_server(

@@ -15,6 +15,8 @@ from protos.agent_pb2 import (
     PlanRepairResponse,
     ScanContainerRequest,
     ScanContainerResponse,
+    UndoJobRequest,
+    UndoJobResponse,
 )
 from protos.agent_pb2_grpc import AgentStub
 from runtime.errors import PeerUnavailableError
@@ -30,6 +32,17 @@ class ScanSummary:
     state: str
     data_checksum: int
     findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSummary:
+    """The plan of an undo, as a JSON document; if it was carried out, the ID under
+    which it can be undone, and the name of the replica's state after it.
+    """
+
+    plan: bytes
+    undo_id: str
+    state: str
 
 
 class AgentClient:
@@ -72,6 +85,36 @@ class AgentClient:
         with named_errors(self._target, PeerUnavailableError):
             answer: PlanRepairResponse = self._stub.PlanRepair(request, timeout=timeout_s)
         return answer.plan
+
+    def undo_job(
+        self,
+        container_id: ContainerId,
+        job_id: str,
+        peers: Mapping[PeerId, str],
+        *,
+        digest: str = "",
+        requested_by: str = "",
+        reason: str = "",
+        timeout_s: float,
+    ) -> UndoSummary:
+        """Plan the undo of a job on this replica (repair.undo_plan); with the plan's
+        digest carry it out. `peers` are the addresses of the other holders.
+
+        Raises:
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
+        """
+        request = UndoJobRequest(
+            container_id=container_id,
+            job_id=job_id,
+            peers=_holders(peers),
+            digest=digest,
+            requested_by=requested_by,
+            reason=reason,
+        )
+        with named_errors(self._target, PeerUnavailableError):
+            answer: UndoJobResponse = self._stub.UndoJob(request, timeout=timeout_s)
+        return UndoSummary(answer.plan, answer.undo_id, answer.state)
 
 
 def _holders(peers: Mapping[PeerId, str]) -> list[Holder]:

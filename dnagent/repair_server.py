@@ -9,22 +9,31 @@ import grpc
 
 from dnagent.heartbeat import PeerAddress
 from dnagent.plans import RepairPlans
+from dnagent.undo_jobs import UndoJobs
 from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos.agent_pb2 import Holder, PlanRepairRequest, PlanRepairResponse
+from protos.agent_pb2 import (
+    Holder,
+    PlanRepairRequest,
+    PlanRepairResponse,
+    UndoJobRequest,
+    UndoJobResponse,
+)
 from repair.wire import SERVICE
 from runtime.errors import UsageError
 from runtime.rpc import Handler
 
+_TEXT_CHARACTERS_MAX = 1_000
 _PLAN_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 
 
 class RepairService:
     """Plans and undoes repairs of one datanode's replicas."""
 
-    def __init__(self, plans: RepairPlans) -> None:
+    def __init__(self, plans: RepairPlans, undos: UndoJobs) -> None:
         self._plans = plans
+        self._undos = undos
 
     def register(self, server: grpc.Server) -> None:
         """Add the calls to this server."""
@@ -32,6 +41,9 @@ class RepairService:
         handlers: dict[str, Handler] = {
             "PlanRepair": unary(
                 self.plan, PlanRepairRequest.FromString, PlanRepairResponse.SerializeToString
+            ),
+            "UndoJob": unary(
+                self.undo, UndoJobRequest.FromString, UndoJobResponse.SerializeToString
             ),
         }
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -54,6 +66,35 @@ class RepairService:
                 hint="Reconcile it without a plan.",
             )
         return PlanRepairResponse(plan=plan.document)
+
+    def undo(self, request: UndoJobRequest, _: grpc.ServicerContext) -> UndoJobResponse:
+        """Plan or carry out the undo of a job (UndoJobs.undo).
+
+        Raises:
+            UsageError: a text is too long, there are too many peers, or the plan is
+                larger than a message.
+        """
+        for text in (request.reason, request.requested_by):
+            if len(text) > _TEXT_CHARACTERS_MAX or not text.isprintable():
+                raise UsageError(
+                    f"a reason has at most {_TEXT_CHARACTERS_MAX} printable characters"
+                )
+        done = self._undos.undo(
+            ContainerId(request.container_id),
+            request.job_id,
+            _peers(request.peers),
+            digest=request.digest,
+            who=request.requested_by,
+            why=request.reason,
+        )
+        if len(done.plan.document) > _PLAN_BYTES_MAX:
+            raise UsageError(f"the plan has {len(done.plan.document)} bytes, more than a message")
+        return UndoJobResponse(
+            plan=done.plan.document,
+            undo_id=done.undo_id,
+            state=done.state,
+            data_checksum=done.root or 0,
+        )
 
 
 def _peers(holders: Sequence[Holder]) -> list[PeerAddress]:
