@@ -25,6 +25,9 @@ from runtime.output import print_json
 _WORDS = "treefold.words"
 _TRACEBACK = "TREEFOLD_TRACEBACK"
 COMMANDS: Mapping[str, LazyCommand] = {
+    "audit": LazyCommand(
+        "admin.audit:audit", "Check and show who did what: the audit files, offline."
+    ),
     "agent": LazyCommand(
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),
@@ -43,7 +46,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),
-    "job": LazyCommand("admin.jobs:job", "Show, follow and cancel the controller's jobs."),
+    "job": LazyCommand("admin.jobs:job", "Show, follow, cancel and undo the controller's jobs."),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
     "scan": LazyCommand("admin.containers:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(

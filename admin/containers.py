@@ -19,6 +19,7 @@ from admin.answer import (
 )
 from admin.command_result import command_result
 from admin.comparison import comparison_json
+from admin.requester import requester
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
@@ -448,7 +449,7 @@ def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
     unreachable, or no agent reports to it.
     """
     with command_result("scan", as_json=as_json) as answer:
-        unknown, ordered = controller.scan(container_ids(arguments))
+        unknown, ordered = controller.scan(container_ids(arguments), requested_by=requester())
         answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
         if unknown:
             check_agents(controller)

@@ -1,4 +1,6 @@
-"""`treefold job`: show, follow and cancel the controller's jobs."""
+"""`treefold job`: show, follow and cancel the controller's jobs; admin.job_undo has
+`job undo`.
+"""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,6 +13,8 @@ from rich.table import Table
 from admin.answer import controller_options, json_option
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
+from admin.job_undo import undo
+from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
 from runtime.exit_codes import ExitCode
@@ -44,7 +48,7 @@ _REASONS_SHOWN = 2
 
 @click.group()
 def job() -> None:
-    """Show, follow and cancel the controller's jobs."""
+    """Show, follow, cancel and undo the controller's jobs."""
 
 
 @job.command("list")
@@ -119,13 +123,16 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     not changed.
     """
     with command_result("job cancel", as_json=as_json) as answer:
-        one = controller.cancel(job_id)
+        one = controller.cancel(job_id, requested_by=requester())
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
             answer.warn(f"job {job_id} had already ended: {one.state.value}")
         answer.print(
             f"job {job_id} of container {one.container_id}: {one.state.value} {one.detail}".rstrip()
         )
+
+
+job.add_command(undo)
 
 
 def await_jobs(

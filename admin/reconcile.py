@@ -1,26 +1,16 @@
 """`treefold reconcile`: print a plan, have it confirmed, and make the replicas of
 containers equal.
-
-With --status it only shows what the datanodes last reported. Its JSON has the shape of
-`ozone admin container reconcile --status`, with one deliberate difference: if a root is
-unknown or there is nothing to compare with, `replicasMatch` is null, where Ozone has
-true.
 """
 
-import getpass
-import json
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from itertools import islice
+from pathlib import Path
 
 import click
 
 from admin.answer import (
     check_agents,
-    container_ids,
     controller_options,
     json_option,
 )
@@ -29,22 +19,24 @@ from admin.comparison import comparison_json
 from admin.containers import (
     compare_live,
     container_json,
-    datanode_json,
     fetch_trees,
     has_invalid_replica,
     root_of,
 )
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
+from admin.paths import LocalPath
+from admin.plan_files import PlanFile, load_plans, make_plans, print_plans, save_plans
+from admin.reconcile_status import print_status, requested_ids
+from admin.requester import requester
 from merkle.comparison import Comparison
-from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.replica import ReplicaState
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_line, print_table
+from runtime.output import JsonObject, print_table
 from runtime.progress import ProgressStyle
 from scm.client import ControllerClient
-from scm.eligibility import INVALID_HINT, ContainerState, Eligibility
+from scm.eligibility import INVALID_HINT, Eligibility
 from scm.policy import RootComparison
 from scm.views import ContainerStatus, ReconcileResponse
 
@@ -53,14 +45,8 @@ _PLAN_TREES_MAX = 20
 # Rows of the printed plan.
 _PLAN_ROWS_MAX = 100
 
-# Unknown containers counted in one line; a thousand are one page.
-_UNKNOWN_COUNTED_MAX = 1_000
-
 _UNKNOWN = {Eligibility.CONTAINER_NOT_FOUND, Eligibility.NO_REPLICAS_FOUND}
 _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
-_MATCH = {RootComparison.MATCH: True, RootComparison.DIVERGED: False}
-# Ozone's names for replication factors.
-_FACTORS = {1: "ONE", 3: "THREE"}
 
 
 @click.command()
@@ -68,6 +54,20 @@ _FACTORS = {1: "ONE", 3: "THREE"}
 @click.option("--all-diverged", is_flag=True, help="Reconcile all containers that diverged.")
 @click.option("--status", is_flag=True, help="Only show roots and whether they match.")
 @click.option("--dry-run", is_flag=True, help="Only show the plan.")
+@click.option(
+    "--plan",
+    "plan_file",
+    metavar="FILE",
+    type=LocalPath(path_type=Path),
+    help="Have the agents plan every write, save that, and start nothing.",
+)
+@click.option(
+    "--apply",
+    "apply_file",
+    metavar="FILE",
+    type=LocalPath(exists=True, dir_okay=False, path_type=Path),
+    help="Carry out exactly the plan in FILE; refused if a replica has changed since.",
+)
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait", is_flag=True, help="Wait for the jobs and show their results.")
 @click.option("--reason", default="", metavar="TEXT", help="A reason, stored with the jobs.")
@@ -82,6 +82,8 @@ def reconcile(
     all_diverged: bool,
     status: bool,
     dry_run: bool,
+    plan_file: Path | None,
+    apply_file: Path | None,
     yes: bool,
     wait: bool,
     reason: str,
@@ -99,42 +101,41 @@ def reconcile(
     reports to it, 8 already running.
     """
     if status:
-        _status(controller, arguments, all_diverged, as_json=as_json)
+        print_status(controller, arguments, all_diverged, as_json=as_json)
         return
+    if apply_file and (arguments or all_diverged or plan_file):
+        raise UsageError("--apply takes its containers from the file, and nothing else")
     with command_result("reconcile", as_json=as_json) as answer:
-        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
-        outcomes = controller.reconcile(requested, dry_run=True)
+        planned = load_plans(apply_file) if apply_file else None
+        requested = (
+            planned.container_ids
+            if planned
+            else requested_ids(controller, arguments, all_diverged, as_json=as_json)
+        )
+        plans = planned.replicas if planned else ()
+        outcomes = controller.reconcile(requested, dry_run=True, plans=plans)
         if any(o.ruling.eligibility in _UNKNOWN for o in outcomes):
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
         busy = [outcome for outcome in outcomes if outcome.job_id]
-        compared = _compared(
-            controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
-        )
-        answer.data = {
-            "plan": [_plan_json(outcome, views, compared) for outcome in outcomes],
-            "jobs": [],
-        }
-        if not as_json:
-            _print_plan(wanted, views, compared)
-        _note_refusals(answer, outcomes, views)
-        answer.exit_status = _status_of(outcomes)
-        if dry_run or not (wanted or (wait and busy)):
+        _show_plan(controller, answer, outcomes, views, planned)
+        if plan_file:
+            _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
+        if dry_run or plan_file or not (wanted or (wait and busy)):
             return
-        if wanted and not _is_confirmed(len(wanted), yes=yes):
-            answer.fail(
-                "refused",
-                "Nothing was changed: not confirmed.",
-                hint="add --yes to confirm, or --dry-run to see only the plan",
-            )
-            answer.exit_status = ExitCode.REFUSED
+        if planned and not _is_current(answer, planned, views):
+            return
+        if wanted and not _is_confirmed(answer, len(wanted), yes=yes):
             return
         # Do only what was shown and confirmed: containers refused in the plan stay
         # refused.
-        container_ids = [outcome.container_id for outcome in wanted]
         started = controller.reconcile(
-            container_ids, dry_run=False, reason=reason, requested_by=_who()
+            [outcome.container_id for outcome in wanted],
+            dry_run=False,
+            reason=reason,
+            requested_by=requester(),
+            plans=plans,
         )
         _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if not outcome.ruling.is_ok)]
@@ -145,37 +146,70 @@ def reconcile(
             _wait(controller, answer, job_ids, output or ProgressStyle())
 
 
-def _requested_ids(
-    controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
-) -> list[int]:
-    if not all_diverged:
-        requested = container_ids(arguments)
-        if not requested:
-            click.echo("Standard input has no container ID: there is nothing to do.", err=True)
-        return requested
-    if arguments:
-        raise UsageError("give either container IDs or --all-diverged, not both")
-    found: list[int] = [
-        view.container_id
-        for view in controller.containers(comparison=RootComparison.DIVERGED.value)
-    ]
-    if found:
-        return found
-    check_agents(controller)
-    unknown = islice(
-        controller.containers(comparison=RootComparison.UNKNOWN.value), _UNKNOWN_COUNTED_MAX
+def _show_plan(
+    controller: ControllerClient,
+    answer: CommandResult,
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
+    planned: PlanFile | None,
+) -> None:
+    """Print the plan and the refusals, and set the exit status that they have."""
+    wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
+    compared = _compared(
+        controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
     )
-    count = sum(1 for _ in unknown)
-    if not as_json:
-        click.echo("No container is known to be diverged.")
-    if count:
-        click.echo(
-            f"{'At least ' if count == _UNKNOWN_COUNTED_MAX else ''}{count}"
-            f" container{'' if count == 1 else 's'} not compared: see `treefold container list"
-            " --comparison unknown`",
-            err=True,
-        )
-    return found
+    answer.data = {
+        "plan": [_plan_json(outcome, views, compared) for outcome in outcomes],
+        "jobs": [],
+    }
+    if planned is not None:
+        for one in planned.containers:
+            for text in one.unknown:
+                answer.warn(f"container {one.container_id}: {text}")
+        if not answer.as_json:
+            print_plans(planned)
+        if not planned.container_ids:
+            answer.print("The plan has nothing to write.")
+    elif not answer.as_json:
+        _print_plan(wanted, views, compared)
+    _note_refusals(answer, outcomes, views)
+    answer.exit_status = _status_of(outcomes)
+
+
+def _save_plan(
+    controller: ControllerClient,
+    answer: CommandResult,
+    views: Sequence[ContainerStatus],
+    path: Path,
+) -> None:
+    """Have the agents make their plans, and write them to a file."""
+    made = make_plans(controller, views)
+    save_plans(made, path)
+    for one in made.containers:
+        for text in one.unknown:
+            answer.warn(f"container {one.container_id}: {text}")
+    assert isinstance(answer.data, dict)
+    answer.data["planFile"] = str(path)
+    answer.data["replicas"] = [
+        {"digest": entry.digest} | dict(entry.document)
+        for one in made.containers
+        for entry in one.replicas
+    ]
+    if not answer.as_json:
+        print_plans(made)
+    answer.print(f"The plan is in {path}: carry it out with `treefold reconcile --apply {path}`")
+
+
+def _is_current(
+    answer: CommandResult, planned: PlanFile, views: dict[int, ContainerStatus]
+) -> bool:
+    """Whether all replicas have the roots that the plan was made from."""
+    changed = planned.changed_peers(views)
+    for text in changed:
+        answer.fail("plan_changed", text, hint="make a new plan with --plan")
+    if changed:
+        answer.exit_status = ExitCode.REFUSED
+    return not changed
 
 
 def _compared(
@@ -317,14 +351,18 @@ def _work(view: ContainerStatus, compared: dict[int, Comparison]) -> str:
     return f"{comparison.verdict.value}{presumed}{': ' if counted else ''}{counted}"
 
 
-def _is_confirmed(count: int, *, yes: bool) -> bool:
-    if yes:
+def _is_confirmed(answer: CommandResult, count: int, *, yes: bool) -> bool:
+    question = f"Reconcile {count} container{'' if count == 1 else 's'}?"
+    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
+    if yes or (is_terminal and click.confirm(question, default=False, err=True)):
         return True
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return False
-    return click.confirm(
-        f"Reconcile {count} container{'' if count == 1 else 's'}?", default=False, err=True
+    answer.fail(
+        "refused",
+        "Nothing was changed: not confirmed.",
+        hint="add --yes to confirm, or --dry-run to see only the plan",
     )
+    answer.exit_status = ExitCode.REFUSED
+    return False
 
 
 def _note_refusals(
@@ -455,138 +493,3 @@ def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) 
 
 def _comparison_text(view: ContainerStatus | None) -> str | None:
     return view.compared.comparison.value if view else None
-
-
-def _who() -> str:
-    """The user and host that are stored with a job."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return f"nobody@{socket.gethostname()}"
-
-
-@contextmanager
-def _reason_in_json(*, as_json: bool) -> Iterator[None]:
-    """Print the document of an error in place of Ozone's array. The array has no place
-    for a reason, and an empty one would say that all is well.
-    """
-    try:
-        yield
-    except ReconcileError:
-        with command_result("reconcile", as_json=as_json):
-            raise
-
-
-def _status(
-    controller: ControllerClient, arguments: tuple[str, ...], all_diverged: bool, *, as_json: bool
-) -> None:
-    """Print the status as a table, or with --json as Ozone's array. Failures of single
-    containers go to stderr in both cases.
-
-    Raises:
-        ReconcileError: the controller gave no answer, or no agent reports to it;
-            without `as_json`.
-    """
-    with _reason_in_json(as_json=as_json):
-        requested = _requested_ids(controller, arguments, all_diverged, as_json=as_json)
-        views = controller.get_containers(requested)
-        is_unknown = any(v.compared.comparison is RootComparison.UNKNOWN for v in views.values())
-        if is_unknown or len(views) < len(requested):
-            check_agents(controller)
-    shown, failures = list[ContainerStatus](), list[str]()
-    for number in requested:
-        view = views.get(number)
-        if view is None:
-            failures.append(
-                f"Failed to get reconciliation status of container {number}: Container #{number}"
-                " not found."
-            )
-        elif view.state is ContainerState.OPEN:
-            failures.append(
-                f"Cannot get status of container {number}. Reconciliation is not supported for open"
-                " containers"
-            )
-        elif any(replica.replica.replica_index > 0 for replica in view.replicas):
-            failures.append(
-                f"Cannot get status of container {number}. "
-                "Reconciliation is only supported for Ratis replicated containers"
-            )
-        else:
-            shown.append(view)
-    if as_json:
-        click.echo(ozone_json([_status_json(view) for view in shown]))
-    elif shown:
-        _print_status(shown)
-    for failure in failures:
-        click.echo(failure, err=True)
-    if failures:
-        many = "s" if len(failures) > 1 else ""
-        click.echo(
-            f"Failed to process reconciliation status for {len(failures)} container{many}", err=True
-        )
-        raise click.exceptions.Exit(ExitCode.PARTLY if shown else ExitCode.FAILED)
-    if any(view.compared.comparison is RootComparison.DIVERGED for view in shown):
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
-
-
-def _status_json(view: ContainerStatus) -> JsonObject:
-    return {
-        "containerID": view.container_id,
-        "state": view.state.value if view.state else "",
-        "replicationConfig": {
-            "replicationFactor": _FACTORS.get(view.required_nodes, str(view.required_nodes)),
-            "requiredNodes": view.required_nodes,
-            "minimumNodes": 1,
-            "replicationType": "RATIS",
-        },
-        "replicasMatch": _MATCH.get(view.compared.comparison),
-        "replicas": [
-            {
-                "datanode": datanode_json(replica.datanode),
-                "state": replica.replica.state.value,
-                "dataChecksum": root_of(replica.replica) or "0",
-            }
-            for replica in view.replicas
-        ],
-    }
-
-
-def _print_status(shown: Sequence[ContainerStatus]) -> None:
-    for view in shown:
-        note = f" ({view.compared.note})" if view.compared.note else ""
-        print_line(
-            f"Container {view.container_id}: {view.state.value if view.state else ''}, replicas:"
-            f" {view.compared.comparison.value}{note}"
-        )
-        rows = [
-            (
-                replica.datanode.peer,
-                replica.datanode.hostname or replica.datanode.address,
-                replica.replica.state.value,
-                root_of(replica.replica) or "unknown",
-            )
-            for replica in view.replicas
-        ]
-        print_table(
-            ("DATANODE", "HOST", "STATE", "ROOT"), rows, numbers=("ROOT",), folded=("HOST",)
-        )
-
-
-def ozone_json(value: object, indent: int = 0) -> str:
-    """JSON in the layout of Ozone's library: `"key" : value`, brackets open on the same
-    line, and `[ ]` if empty.
-    """
-    if isinstance(value, dict):
-        if not value:
-            return "{ }"
-        inner = "  " * (indent + 1)
-        lines = [
-            f"{inner}{json.dumps(key)} : {ozone_json(item, indent + 1)}"
-            for key, item in value.items()
-        ]
-        return "{\n" + ",\n".join(lines) + "\n" + "  " * indent + "}"
-    if isinstance(value, list):
-        return (
-            "[ " + ", ".join(ozone_json(item, indent) for item in value) + " ]" if value else "[ ]"
-        )
-    return json.dumps(value, ensure_ascii=False)

@@ -25,10 +25,13 @@ from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
 from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
+from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
+from dnagent.repair_server import RepairService
 from dnagent.scanner import Scanner, ScanPace
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
+from dnagent.undo_jobs import UndoJobs
 from dnagent.volumes import ManagedVolume
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
@@ -42,7 +45,7 @@ from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from repair.ports import Peer
 from repair.runner import Runner
-from runtime.access import Access, Refusal
+from runtime.access import Access
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
@@ -192,11 +195,12 @@ class Agent:
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
         repair, clock = config.repair, SystemClock()
+        fetch_limit = RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take
         runner = Runner(
             self.datanode_id,
             threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
             audit=audit.write,
-            reserve=RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take,
+            reserve=fetch_limit,
         )
         self._store = ReplicaStore(
             volumes,
@@ -205,18 +209,7 @@ class Agent:
                 container_id, "the container is being deleted", timeout_s=_INTERRUPT_S
             ),
         )
-        self._jobs = Jobs(
-            runner,
-            self._store,
-            connect=self._connect,
-            threads_max=repair.reconciliations_max,
-            fetches_max=repair.fetches_max,
-            return_to_service=repair.return_to_closed,
-            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
-            on_end=self._job_ended,
-            metrics=self.metrics,
-        )
-        self._stack.callback(self._jobs.close)
+        self._start_jobs(runner, fetch_limit, clock)
         for volume in volumes:
             scanner = Scanner(
                 volume,
@@ -243,6 +236,41 @@ class Agent:
             address=self.address,
             volumes=len(volumes),
         )
+
+    def _start_jobs(
+        self, runner: Runner, fetch_limit: Callable[[int], None], clock: SystemClock
+    ) -> None:
+        config = self._config
+        repair = config.repair
+        self._plans = RepairPlans(
+            self.datanode_id,
+            self._store,
+            connect=self._connect,
+            return_to_service=repair.return_to_closed,
+            reserve=fetch_limit,
+        )
+        self._undos = UndoJobs(
+            self.datanode_id,
+            self._store,
+            runner,
+            connect=self._connect,
+            audit=self._audit,
+            reserve=fetch_limit,
+        )
+        self._jobs = Jobs(
+            runner,
+            self._store,
+            connect=self._connect,
+            threads_max=repair.reconciliations_max,
+            fetches_max=repair.fetches_max,
+            return_to_service=repair.return_to_closed,
+            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_end=self._job_ended,
+            audit=self._audit,
+            plan_of=self._plans.get,
+            metrics=self.metrics,
+        )
+        self._stack.callback(self._jobs.close)
 
     def _open_volumes(self) -> list[ManagedVolume]:
         volumes: list[ManagedVolume] = []
@@ -300,13 +328,14 @@ class Agent:
 
     def _start_server(self) -> None:
         config = self._config
+        access = Access(
+            config.roles.table, is_enforced=config.tls is not None, on_refusal=self._audit.refused
+        )
         services = [
             AgentService(self._store, self, self).register,
+            RepairService(self._plans, self._undos, access).register,
             XceiverService(self._store).register,
         ]
-        access = Access(
-            config.roles.table, is_enforced=config.tls is not None, on_refusal=self._record_refusal
-        )
         server = start_server(
             config.listen,
             services,
@@ -326,16 +355,6 @@ class Agent:
             page = MetricsServer(self.metrics, host, port)
             self._stack.callback(page.close)
         self._log.info("server_started", address=self.address, roles_enforced=access.is_enforced)
-
-    def _record_refusal(self, refusal: Refusal) -> None:
-        self._audit.refused_call(
-            method=refusal.method,
-            caller=refusal.caller,
-            certificate=refusal.fingerprint,
-            peer=refusal.peer,
-            reason=refusal.reason,
-            count=refusal.count,
-        )
 
     def _start_heartbeats(self) -> None:
         config = self._config

@@ -1,11 +1,23 @@
-"""A client of the Agent service, for commands that scan one replica."""
+"""A client of the Agent service, for commands that scan, plan or undo at one
+replica.
+"""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import grpc
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos.agent_pb2 import ScanContainerRequest, ScanContainerResponse
+from protos.agent_pb2 import (
+    Holder,
+    PlanRepairRequest,
+    PlanRepairResponse,
+    ScanContainerRequest,
+    ScanContainerResponse,
+    UndoJobRequest,
+    UndoJobResponse,
+)
 from protos.agent_pb2_grpc import AgentStub
 from runtime.errors import PeerUnavailableError
 from runtime.rpc import named_errors
@@ -20,6 +32,17 @@ class ScanSummary:
     state: str
     data_checksum: int
     findings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UndoSummary:
+    """The plan of an undo, as a JSON document; if it was carried out, the ID under
+    which it can be undone, and the name of the replica's state after it.
+    """
+
+    plan: bytes
+    undo_id: str
+    state: str
 
 
 class AgentClient:
@@ -43,3 +66,56 @@ class AgentClient:
             )
         findings = tuple(finding.type for finding in answer.findings)
         return ScanSummary(answer.state, answer.data_checksum, findings)
+
+    def plan_repair(
+        self,
+        container_id: ContainerId,
+        peers: Mapping[PeerId, str],
+        *,
+        timeout_s: float,
+    ) -> bytes:
+        """What a repair of this replica would write (repair.replica_plan), as a JSON
+        document. `peers` are the addresses of the other holders.
+
+        Raises:
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
+        """
+        request = PlanRepairRequest(container_id=container_id, peers=_holders(peers))
+        with named_errors(self._target, PeerUnavailableError):
+            answer: PlanRepairResponse = self._stub.PlanRepair(request, timeout=timeout_s)
+        return answer.plan
+
+    def undo_job(
+        self,
+        container_id: ContainerId,
+        job_id: str,
+        peers: Mapping[PeerId, str],
+        *,
+        digest: str = "",
+        requested_by: str = "",
+        reason: str = "",
+        timeout_s: float,
+    ) -> UndoSummary:
+        """Plan the undo of a job on this replica (repair.undo_plan); with the plan's
+        digest carry it out. `peers` are the addresses of the other holders.
+
+        Raises:
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
+        """
+        request = UndoJobRequest(
+            container_id=container_id,
+            job_id=job_id,
+            peers=_holders(peers),
+            digest=digest,
+            requested_by=requested_by,
+            reason=reason,
+        )
+        with named_errors(self._target, PeerUnavailableError):
+            answer: UndoJobResponse = self._stub.UndoJob(request, timeout=timeout_s)
+        return UndoSummary(answer.plan, answer.undo_id, answer.state)
+
+
+def _holders(peers: Mapping[PeerId, str]) -> list[Holder]:
+    return [Holder(datanode_id=peer, address=address) for peer, address in peers.items()]

@@ -69,6 +69,11 @@ class ReconcileCommand:
     # The state that an UNHEALTHY replica may return to; None if it may not.
     container_state: ReplicaState | None = None
     skip_final_scan: bool = False
+    # Who ordered the job, and why; for the audit file.
+    requested_by: str = ""
+    reason: str = ""
+    # The digest of the plan to carry out; empty: no plan.
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ its job waits or runs is ignored. `JobTable` makes these decisions, without thre
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 from dnagent.events import AGENT_EVENTS
@@ -22,10 +22,13 @@ from merkle.errors import ReconcileError
 from merkle.outcome import OutcomeState, RepairOutcome, RepairProgress, RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from repair.ports import Peer
+from ozone.errors import ContainerNotFoundError
+from repair.audit import AuditLog, outcome_facts
+from repair.ports import Peer, ReplicaAccess
+from repair.replica_plan import PlanChangedError, PlannedReplica, ReplicaPlan
 from repair.requests import ReconcileOptions
 from repair.runner import RepairJob, Runner
-from runtime.errors import BusyError, InternalError, OperationInterruptedError
+from runtime.errors import BusyError, DiskError, InternalError, OperationInterruptedError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
@@ -87,10 +90,12 @@ class Jobs:
         return_to_service: bool,
         on_scan_bytes: Callable[[int], None],
         on_end: Callable[[JobReport], None],
+        audit: AuditLog,
+        plan_of: Callable[[str], ReplicaPlan],
         metrics: Metrics,
     ) -> None:
         """`connect` opens a connection to a peer. `on_end` gets each job's final
-        report.
+        report. `plan_of` returns the plan of a digest, or raises PlanUnknownError.
         """
         self._runner = runner
         self._store = store
@@ -99,6 +104,8 @@ class Jobs:
         self._return_to_service = return_to_service
         self._on_scan_bytes = on_scan_bytes
         self._on_end = on_end
+        self._audit = audit
+        self._plan_of = plan_of
         self._metrics = metrics
         self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="job")
         self._lock = threading.Lock()
@@ -175,6 +182,8 @@ class Jobs:
         )
         try:
             with ExitStack() as stack, self._guard.named_errors():
+                self._record_begin(command)
+                plan = self._plan(command)
                 peers: dict[PeerId, Peer] = {}
                 for address in command.peers:
                     peers[address.peer] = peer = self._connect(address)
@@ -183,11 +192,10 @@ class Jobs:
                     RepairJob(
                         job_id,
                         container_id,
-                        options_of(command, self._fetches_max, self._return_to_service),
+                        self._options(command, plan),
+                        plan.rules if plan else None,
                     ),
-                    lambda cancelled: self._store.open_replica(
-                        container_id, job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
-                    ),
+                    lambda cancelled: self._open(command, plan, cancelled),
                     peers,
                     is_cancelled=lambda: job_id in self._cancelled,
                 )
@@ -209,9 +217,62 @@ class Jobs:
             self._refuse(command, error)
             return
         self._remove(command)
+        self._record_end(command, outcome)
         # Reported first: nothing may keep the controller waiting.
         self._on_end(report_of(job_id, outcome))
         self._record_outcome(command, outcome)
+
+    def _plan(self, command: ReconcileCommand) -> ReplicaPlan | None:
+        if not command.plan:
+            return None
+        plan = self._plan_of(command.plan)
+        if plan.container_id != command.container_id:
+            text = f"plan {command.plan[:12]} is of container {plan.container_id}"
+            raise PlanChangedError(text, container_id=command.container_id)
+        return plan
+
+    def _options(self, command: ReconcileCommand, plan: ReplicaPlan | None) -> ReconcileOptions:
+        if plan is not None:
+            return plan.options(self._fetches_max, command.container_state)
+        return options_of(command, self._fetches_max, self._return_to_service)
+
+    def _open(
+        self, command: ReconcileCommand, plan: ReplicaPlan | None, cancelled: threading.Event
+    ) -> ReplicaAccess:
+        replica = self._store.open_replica(
+            command.container_id, command.job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
+        )
+        return PlannedReplica(plan, replica) if plan else replica
+
+    def _record_begin(self, command: ReconcileCommand) -> None:
+        self._audit.begin(
+            "reconcile",
+            container=command.container_id,
+            job=command.job_id,
+            who=command.requested_by,
+            why=command.reason,
+            root=self._root(command.container_id),
+            peers=[one.peer for one in command.peers],
+            plan=command.plan,
+        )
+
+    def _record_end(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
+        try:
+            self._audit.end(
+                container=command.container_id,
+                job=command.job_id,
+                state=outcome.state.value,
+                root=self._root(command.container_id),
+                facts=outcome_facts(outcome),
+            )
+        except DiskError as error:
+            # All writes have their lines. The end is reported all the same.
+            self._log.error("audit_failed", job_id=command.job_id, **error_fields(error))
+
+    def _root(self, container_id: ContainerId) -> int | None:
+        with suppress(ContainerNotFoundError):
+            return self._store.volume_of(container_id).replica(container_id).data_checksum
+        return None
 
     def _record_outcome(self, command: ReconcileCommand, outcome: RepairOutcome) -> None:
         progress = outcome.progress
@@ -255,6 +316,14 @@ class Jobs:
             "job_id": command.job_id,
         }
         self._log.warning("reconcile_refused", **fields)
+        try:
+            self._audit.refused(
+                who=command.requested_by,
+                what=f"reconcile {command.container_id}, job {command.job_id}",
+                why=f"{error.code}: {error.message}",
+            )
+        except DiskError as failure:
+            self._log.error("audit_failed", job_id=command.job_id, **error_fields(failure))
         self._report_error(command, error, OutcomeState.REFUSED)
 
     def _report_error(

@@ -86,7 +86,14 @@ def _command_of(sent: pb.Command) -> Command | None:
                 return None
             state = _RETURN_STATES.get(body.container_state)
             return ReconcileCommand(
-                ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
+                ContainerId(body.container_id),
+                body.job_id,
+                peers,
+                state,
+                body.skip_final_scan,
+                body.requested_by,
+                body.reason,
+                body.plan,
             )
         case "cancel":
             return CancelCommand(sent.cancel.job_id)

@@ -8,8 +8,8 @@ memory are one step, so that a stale view never overwrites a newer one.
 """
 
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.local_replica import LocalReplica
@@ -56,6 +56,8 @@ class ReplicaStore:
         self.volumes = tuple(volumes)
         self._repair_enabled = repair_enabled
         self._interrupt = interrupt
+        # Containers whose bytes are not served: an undo may be about to spoil them.
+        self._withheld: set[ContainerId] = set()
 
     def replicas(self) -> list[ContainerReplica]:
         """All replicas; for a container on several volumes, the one that counts."""
@@ -127,8 +129,24 @@ class ReplicaStore:
     def read(
         self, container_id: ContainerId, block_id: BlockId, offset: int, length_bytes: int
     ) -> bytes:
-        """Bytes of a block file; fewer if it ends (ReplicaSource.read)."""
+        """Bytes of a block file; fewer if it ends (ReplicaSource.read).
+
+        Raises:
+            BusyError: the container's bytes are withheld.
+        """
+        if container_id in self._withheld:
+            text = f"a job of container {container_id} is being undone here"
+            raise BusyError(text, container_id=container_id)
         return self._container(container_id).read(block_id, offset, length_bytes)
+
+    @contextmanager
+    def withheld(self, container_id: ContainerId) -> Iterator[None]:
+        """Serve no bytes of a container meanwhile, so that nobody counts on them."""
+        self._withheld.add(container_id)
+        try:
+            yield
+        finally:
+            self._withheld.discard(container_id)
 
     def open_replica(
         self,

@@ -8,6 +8,7 @@ a database row that could not be parsed.
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 
@@ -20,6 +21,21 @@ from runtime.errors import DiskError
 # Container IDs, and the names of jobs, are directory names.
 _CONTAINER = re.compile(r"[1-9][0-9]*")
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+
+
+# A copy of bytes, and one of a row.
+_BYTES = re.compile(r"([0-9]+)-([0-9]+)-([0-9]+)")
+_ROW = re.compile(r"[0-9]+-[a-z_]+-[0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class UndoCopy:
+    """A copy of `length` bytes that a job overwrote at `offset` of a block's file."""
+
+    block_id: BlockId
+    offset: int
+    length: int
+    path: Path
 
 
 class UndoStore:
@@ -67,6 +83,47 @@ class UndoStore:
     ) -> None:
         """Store a durable copy of a block's row in a table; raises as `keep` does."""
         self._keep(container_id, job, f"{block_id}-{table.value}-{len(row)}", row)
+
+    def jobs(self, container_id: ContainerId) -> list[str]:
+        """The jobs that have copies of a container.
+
+        Raises:
+            DiskError: the folder cannot be read.
+        """
+        folder = self._folder / str(container_id)
+        if not self._disk.is_folder(folder):
+            return []
+        names = [name for name in self._disk.names(folder) if _JOB.fullmatch(name)]
+        return [name for name in names if self._disk.is_folder(folder / name)]
+
+    def copies(self, container_id: ContainerId, job: str) -> tuple[list[UndoCopy], int]:
+        """The copies of bytes that a job overwrote, and how many rows it replaced.
+
+        Raises:
+            DiskError: the folder cannot be read.
+        """
+        assert _JOB.fullmatch(job), job
+        folder = self._folder / str(container_id) / job
+        if not self._disk.is_folder(folder):
+            return [], 0
+        names = self._disk.names(folder)
+        found = [
+            UndoCopy(BlockId(int(match[1])), int(match[2]), int(match[3]), folder / name)
+            for name in names
+            if (match := _BYTES.fullmatch(name))
+        ]
+        return found, sum(bool(_ROW.fullmatch(name)) for name in names)
+
+    def read(self, copy: UndoCopy) -> bytes:
+        """The bytes of a copy.
+
+        Raises:
+            DiskError: they cannot be read, or are not as many as the name says.
+        """
+        data = self._disk.read(copy.path)
+        if len(data) != copy.length:
+            raise DiskError(f"{copy.path} has {len(data)} bytes", path=str(copy.path))
+        return data
 
     def clean(self, *, older_than_s: float, now_s: float) -> int:
         """Remove the copies of jobs whose newest copy is older than that; returns the

@@ -160,3 +160,53 @@ class GetStatusResponse(_message.Message):
     reconciliations: _containers.RepeatedCompositeFieldContainer[ReconciliationStatus]
     roles_enforced: bool
     def __init__(self, datanode_id: _Optional[str] = ..., repair_enabled: bool = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., reconciliations: _Optional[_Iterable[_Union[ReconciliationStatus, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...
+
+class Holder(_message.Message):
+    __slots__ = ("datanode_id", "address")
+    DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    datanode_id: str
+    address: str
+    def __init__(self, datanode_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class PlanRepairRequest(_message.Message):
+    __slots__ = ("container_id", "peers")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    container_id: int
+    peers: _containers.RepeatedCompositeFieldContainer[Holder]
+    def __init__(self, container_id: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ...) -> None: ...
+
+class PlanRepairResponse(_message.Message):
+    __slots__ = ("plan",)
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    plan: bytes
+    def __init__(self, plan: _Optional[bytes] = ...) -> None: ...
+
+class UndoJobRequest(_message.Message):
+    __slots__ = ("container_id", "job_id", "peers", "digest", "requested_by", "reason")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    container_id: int
+    job_id: str
+    peers: _containers.RepeatedCompositeFieldContainer[Holder]
+    digest: str
+    requested_by: str
+    reason: str
+    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Holder, _Mapping]]] = ..., digest: _Optional[str] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class UndoJobResponse(_message.Message):
+    __slots__ = ("plan", "undo_id", "state", "data_checksum")
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    UNDO_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DATA_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    plan: bytes
+    undo_id: str
+    state: str
+    data_checksum: int
+    def __init__(self, plan: _Optional[bytes] = ..., undo_id: _Optional[str] = ..., state: _Optional[str] = ..., data_checksum: _Optional[int] = ...) -> None: ...

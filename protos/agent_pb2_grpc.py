@@ -44,6 +44,16 @@ class AgentStub(object):
                 request_serializer=protos_dot_agent__pb2.GetStatusRequest.SerializeToString,
                 response_deserializer=protos_dot_agent__pb2.GetStatusResponse.FromString,
                 )
+        self.PlanRepair = channel.unary_unary(
+                '/treefold.agent.v1.Agent/PlanRepair',
+                request_serializer=protos_dot_agent__pb2.PlanRepairRequest.SerializeToString,
+                response_deserializer=protos_dot_agent__pb2.PlanRepairResponse.FromString,
+                )
+        self.UndoJob = channel.unary_unary(
+                '/treefold.agent.v1.Agent/UndoJob',
+                request_serializer=protos_dot_agent__pb2.UndoJobRequest.SerializeToString,
+                response_deserializer=protos_dot_agent__pb2.UndoJobResponse.FromString,
+                )
 
 
 class AgentServicer(object):
@@ -90,6 +100,20 @@ class AgentServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PlanRepair(self, request, context):
+        """What a repair of our replica would write, byte range by byte range. Writes nothing there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UndoJob(self, request, context):
+        """What an undo of a job would put back here, or, by the digest of that answer, put it back.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AgentServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -122,6 +146,16 @@ def add_AgentServicer_to_server(servicer, server):
                     servicer.GetStatus,
                     request_deserializer=protos_dot_agent__pb2.GetStatusRequest.FromString,
                     response_serializer=protos_dot_agent__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'PlanRepair': grpc.unary_unary_rpc_method_handler(
+                    servicer.PlanRepair,
+                    request_deserializer=protos_dot_agent__pb2.PlanRepairRequest.FromString,
+                    response_serializer=protos_dot_agent__pb2.PlanRepairResponse.SerializeToString,
+            ),
+            'UndoJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.UndoJob,
+                    request_deserializer=protos_dot_agent__pb2.UndoJobRequest.FromString,
+                    response_serializer=protos_dot_agent__pb2.UndoJobResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -232,5 +266,39 @@ class Agent(object):
         return grpc.experimental.unary_unary(request, target, '/treefold.agent.v1.Agent/GetStatus',
             protos_dot_agent__pb2.GetStatusRequest.SerializeToString,
             protos_dot_agent__pb2.GetStatusResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def PlanRepair(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.agent.v1.Agent/PlanRepair',
+            protos_dot_agent__pb2.PlanRepairRequest.SerializeToString,
+            protos_dot_agent__pb2.PlanRepairResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def UndoJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.agent.v1.Agent/UndoJob',
+            protos_dot_agent__pb2.UndoJobRequest.SerializeToString,
+            protos_dot_agent__pb2.UndoJobResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

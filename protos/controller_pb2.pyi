@@ -132,18 +132,24 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report: _Optional[_Union[ContainerReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReconcileProgress, _Mapping]]] = ..., acknowledged_command_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReconcileCommand(_message.Message):
-    __slots__ = ("container_id", "job_id", "peers", "container_state", "skip_final_scan")
+    __slots__ = ("container_id", "job_id", "peers", "container_state", "skip_final_scan", "requested_by", "reason", "plan")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FINAL_SCAN_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
     container_id: int
     job_id: str
     peers: _containers.RepeatedCompositeFieldContainer[Datanode]
     container_state: str
     skip_final_scan: bool
-    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., skip_final_scan: bool = ...) -> None: ...
+    requested_by: str
+    reason: str
+    plan: str
+    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., skip_final_scan: bool = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ..., plan: _Optional[str] = ...) -> None: ...
 
 class CancelCommand(_message.Message):
     __slots__ = ("job_id",)
@@ -254,18 +260,32 @@ class GetContainersResponse(_message.Message):
     def __init__(self, containers: _Optional[_Iterable[_Union[ContainerView, _Mapping]]] = ..., unknown_container_ids: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReconcileRequest(_message.Message):
-    __slots__ = ("container_ids", "all_diverged", "dry_run", "reason", "requested_by")
+    __slots__ = ("container_ids", "all_diverged", "dry_run", "reason", "requested_by", "plans")
     CONTAINER_IDS_FIELD_NUMBER: _ClassVar[int]
     ALL_DIVERGED_FIELD_NUMBER: _ClassVar[int]
     DRY_RUN_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    PLANS_FIELD_NUMBER: _ClassVar[int]
     container_ids: _containers.RepeatedScalarFieldContainer[int]
     all_diverged: bool
     dry_run: bool
     reason: str
     requested_by: str
-    def __init__(self, container_ids: _Optional[_Iterable[int]] = ..., all_diverged: bool = ..., dry_run: bool = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ...) -> None: ...
+    plans: _containers.RepeatedCompositeFieldContainer[PlannedReplica]
+    def __init__(self, container_ids: _Optional[_Iterable[int]] = ..., all_diverged: bool = ..., dry_run: bool = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., plans: _Optional[_Iterable[_Union[PlannedReplica, _Mapping]]] = ...) -> None: ...
+
+class PlannedReplica(_message.Message):
+    __slots__ = ("container_id", "datanode_id", "digest", "data_checksum")
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
+    DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    DATA_CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    container_id: int
+    datanode_id: str
+    digest: str
+    data_checksum: int
+    def __init__(self, container_id: _Optional[int] = ..., datanode_id: _Optional[str] = ..., digest: _Optional[str] = ..., data_checksum: _Optional[int] = ...) -> None: ...
 
 class ReconcileOutcome(_message.Message):
     __slots__ = ("container_id", "eligibility", "message", "job_id")
@@ -356,10 +376,12 @@ class GetJobRequest(_message.Message):
     def __init__(self, job_id: _Optional[str] = ...) -> None: ...
 
 class CancelJobRequest(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "requested_by")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    requested_by: str
+    def __init__(self, job_id: _Optional[str] = ..., requested_by: _Optional[str] = ...) -> None: ...
 
 class ListDatanodesRequest(_message.Message):
     __slots__ = ()
@@ -386,10 +408,12 @@ class ListDatanodesResponse(_message.Message):
     def __init__(self, datanodes: _Optional[_Iterable[_Union[DatanodeView, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...
 
 class ScanRequest(_message.Message):
-    __slots__ = ("container_ids",)
+    __slots__ = ("container_ids", "requested_by")
     CONTAINER_IDS_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     container_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, container_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    requested_by: str
+    def __init__(self, container_ids: _Optional[_Iterable[int]] = ..., requested_by: _Optional[str] = ...) -> None: ...
 
 class ScanResponse(_message.Message):
     __slots__ = ("unknown_container_ids", "commands")

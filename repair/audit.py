@@ -1,47 +1,21 @@
-"""The audit file: one JSON line for each write into replica data, each deletion, each
-replica that returns to service, and calls that were refused.
+"""The agent's audit file: each write into replica data, each deletion, each replica
+that returns to service, each job with its reason, and each refusal.
 
 A line is synced to disk before its write is reported, and before its deletion or return
-begins. Every change of replica data or state therefore has a line.
+begins. Every change of replica data or state therefore has a line. The lines are a
+chain (runtime.audit_chain).
 """
 
-import json
-import os
-import threading
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 
-from runtime.disk import Disk
-from runtime.errors import DiskError
+from merkle.outcome import RepairOutcome
+from merkle.tree import root_hex
+from runtime.audit_chain import AuditFile
 from runtime.json_numbers import exact
 
 
-class AuditLog:
-    """Appends lines to the audit file. Thread-safe."""
-
-    def __init__(self, path: Path) -> None:
-        """Open the file for append. A new file is readable only by its owner and group.
-
-        Raises:
-            DiskError: the file cannot be opened.
-        """
-        self._path = path
-        self._lock = threading.Lock()
-        try:
-            self._descriptor = os.open(
-                path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640
-            )
-        except OSError as error:
-            raise DiskError(
-                f"audit file {path} cannot be opened: {error.strerror}", path=str(path)
-            ) from error
-        try:
-            # A new file, too, must be there after a power cut.
-            Disk().sync_folder(path.absolute().parent)
-        except DiskError:
-            self.close()
-            raise
+class AuditLog(AuditFile):
+    """Records what an agent does. Thread-safe."""
 
     def write(
         self,
@@ -63,9 +37,9 @@ class AuditLog:
         Raises:
             DiskError: the line is not on disk; its write must not be reported as done.
         """
-        place = {"container": container, "block": exact(block), "offset": offset}
+        place = {"kind": "write", "container": container, "block": exact(block), "offset": offset}
         copied = {"length": length, "source": source, "job": job}
-        self._append([{**place, **copied, **({"unread": unread} if unread else {})}])
+        self.append([{**place, **copied, **({"unread": unread} if unread else {})}])
 
     def delete(self, container: int, blocks: Sequence[int] | None) -> None:
         """Record that blocks are about to be deleted, or marked as deleted in the tree;
@@ -75,9 +49,11 @@ class AuditLog:
             DiskError: the lines are not on disk; the delete must not be done.
         """
         unused = {"offset": None, "length": 0, "source": "", "job": ""}
-        self._append(
-            {"kind": "delete", "container": container, "block": exact(block), **unused}
-            for block in ([None] if blocks is None else blocks)
+        self.append(
+            [
+                {"kind": "delete", "container": container, "block": exact(block), **unused}
+                for block in ([None] if blocks is None else blocks)
+            ]
         )
 
     def return_to_service(self, container: int, state: str, job: str) -> None:
@@ -87,36 +63,62 @@ class AuditLog:
             DiskError: the line is not on disk; the replica must stay as it is.
         """
         place = {"container": container, "block": None, "offset": None, "length": 0}
-        self._append([{"kind": "return", **place, "source": "", "job": job, "state": state}])
+        self.append([{"kind": "return", **place, "source": "", "job": job, "state": state}])
 
-    def refused_call(
-        self, *, method: str, caller: str, certificate: str, peer: str, reason: str, count: int
+    def begin(
+        self,
+        kind: str,
+        *,
+        container: int,
+        job: str,
+        who: str,
+        why: str,
+        root: int | None,
+        **facts: object,
     ) -> None:
-        """Record that a call was refused, because its certificate has no role for it.
+        """Record that a job (`kind` "reconcile" or "undo") is about to begin, who
+        ordered it and why, and the root of our replica before; None if it has none.
 
-        `caller` is the certificate's identity, empty without one, and `certificate` its
-        SHA-256. `count` is how many such calls came within a minute.
+        Raises:
+            DiskError: the line is not on disk; the job must not begin.
+        """
+        named = {"kind": kind, "container": container, "job": job, "who": who, "why": why}
+        self.append([{**named, "root": _root_text(root), **facts}])
+
+    def end(
+        self,
+        *,
+        container: int,
+        job: str,
+        state: str,
+        root: int | None,
+        facts: Mapping[str, object],
+    ) -> None:
+        """Record how a job ended, and the root of our replica then. `facts` are what it
+        decided and did.
 
         Raises:
             DiskError: the line is not on disk.
         """
-        who = {"method": method, "caller": caller, "certificate": certificate, "peer": peer}
-        self._append([{"kind": "refused", **who, "reason": reason, "count": count}])
+        named = {"kind": "end", "container": container, "job": job, "state": state}
+        self.append([{**named, "root": _root_text(root), **facts}])
 
-    def _append(self, lines: Iterable[Mapping[str, object]]) -> None:
-        time = datetime.now(UTC).isoformat(timespec="milliseconds")
-        text = "".join(json.dumps({"time": time, **line}) + "\n" for line in lines)
-        try:
-            with self._lock:
-                written = os.write(self._descriptor, text.encode())
-                os.fsync(self._descriptor)
-        except OSError as error:
-            raise DiskError(
-                f"audit file {self._path} cannot be written: {error.strerror}"
-            ) from error
-        if written != len(text):
-            raise DiskError(f"audit file {self._path}: a line was written only in part")
 
-    def close(self) -> None:
-        """Close the file; nothing can be recorded afterwards."""
-        os.close(self._descriptor)
+def outcome_facts(outcome: RepairOutcome) -> dict[str, object]:
+    """What the audit file says of the outcome of a reconciliation."""
+    progress = outcome.progress
+    return {
+        "verdict": outcome.verdict.value if outcome.verdict else None,
+        "windows_written": progress.windows_written,
+        "bytes_written": progress.bytes_written,
+        "chunks_repaired": progress.chunks_repaired,
+        "blocks_added": progress.blocks_added,
+        "tombstones_adopted": progress.tombstones_adopted,
+        "replica_state": outcome.replica_state.value if outcome.replica_state else None,
+        "error": outcome.error_code,
+        "why": outcome.message,
+    }
+
+
+def _root_text(root: int | None) -> str | None:
+    return None if root is None else root_hex(root)

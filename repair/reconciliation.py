@@ -117,7 +117,7 @@ class Reconciliation:
         options: ReconcileOptions | None = None,
         rules: RepairRules | None = None,
     ) -> None:
-        """Tests replace `rules` by wrong ones."""
+        """`rules` narrow the repair down to a plan; tests have wrong ones."""
         assert len(peers) <= PEERS_MAX
         assert len(set(peers)) == len(peers)
         assert own not in peers

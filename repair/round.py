@@ -212,8 +212,10 @@ def _planned_tombstones(plan: RepairPlan) -> tuple[BlockTree, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RepairRules:
-    """The rules of a reconciliation; tests replace them by wrong ones."""
+    """The rules of a reconciliation. A plan has narrower ones (repair.replica_plan);
+    tests replace them by wrong ones.
+    """
 
-    block_repairer: type[BlockRepairer] = BlockRepairer
+    block_repairer: Callable[..., BlockRepairer] = BlockRepairer
     tombstones_to_adopt: Callable[[RepairPlan], tuple[BlockTree, ...]] = _planned_tombstones
     verdict: Callable[..., Verdict | None] = _verdict_of

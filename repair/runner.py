@@ -10,8 +10,9 @@ ours changes the container any more, so it may be deleted.
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TypeAlias, assert_never
@@ -56,6 +57,7 @@ from repair.requests import (
     WindowsWritten,
     WriteWindows,
 )
+from repair.round import RepairRules
 from repair.wire import RANGES_MAX
 from runtime.errors import BusyError, OperationInterruptedError, RemoteProtocolError
 from runtime.retry import Backoff, call_with_retry
@@ -207,6 +209,8 @@ class RepairJob:
     job_id: str
     container_id: ContainerId
     options: ReconcileOptions = field(default_factory=ReconcileOptions)
+    # Those of a plan; None: the usual ones.
+    rules: RepairRules | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -269,22 +273,25 @@ class Runner:
             BusyError: this container is already being reconciled.
             ReconcileError: our replica cannot be opened.
         """
-        run = _Run(job)
-        with self._lock:
-            if self._is_closed:
-                raise OperationInterruptedError("the agent is stopping")
-            if job.container_id in self._runs:
-                text = f"container {job.container_id} is already being reconciled"
-                raise BusyError(
-                    text,
-                    container_id=job.container_id,
-                    job_id=self._runs[job.container_id].job.job_id,
-                )
-            self._runs[job.container_id] = run
-        try:
-            if is_cancelled() or run.cancelled.is_set():
+        with self.held(job) as cancelled:
+            run = self._runs[job.container_id]
+            if is_cancelled() or cancelled.is_set():
                 raise OperationInterruptedError("the job was cancelled before it began")
-            return self._drive(run, open_replica(run.cancelled), peers, on_progress)
+            return self._drive(run, open_replica(cancelled), peers, on_progress)
+
+    @contextmanager
+    def held(self, job: RepairJob) -> Iterator[threading.Event]:
+        """Keep reconciliations of a container away meanwhile; the event is set when the
+        work must end.
+
+        Raises:
+            OperationInterruptedError: the runner is closed.
+            BusyError: the container is being reconciled.
+        """
+        run = _Run(job)
+        self._register(run)
+        try:
+            yield run.cancelled
         finally:
             with self._lock:
                 del self._runs[job.container_id]
@@ -322,6 +329,19 @@ class Runner:
             run.ended.wait()
         self._pool.shutdown(cancel_futures=True)
 
+    def _register(self, run: _Run) -> None:
+        container_id = run.job.container_id
+        with self._lock:
+            if self._is_closed:
+                raise OperationInterruptedError("the agent is stopping")
+            if container_id in self._runs:
+                raise BusyError(
+                    f"container {container_id} is already being reconciled",
+                    container_id=container_id,
+                    job_id=self._runs[container_id].job.job_id,
+                )
+            self._runs[container_id] = run
+
     def _drive(
         self,
         run: _Run,
@@ -329,7 +349,8 @@ class Runner:
         peers: Mapping[PeerId, Peer],
         on_progress: Callable[[RepairProgress], None],
     ) -> RepairOutcome:
-        machine = Reconciliation(run.job.container_id, self._own, sorted(peers), run.job.options)
+        job = run.job
+        machine = Reconciliation(job.container_id, self._own, sorted(peers), job.options, job.rules)
         local: deque[LocalRequest] = deque()
         remote: set[Future[Event]] = set()
 

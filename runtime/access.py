@@ -11,9 +11,9 @@ import ssl
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import Protocol
 
 import grpc
 
@@ -46,25 +46,19 @@ _HINT = (
 _log = get_logger("access")
 
 
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """A call that was refused: by which certificate, from where, and why.
+class RefusalSink(Protocol):
+    """Records a call that was refused."""
 
-    `caller` is the certificate's identity, empty if it has none. `count` says how many
-    calls of this certificate and method were refused within a minute, this one among
-    them.
-    """
+    def __call__(self, *, who: str, what: str, why: str) -> None:
+        """`who` is the identity of the certificate, or its SHA-256, `what` the method.
 
-    method: str
-    caller: str
-    fingerprint: str
-    peer: str
-    reason: str
-    count: int
+        Raises:
+            ReconcileError: it is not on record; the call is refused all the same.
+        """
 
 
 class RefusalCounts:
-    """Counts refusals, and says which ones are reported: the 1st, 2nd, 4th, 8th and so
+    """Counts refusals, and says which ones are logged: the 1st, 2nd, 4th, 8th and so
     on within a minute. A client that asks for ever must not fill a disk. Not
     thread-safe.
     """
@@ -74,7 +68,7 @@ class RefusalCounts:
         self._counts: OrderedDict[tuple[str, str], tuple[float, int]] = OrderedDict()
 
     def note(self, fingerprint: str, method: str, now_s: float) -> int | None:
-        """Count a refusal; returns how many there were if this one is reported."""
+        """Count a refusal; returns how many there were if this one is logged."""
         key = fingerprint, method
         begun_s, count = self._counts.get(key, (now_s, 0))
         if now_s - begun_s >= _WINDOW_S:
@@ -94,7 +88,7 @@ class Access:
         table: RoleTable,
         *,
         is_enforced: bool,
-        on_refusal: Callable[[Refusal], None] | None = None,
+        on_refusal: RefusalSink | None = None,
         methods: Mapping[str, frozenset[Role]] = METHOD_ROLES,
     ) -> None:
         """`is_enforced` is whether the server has TLS. `on_refusal` records a refusal;
@@ -155,32 +149,26 @@ class Access:
 
     def _report(self, method: str, context: grpc.ServicerContext, error: AccessDeniedError) -> None:
         certificate = _certificate_of(context)
+        caller = identity_of(certificate, self._table)
+        name = "" if isinstance(caller, NoRole) else str(caller)
+        what = method.lstrip("/")
         with self._lock:
             count = self._counts.note(certificate.fingerprint, method, time.monotonic())
-        if count is None:
-            return
-        caller = identity_of(certificate, self._table)
-        refusal = Refusal(
-            method=method.lstrip("/"),
-            caller="" if isinstance(caller, NoRole) else str(caller),
-            fingerprint=certificate.fingerprint,
-            peer=str(context.peer()),
-            reason=error.message,
-            count=count,
-        )
-        _log.warning(
-            "call_refused",
-            method=refusal.method,
-            caller=refusal.caller,
-            certificate=str(certificate),
-            peer=refusal.peer,
-            reason=refusal.reason,
-            count=count,
-        )
+        if count is not None:
+            _log.warning(
+                "call_refused",
+                method=what,
+                caller=name,
+                certificate=str(certificate),
+                peer=str(context.peer()),
+                reason=error.message,
+                count=count,
+            )
         if self._on_refusal is None:
             return
         try:
-            self._on_refusal(refusal)
+            who = name or f"certificate {certificate.fingerprint}"
+            self._on_refusal(who=who, what=what, why=error.message)
         except ReconcileError as failure:
             # The call stays refused, whatever becomes of the record.
             _log.error("refusal_unrecorded", **error_fields(failure))

@@ -106,6 +106,8 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     _AGENT + "ReadWindows": _DATANODE,
     _AGENT + "ScanContainer": _SERVERS,
     _AGENT + "GetStatus": _SERVERS,
+    _AGENT + "PlanRepair": _OPERATOR,
+    _AGENT + "UndoJob": _OPERATOR,
     # It has no requests but reads.
     "/hadoop.hdds.datanode.XceiverClientProtocolService/send": frozenset(
         {Role.DATANODE, Role.OZONE}

@@ -13,6 +13,7 @@ from protos.errors import ControllerUnavailableError
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls
 from scm.messages import container_from, datanode_from, job_from, outcome_from
+from scm.planned import PlannedOrder
 from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus, ReconcileResponse
 
@@ -77,14 +78,28 @@ class ControllerClient:
         dry_run: bool,
         reason: str = "",
         requested_by: str = "",
+        plans: Sequence[PlannedOrder] = (),
     ) -> list[ReconcileResponse]:
         """Start jobs; returns one response for each container. With `dry_run` nothing
-        starts.
+        starts. With `plans` only these replicas are repaired, each by its plan.
         """
         outcomes: list[ReconcileResponse] = []
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             request = pb.ReconcileRequest(
-                container_ids=chunk, dry_run=dry_run, reason=reason, requested_by=requested_by
+                container_ids=chunk,
+                dry_run=dry_run,
+                reason=reason,
+                requested_by=requested_by,
+                plans=[
+                    pb.PlannedReplica(
+                        container_id=one.container_id,
+                        datanode_id=one.peer,
+                        digest=one.digest,
+                        data_checksum=one.data_checksum,
+                    )
+                    for one in plans
+                    if one.container_id in chunk
+                ],
             )
             with self._named_errors():
                 answer: pb.ReconcileResponse = self._stub.Reconcile(request, timeout=DEADLINE_S)
@@ -109,7 +124,7 @@ class ControllerClient:
             job: pb.Job = self._stub.GetJob(pb.GetJobRequest(job_id=job_id), timeout=DEADLINE_S)
         return job_from(job)
 
-    def cancel(self, job_id: str) -> JobStatus:
+    def cancel(self, job_id: str, *, requested_by: str = "") -> JobStatus:
         """Request the end of a job; returns its state after the request.
 
         Raises:
@@ -117,7 +132,7 @@ class ControllerClient:
         """
         with self._named_errors():
             job: pb.Job = self._stub.CancelJob(
-                pb.CancelJobRequest(job_id=job_id), timeout=DEADLINE_S
+                pb.CancelJobRequest(job_id=job_id, requested_by=requested_by), timeout=DEADLINE_S
             )
         return job_from(job)
 
@@ -129,13 +144,16 @@ class ControllerClient:
             )
         return [datanode_from(view.datanode) for view in answer.datanodes if view.live]
 
-    def scan(self, container_ids: Sequence[int]) -> tuple[list[int], int]:
+    def scan(
+        self, container_ids: Sequence[int], *, requested_by: str = ""
+    ) -> tuple[list[int], int]:
         """Order scans; returns the unknown containers, and the number of scans."""
         unknown, ordered = list[int](), 0
         for chunk in _chunks(container_ids, _IDS_PER_CALL):
             with self._named_errors():
                 answer: pb.ScanResponse = self._stub.Scan(
-                    pb.ScanRequest(container_ids=chunk), timeout=DEADLINE_S
+                    pb.ScanRequest(container_ids=chunk, requested_by=requested_by),
+                    timeout=DEADLINE_S,
                 )
             unknown += answer.unknown_container_ids
             ordered += answer.commands

@@ -35,6 +35,8 @@ class ControllerConfig(Settings):
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
+    # Default: audit.jsonl in the state folder.
+    audit_file: FilePath | None = None
     # The replicas that a container should have; reports do not contain it.
     required_replicas: int = Field(default=3, ge=0, le=64)
     stale_after_s: Seconds = 90.0
@@ -54,6 +56,11 @@ class ControllerConfig(Settings):
             {"listen": self.listen}, metrics=self.metrics, tls=self.tls, insecure=self.insecure
         )
         return self
+
+    @property
+    def audit_path(self) -> Path:
+        """The path of the audit file."""
+        return self.audit_file or self.state_folder / "audit.jsonl"
 
     @property
     def rules(self) -> Rules:

@@ -43,6 +43,7 @@ from scm.jobs import (
     task_of,
 )
 from scm.limits import LIMITS, ControllerLimits
+from scm.planned import PlannedOrder, ruling_of_plan
 from scm.policy import (
     Root,
     RootComparison,
@@ -52,7 +53,7 @@ from scm.policy import (
     targets,
     unwritten,
 )
-from scm.ports import CommandSink, JobStore, Leadership, ScanOrder
+from scm.ports import CommandSink, JobAudit, JobStore, Leadership, ScanOrder
 from scm.queries import ClusterQueries
 from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
 from scm.rules import Rules
@@ -108,6 +109,7 @@ class Controller:
         store: JobStore,
         sink: CommandSink,
         leadership: Leadership,
+        audit: JobAudit,
         new_job_id: Callable[[], JobId],
         now_s: float,
         pause_after_s: float = math.inf,
@@ -130,6 +132,7 @@ class Controller:
         self._limits = limits
         self._sink = sink
         self._leadership = leadership
+        self._audit = audit
         self._new_job_id = new_job_id
         self._on_finished = on_finished
         self._registry = parts.registry(
@@ -239,16 +242,19 @@ class Controller:
         reason: str,
         requested_by: str,
         now_s: float,
+        plans: Sequence[PlannedOrder] = (),
     ) -> list[ReconcileResponse]:
         """Start a job for each eligible container; with `dry_run` only return the
-        rulings.
+        rulings. A container in `plans` gets orders only for the replicas there.
 
         Raises:
             DatabaseError: the jobs cannot be saved; none is started.
+            DiskError: the audit file cannot be written; none is started.
         """
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
-            ruling = self.queries.evaluate(container_id)
+            planned = [one for one in plans if one.container_id == container_id]
+            ruling = self._evaluate(container_id, planned)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
                 outcomes.append(
                     ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
@@ -266,10 +272,18 @@ class Controller:
             else:
                 jobs.append(
                     self._new_job(
-                        container_id, reason=reason, requested_by=requested_by, now_s=now_s
+                        container_id,
+                        reason=reason,
+                        requested_by=requested_by,
+                        now_s=now_s,
+                        planned=planned,
                     )
                 )
                 outcomes.append(ReconcileResponse(container_id, ruling, jobs[-1].job_id))
+        for outcome in outcomes if not dry_run else ():
+            if not outcome.ruling.is_ok:
+                what, why = f"reconcile {outcome.container_id}", outcome.ruling.message
+                self._audit.refused(who=requested_by, what=what, why=why)
         if jobs:
             self._start_jobs(jobs, now_s)
             for peer in self._jobs.peers_with_queue:
@@ -277,16 +291,18 @@ class Controller:
             self._try_save_changes(now_s)
         return outcomes
 
-    def cancel(self, job_id: JobId, now_s: float) -> Job:
+    def cancel(self, job_id: JobId, now_s: float, *, requested_by: str = "") -> Job:
         """Request the end of a job; agents stop after the current window. Orders that
         no agent can have end at once.
 
         Raises:
             DatabaseError: the request cannot be saved; the job continues.
+            DiskError: the audit file cannot be written; the job continues.
             JobNotFoundError: there is no such job.
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
+            self._audit.cancelled(job, requested_by)
             request = CancelRequested(self._dispatcher.undelivered(job))
             self._unsaved.save([step(job, request, now_s)], now_s)
             self._step(job_id, request, now_s)
@@ -296,18 +312,23 @@ class Controller:
             self._try_save_changes(now_s)
         return self.job(job_id)
 
-    def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
+    def scan(
+        self, container_ids: Iterable[ContainerId], *, requested_by: str = ""
+    ) -> tuple[list[ContainerId], int]:
         """Order a scan of every live replica; returns the unknown containers and the
         number of orders.
 
         Raises:
             BusyError: this controller is not the leader.
+            DiskError: the audit file cannot be written; no scan is sent.
         """
         term = self._leadership.term()
         if term is None:
             raise BusyError("this controller is not the leader")
         unknown, orders = [], 0
-        for container_id in dict.fromkeys(container_ids):
+        wanted = list(dict.fromkeys(container_ids))
+        self._audit.scans_ordered(wanted, requested_by)
+        for container_id in wanted:
             replicas = self._registry.replicas(container_id)
             if not replicas:
                 unknown.append(container_id)
@@ -364,6 +385,14 @@ class Controller:
         if jobs:
             self._start_jobs(jobs, now_s)
 
+    def _evaluate(self, container_id: ContainerId, planned: Sequence[PlannedOrder]) -> Ruling:
+        ruling = self.queries.evaluate(container_id)
+        if not ruling.is_ok or not planned:
+            return ruling
+        replicas = self._registry.replicas(container_id)
+        found = targets(replicas, self._registry.live())
+        return ruling_of_plan(container_id, planned, replicas, found)
+
     def _new_job(
         self,
         container_id: ContainerId,
@@ -372,9 +401,13 @@ class Controller:
         requested_by: str,
         now_s: float,
         automatic: bool = False,
+        planned: Sequence[PlannedOrder] = (),
     ) -> Job:
         replicas = self._registry.replicas(container_id)
+        plans = {one.peer: one.digest for one in planned}
         found = targets(replicas, self._registry.live())
+        if plans:
+            found = tuple(target for target in found if target.peer in plans)
         assert found, "an eligible container has a target"
         job = new_job(
             self._new_job_id(),
@@ -385,6 +418,7 @@ class Controller:
             reason=reason,
             requested_by=requested_by,
             roots=roots(replicas),
+            plans=plans,
         )
         assert job.job_id not in self._jobs
         return job
@@ -393,6 +427,8 @@ class Controller:
         """Save and start new jobs, all or none. A job that is not on disk must not run,
         and a failed request must leave none.
         """
+        # First: a job without a line must not be on disk.
+        self._audit.ordered(jobs)
         self._unsaved.save(jobs, now_s)
         for job in jobs:
             self._jobs.put(job)
@@ -449,6 +485,7 @@ class Controller:
         self._visits[job.container_id] = visit
         self._unsaved.add_visit(visit)
         self._on_finished(job)
+        self._audit.ended(job)
         self._unsaved.add_line(
             partial(
                 _log.info,

@@ -156,6 +156,9 @@ class Dispatcher:
                 # on damage that only a scan finds.
                 skip_final_scan=job.automatic and order.round == 1,
                 round=order.round,
+                requested_by=job.requested_by,
+                reason=job.reason,
+                plan=order.plan,
             )
         )
 

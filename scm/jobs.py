@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import NewType, TypeAlias, assert_never
 
 from merkle.outcome import (
@@ -105,6 +106,8 @@ class Order:
     rounds: RepairReport = _NOTHING_REPORTED
     # The root of the replica, as reported with the latest progress.
     root: Root | None = None
+    # The digest of the plan to carry out; empty: no plan.
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,12 +278,13 @@ def new_job(
     reason: str = "",
     requested_by: str = "",
     roots: Roots = (),
+    plans: Mapping[PeerId, str] = MappingProxyType({}),
 ) -> Job:
-    """A QUEUED job, with an order for each target."""
+    """A QUEUED job, with an order for each target, by its plan if it has one."""
     job = Job(
         job_id,
         container_id,
-        tuple(Order(target.peer, target.peers) for target in targets),
+        tuple(Order(one.peer, one.peers, plan=plans.get(one.peer, "")) for one in targets),
         created_at_s=now_s,
         automatic=automatic,
         reason=reason,
@@ -514,6 +518,9 @@ def _start_next_round(job: Job) -> Job:
     """The job with a further round for the datanodes that it may help; the same object
     if there are none.
     """
+    if any(order.plan for order in job.orders):
+        # A plan is carried out once: another round would do what nobody has seen.
+        return job
     last = max(order.round for order in job.orders)
     ends = [
         RoundEnd(

@@ -19,6 +19,7 @@ from runtime.errors import RemoteProtocolError, UsageError
 from scm.controller import Heartbeat, ProgressReport
 from scm.eligibility import ContainerState, Eligibility, Ruling
 from scm.jobs import Job, JobId, JobState, OrderState, task_id, task_of
+from scm.planned import PlannedOrder
 from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
 from scm.queries import ClusterQueries
@@ -182,6 +183,9 @@ def command_to(order: AnyOrder) -> pb.Command:
             command.reconcile.peers.extend(_datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
             command.reconcile.skip_final_scan = order.skip_final_scan
+            command.reconcile.requested_by = order.requested_by
+            command.reconcile.reason = order.reason
+            command.reconcile.plan = order.plan
         case CancelOrder():
             command.cancel.job_id = task_id(order.job_id, order.round)
         case ScanOrder():
@@ -195,6 +199,20 @@ def _datanode_to(datanode: Datanode) -> pb.Datanode:
         hostname=datanode.hostname,
         address=datanode.address,
         returns_to_service=datanode.returns_to_service,
+    )
+
+
+def planned_from(message: pb.PlannedReplica) -> PlannedOrder:
+    """The replica of a plan in a request.
+
+    Raises:
+        UsageError: a value is invalid.
+    """
+    return PlannedOrder(
+        container_id_from(message.container_id),
+        PeerId(_check_name(message.datanode_id, "datanode ID")),
+        _check_name(message.digest, "digest of a plan"),
+        message.data_checksum,
     )
 
 

@@ -37,6 +37,11 @@ class ReconcileOrder:
     # For automatic jobs: without this scan no data is read if the trees agree.
     skip_final_scan: bool = False
     round: int = 1
+    # For the audit file of the agent.
+    requested_by: str = ""
+    reason: str = ""
+    # The digest of the plan to carry out; empty: no plan.
+    plan: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +95,29 @@ class Leadership(Protocol):
         """The term in which this controller leads, higher than all earlier terms; None
         while another controller leads.
         """
+
+
+class JobAudit(Protocol):
+    """The record of who did what. A line is durable when a method returns.
+
+    Every method but `ended` raises DiskError if it is not; then what it records must
+    not be done.
+    """
+
+    def ordered(self, jobs: Sequence[Job]) -> None:
+        """Record jobs that are about to start."""
+
+    def cancelled(self, job: Job, who: str) -> None:
+        """Record that somebody requested the end of a job."""
+
+    def scans_ordered(self, container_ids: Sequence[ContainerId], who: str) -> None:
+        """Record that scans of these containers are about to be sent."""
+
+    def ended(self, job: Job) -> None:
+        """Record how a job ended."""
+
+    def refused(self, *, who: str, what: str, why: str) -> None:
+        """Record that a request was refused."""
 
 
 class JobStore(Protocol):

@@ -28,6 +28,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
 from runtime.thread_health import ThreadHealth
+from scm.audit import ControllerAudit
 from scm.config import ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
@@ -41,6 +42,7 @@ from scm.messages import (
     heartbeat_from,
     job_to,
     outcome_to,
+    planned_from,
     status_to,
 )
 from scm.metrics import CONTROLLER_METRICS
@@ -254,6 +256,9 @@ class ControllerService:
         """Start jobs; with a dry run, return which jobs would start."""
         if request.all_diverged and request.container_ids:
             raise UsageError("give either container IDs or all_diverged, not both")
+        if len(request.plans) > IDS_MAX:
+            raise UsageError(f"{len(request.plans)} planned replicas; the limit is {IDS_MAX}")
+        plans = [planned_from(one) for one in request.plans]
         named = _container_ids(request.container_ids, IDS_MAX)
         reason, requested_by = (
             _check_text(request.reason, "reason"),
@@ -266,6 +271,7 @@ class ControllerService:
                 reason=reason,
                 requested_by=requested_by,
                 now_s=self._clock(),
+                plans=plans,
             )
         return pb.ReconcileResponse(outcomes=[outcome_to(outcome) for outcome in outcomes])
 
@@ -285,8 +291,12 @@ class ControllerService:
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """Request the end of a job."""
+        requested_by = _check_text(request.requested_by, "requester")
         with self._lock:
-            return self._job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
+            job = self._controller.cancel(
+                JobId(request.job_id), self._clock(), requested_by=requested_by
+            )
+            return self._job_to(job)
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
@@ -302,8 +312,9 @@ class ControllerService:
     def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
         """Order scans of the live replicas."""
         container_ids = _container_ids(request.container_ids, IDS_MAX)
+        requested_by = _check_text(request.requested_by, "requester")
         with self._lock:
-            unknown, commands = self._controller.scan(container_ids)
+            unknown, commands = self._controller.scan(container_ids, requested_by=requested_by)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
     def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
@@ -319,7 +330,8 @@ class ControllerServer:
         """Open the store, start a new term, and listen.
 
         Raises:
-            BusyError: another controller uses the state folder.
+            BusyError: another controller uses the state folder, or another process the
+                audit file.
             ConfigError: an address cannot be bound, or a newer version wrote the state.
             DatabaseError, DiskError: the state cannot be read or created.
         """
@@ -331,13 +343,16 @@ class ControllerServer:
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
+        self._audit: ControllerAudit | None = None
         try:
+            self._audit = ControllerAudit(config.audit_path)
             outbox = Outbox()
             self._controller = Controller(
                 rules=config.rules,
                 store=self._store,
                 sink=outbox,
                 leadership=SoleLeader(self._store),
+                audit=self._audit,
                 new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
                 now_s=self._clock(),
                 pause_after_s=_PAUSE_AFTER_S,
@@ -345,8 +360,8 @@ class ControllerServer:
                     "scm_jobs_finished_total", state=job.state.value
                 ),
             )
-            # The log is the controller's record of refusals.
-            access = Access(config.roles.table, is_enforced=config.tls is not None)
+            enforced, on_refusal = config.tls is not None, self._audit.refused
+            access = Access(config.roles.table, is_enforced=enforced, on_refusal=on_refusal)
             service = ControllerService(
                 self._controller, outbox, self._lock, self._clock, self._metrics, access
             )
@@ -390,6 +405,8 @@ class ControllerServer:
     def _close(self) -> None:
         if self._metrics_server:
             self._metrics_server.close()
+        if self._audit:
+            self._audit.close()
         self._store.close()
 
 

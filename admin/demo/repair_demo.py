@@ -329,9 +329,9 @@ def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
 
 
 def _writes(audit: Path) -> list[dict[str, int]]:
-    """The lines of an audit file that record written bytes, not deletes."""
+    """The lines of an audit file that record written bytes."""
     lines = map(json.loads, audit.read_text().splitlines() if audit.exists() else ())
-    return [line for line in lines if line["length"]]
+    return [line for line in lines if line["kind"] == "write"]
 
 
 def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:

@@ -150,8 +150,8 @@ def _an_operator_reads_no_chunks_and_the_agent_records_it(
         with pytest.raises(AccessDeniedError, match="needs the role datanode"):
             list(peer.records(ContainerId(1), [BlockId(1)]))
     *_, line = map(json.loads, audit.read_text().splitlines())
-    assert (line["kind"], line["caller"]) == ("refused", "operator/alice")
-    assert line["method"] == "treefold.agent.v1.Agent/GetBlockRecords"
+    assert (line["kind"], line["who"]) == ("refused", "operator/alice")
+    assert line["what"] == "treefold.agent.v1.Agent/GetBlockRecords"
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
 from scm.server import ControllerService, Outbox, steady_clock
+from tests.support.cluster_reports import MemoryAudit
 from tests.support.identities import ANYBODY
 from tests.support.memory import CrashError, RepairableReplica
 from tests.support.observer import Ledger, ViolationError
@@ -190,6 +191,7 @@ class ControllerProcess:
             store=self.store,
             sink=outbox,
             leadership=self.leadership,
+            audit=MemoryAudit(),
             new_job_id=new_job_id,
             now_s=clock(),
             on_finished=ledger.finishes,

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from merkle.outcome import PeerOutcome, RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from runtime.errors import DatabaseError
+from runtime.errors import DatabaseError, DiskError
 from scm.controller import Controller, Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, OrderState
 from scm.limits import LIMITS, ControllerLimits
@@ -54,6 +54,34 @@ def replicas(*roots: int | None, container_id: int = 1) -> list[ContainerReplica
         replica(f"dn-{number}", container_id, root=root)
         for number, root in enumerate(roots, start=1)
     ]
+
+
+@dataclass
+class MemoryAudit:
+    """The lines of an audit file, in memory, each as its kind and what it is about."""
+
+    lines: list[tuple[str, object, str]] = field(default_factory=list)
+    fails: bool = False
+
+    def ordered(self, jobs: Sequence[Job]) -> None:
+        self._add(*(("order", job.container_id, job.requested_by) for job in jobs))
+
+    def cancelled(self, job: Job, who: str) -> None:
+        self._add(("cancel", job.container_id, who))
+
+    def scans_ordered(self, container_ids: Sequence[ContainerId], who: str) -> None:
+        self._add(*(("scan", container_id, who) for container_id in container_ids))
+
+    def ended(self, job: Job) -> None:
+        self.lines.append(("end", job.container_id, job.requested_by))
+
+    def refused(self, *, who: str, what: str, why: str) -> None:
+        self._add(("refused", what, who))
+
+    def _add(self, *lines: tuple[str, object, str]) -> None:
+        if self.fails:
+            raise DiskError("the audit file is full")
+        self.lines += lines
 
 
 class MemoryJobStore:
@@ -138,6 +166,7 @@ class World:
 
     rules: Rules = field(default_factory=Rules)
     store: MemoryJobStore = field(default_factory=MemoryJobStore)
+    audit: MemoryAudit = field(default_factory=MemoryAudit)
     leadership: FixedLeadership = field(default_factory=FixedLeadership)
     now_s: float = 1_000_000.0
     pause_after_s: float = math.inf
@@ -163,6 +192,7 @@ class World:
             store=self.store,
             sink=sink,
             leadership=self.leadership,
+            audit=self.audit,
             new_job_id=lambda: JobId(f"job{next(self._numbers)}"),
             now_s=self.now_s,
             pause_after_s=self.pause_after_s,

@@ -1,6 +1,5 @@
 """Who may call what, at real services behind real TLS: each role, each method."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from structlog.testing import capture_logs
 
 from dnagent.config import AgentRoleSettings
 from dnagent.ports import AgentStatus
+from dnagent.repair_server import RepairService
 from dnagent.server import AgentService
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
@@ -24,14 +24,13 @@ from protos.agent_pb2_grpc import AgentStub
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from protos.verifier_pb2_grpc import VerifierStub
-from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from replicator.stores.local import LocalBucket
 from replicator.verifier.process import VerifierProcess
-from runtime.access import Access, Refusal, RefusalCounts
+from runtime.access import Access, RefusalCounts
 from runtime.config import RoleSettings, TlsSettings
 from runtime.disk import Disk
-from runtime.errors import AccessDeniedError, DiskError
+from runtime.errors import AccessDeniedError, DiskError, UsageError
 from runtime.roles import OPEN_METHODS, Role, RoleTable
 from runtime.rpc import named_errors, open_channel, start_server
 from runtime.tls_files import Tls
@@ -64,12 +63,13 @@ CONTROLLER_OPERATOR = {
     "ListContainers", "GetContainers", "Reconcile", "Scan", "ListJobs", "GetJob", "CancelJob",
     "ListDatanodes",
 }  # fmt: skip
+AGENT_OPERATOR = {"ScanContainer", "GetStatus", "PlanRepair", "UndoJob"}
 HEALTH = {"Check", "List", "Watch"}
 # Written out once more, so that a role that changes is looked at twice.
 MAY_CALL: Mapping[str, set[str]] = {
     "datanode": TREES | {"GetBlockRecords", "ReadWindows", "send", "Heartbeat"},
     "another datanode": TREES | {"GetBlockRecords", "ReadWindows", "send"},
-    "operator": TREES | {"ScanContainer", "GetStatus"} | CONTROLLER_OPERATOR | PROOFS | WRITES,
+    "operator": TREES | AGENT_OPERATOR | CONTROLLER_OPERATOR | PROOFS | WRITES,
     "controller": {"ScanContainer", "GetStatus"},
     "verifier": PROOFS,
     "ozone": {"send"},
@@ -93,10 +93,22 @@ class Cluster:
     addresses: Mapping[str, str]
     tls: Mapping[str, Tls]
     channels: Mapping[tuple[str, str], grpc.Channel]
-    refusals: list[Refusal]
+    refusals: list[dict[str, str]]
 
     def channel(self, who: str, service: str) -> grpc.Channel:
         return self.channels[who, self.addresses[service]]
+
+
+class NoRepairs:
+    """An agent that plans and undoes nothing."""
+
+    def make(self, *_: object) -> None:
+        """See RepairPlans."""
+        raise UsageError("no plan is made")
+
+    def undo(self, *_: object, **__: object) -> None:
+        """See UndoJobs."""
+        raise UsageError("nothing is undone")
 
 
 def settings_of(tls: Tls) -> TlsSettings:
@@ -119,23 +131,25 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         )
         for name, identities in IDENTITIES.items()
     }
-    refusals: list[Refusal] = []
+    refusals: list[dict[str, str]] = []
     source = MemorySource(replica_of(CONTAINER, {1: 4096}))
+    access = Access(
+        AgentRoleSettings(ozone_cluster=CLUSTER).table,
+        is_enforced=True,
+        on_refusal=lambda **refusal: refusals.append(refusal),
+    )
     with ExitStack() as stack:
         agent = start_server(
             "127.0.0.1:0",
             [
+                RepairService(NoRepairs(), NoRepairs(), access).register,
                 AgentService(
                     source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(OURS), False))
                 ).register,
                 XceiverService(source).register,
             ],
             tls=tls["datanode"],
-            access=Access(
-                AgentRoleSettings(ozone_cluster=CLUSTER).table,
-                is_enforced=True,
-                on_refusal=refusals.append,
-            ),
+            access=access,
         )
         stack.callback(agent.stop, 0)
         controller = ControllerServer(
@@ -236,7 +250,7 @@ def test_an_operator_does_not_read_chunks_at_an_agent(cluster: Cluster) -> None:
         request = agent_pb2.ReadWindowsRequest(container_id=CONTAINER, block_id=1)
         with pytest.raises(grpc.RpcError):
             list(AgentStub(channel).ReadWindows(request, timeout=20))
-    assert {(refusal.method, refusal.caller) for refusal in cluster.refusals} == {
+    assert {(refusal["what"], refusal["who"]) for refusal in cluster.refusals} == {
         (f"{service}/GetBlockRecords", "operator/alice"),
         (f"{service}/ReadWindows", "operator/alice"),
     }
@@ -344,22 +358,8 @@ def test_refusals_are_reported_at_powers_of_two_within_a_minute() -> None:
     assert counts.note("0", "m", 62.0) == 1
 
 
-def test_a_refused_call_is_a_line_of_the_audit_file(tmp_path: Path) -> None:
-    audit = AuditLog(tmp_path / "audit.jsonl")
-    audit.refused_call(
-        method="S/M", caller="", certificate="ab", peer="ipv4:10.0.0.9:1", reason="why", count=4
-    )
-    audit.close()
-    line = json.loads((tmp_path / "audit.jsonl").read_text())
-    assert line.pop("time")
-    assert line == {
-        "kind": "refused", "method": "S/M", "caller": "", "certificate": "ab",
-        "peer": "ipv4:10.0.0.9:1", "reason": "why", "count": 4,
-    }  # fmt: skip
-
-
 def test_a_call_stays_refused_when_its_record_fails(tmp_path: Path) -> None:
-    def fail(_: Refusal) -> None:
+    def fail(**_: str) -> None:
         raise DiskError("no space left")
 
     authority = trustme.CA()

@@ -2,10 +2,11 @@
 is told.
 """
 
+import errno
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Event
 from typing import cast
@@ -21,11 +22,15 @@ from merkle.outcome import OutcomeState, Verdict
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.volume import Hold, open_volume
+from repair.audit import AuditLog
 from repair.ports import Peer
+from repair.replica_plan import PlanShelf
 from repair.runner import Runner
-from runtime.disk import Disk
+from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, PeerUnavailableError
 from runtime.metrics import Metrics
+from tests.support.audit_files import audit_lines
+from tests.support.disk import FailingDisk
 from tests.support.peers import MemoryPeer, MemorySource
 from tests.support.volumes import content, new_volume, owned, write_block
 from tests.support.waiting import wait_until
@@ -71,6 +76,9 @@ class Rig:
     audited: list[tuple[int, str]] = field(default_factory=list)
     ends: list[JobReport] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.audit = AuditLog(self.root.parent / "audit.jsonl")
+
     def jobs(
         self,
         store: ReplicaStore | None = None,
@@ -103,6 +111,8 @@ class Rig:
             return_to_service=return_to_service,
             on_scan_bytes=lambda _: None,
             on_end=on_end,
+            audit=self.audit,
+            plan_of=PlanShelf().get,
             metrics=self.metrics,
         )
 
@@ -146,6 +156,37 @@ def command(
     container_id: ContainerId = ONE, job_id: str = "job-1", state: ReplicaState | None = None
 ) -> ReconcileCommand:
     return ReconcileCommand(container_id, job_id, (PeerAddress(THEIRS, "127.0.0.1:1"),), state)
+
+
+def test_a_job_is_audited_with_who_why_and_the_roots_before_and_after(rig: Rig) -> None:
+    rig.peer.let.set()
+    jobs = rig.jobs()
+    jobs.submit(replace(command(), requested_by="alice@ops", reason="ticket 7"))
+    rig.end()
+    jobs.submit(command(ContainerId(77), "job-2"))
+    rig.end(2)
+    jobs.close()
+    begun, ended, begun_2, refused = audit_lines(rig.root.parent / "audit.jsonl")
+    assert (begun["kind"], begun["who"], begun["why"]) == ("reconcile", "alice@ops", "ticket 7")
+    assert (ended["kind"], ended["state"], ended["verdict"]) == ("end", "done", "REPAIRABLE")
+    assert ended["windows_written"] == 1
+    assert begun["root"] != ended["root"]
+    assert begun_2["root"] is None
+    assert (refused["kind"], str(refused["why"])[:19]) == ("refused", "container_not_found")
+
+
+def test_a_job_that_cannot_be_audited_does_not_begin(rig: Rig) -> None:
+    rig.peer.let.set()
+    path = rig.root.parent / "full.jsonl"
+    path.touch()
+    disk = FailingDisk(errno.ENOSPC, lambda operation, _: operation is Operation.WRITE)
+    rig.audit = AuditLog(path, disk=disk)
+    jobs = rig.jobs()
+    jobs.submit(command())
+    end = rig.end()
+    jobs.close()
+    assert (end.state, end.report.error_code) == (OutcomeState.REFUSED, "disk_failed")
+    assert not rig.peer.asked.is_set()
 
 
 @pytest.mark.parametrize(

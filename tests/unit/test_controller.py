@@ -19,7 +19,7 @@ from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
-from runtime.errors import BusyError, DatabaseError, UsageError
+from runtime.errors import BusyError, DatabaseError, DiskError, UsageError
 from runtime.metrics import Kind, Metrics
 from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
@@ -674,6 +674,54 @@ def test_progress_of_a_job_that_ended_changes_nothing() -> None:
     ended = world.finish(job, *DNS)
     world.told(job, "dn-1", OrderState.FAILED)
     assert world.controller.job(job.job_id) is ended
+
+
+def test_orders_cancels_scans_refusals_and_ends_are_audited() -> None:
+    world = World()
+    diverged(world, 2)
+    container_id = ContainerId(1)
+
+    def reconcile(who: str, *, dry_run: bool = False) -> ReconcileResponse:
+        [outcome] = world.controller.reconcile(
+            [container_id], dry_run=dry_run, reason="why", requested_by=who, now_s=world.now_s
+        )
+        return outcome
+
+    reconcile("asks", dry_run=True)
+    job_id = reconcile("orders").job_id
+    assert job_id is not None
+    reconcile("comes late")
+    world.controller.cancel(job_id, world.now_s, requested_by="stops")
+    world.controller.scan([container_id], requested_by="scans")
+    assert [(kind, who) for kind, _, who in world.audit.lines] == [
+        ("order", "orders"),
+        ("refused", "comes late"),
+        ("cancel", "stops"),
+        ("end", "orders"),
+        ("scan", "scans"),
+    ]
+
+
+def test_what_cannot_be_audited_is_not_done() -> None:
+    world = World()
+    diverged(world, 2)
+    world.audit.fails = True
+    with pytest.raises(DiskError):
+        world.controller.reconcile(
+            [ContainerId(1)], dry_run=False, reason="", requested_by="", now_s=world.now_s
+        )
+    with pytest.raises(DiskError):
+        world.controller.scan([ContainerId(1)])
+    assert (world.controller.jobs(None, 9), world.sink.orders) == ([], [])
+    world.audit.fails = False
+    [outcome] = world.controller.reconcile(
+        [ContainerId(1)], dry_run=False, reason="", requested_by="", now_s=world.now_s
+    )
+    world.audit.fails = True
+    assert outcome.job_id is not None
+    with pytest.raises(DiskError):
+        world.controller.cancel(outcome.job_id, world.now_s)
+    assert world.controller.job(outcome.job_id).cancel_requested_at_s is None
 
 
 def test_an_unknown_job_is_not_found() -> None:

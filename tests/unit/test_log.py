@@ -1,6 +1,7 @@
 """Logs, the audit file, metrics and retries: what each process has in common."""
 
 import ast
+import errno
 import json
 import re
 import urllib.request
@@ -13,13 +14,14 @@ from admin.sweep_metrics import SWEEP_METRICS
 from dnagent.events import AGENT_EVENTS
 from dnagent.metrics import AGENT_METRICS
 from repair.audit import AuditLog
+from runtime.disk import Operation
 from runtime.errors import ConfigError, DiskError, PeerRefusedError, PeerUnavailableError
 from runtime.log import PROCESS_EVENTS, LogFormat, LogLevel, configure, error_fields, get_logger
 from runtime.metrics import Kind, Metrics, MetricsServer
 from runtime.retry import Backoff, call_with_retry
 from scm.events import CONTROLLER_EVENTS
 from scm.metrics import CONTROLLER_METRICS
-from tests.support.disk import recorded_syncs
+from tests.support.disk import FailingDisk, recorded_syncs
 
 ROOT = Path(__file__).parents[2]
 # What each package may log beside PROCESS_EVENTS; the other packages may log nothing
@@ -142,8 +144,12 @@ def test_the_audit_file_grows_by_one_line_a_write(tmp_path: Path) -> None:
         audit.close()
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.pop("time")[-6:] for line in lines] == ["+00:00"] * 2
-    want = {"container": 12, "block": "20", "offset": 16384, "length": 16384, "source": "dn-3"}
+    chained = [{name: line.pop(name) for name in ("seq", "prev", "hash")} for line in lines]
+    place = {"kind": "write", "container": 12, "block": "20", "offset": 16384}
+    want = {**place, "length": 16384, "source": "dn-3"}
     assert lines == [{**want, "job": "j1"}, {**want, "job": "j2"}]
+    assert [line["seq"] for line in chained] == [0, 1]
+    assert chained[1]["prev"] == chained[0]["hash"]
 
 
 def test_a_new_audit_file_and_its_lines_are_synced(tmp_path: Path) -> None:
@@ -188,7 +194,7 @@ def test_a_return_to_service_is_a_line_of_its_own_kind(tmp_path: Path) -> None:
     audit.return_to_service(12, "QUASI_CLOSED", "j1")
     audit.close()
     line = json.loads((tmp_path / "audit.jsonl").read_text())
-    assert line.pop("time")
+    assert all(line.pop(name) is not None for name in ("time", "seq", "prev", "hash"))
     assert line == {
         "kind": "return", "container": 12, "block": None, "offset": None, "length": 0,
         "source": "", "job": "j1", "state": "QUASI_CLOSED",
@@ -200,8 +206,10 @@ def test_an_audit_file_that_cannot_be_opened_is_a_disk_error(tmp_path: Path) -> 
         AuditLog(tmp_path)
 
 
-def test_an_audit_line_that_cannot_be_written_is_a_disk_error() -> None:
-    audit = AuditLog(Path("/dev/full"))
+def test_an_audit_line_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").touch()
+    disk = FailingDisk(errno.ENOSPC, lambda operation, _: operation is Operation.WRITE)
+    audit = AuditLog(tmp_path / "audit.jsonl", disk=disk)
     with pytest.raises(DiskError, match="No space left"):
         audit.write(container=1, block=1, offset=0, length=1, source="dn-3", job="j1")
     with pytest.raises(DiskError, match="No space left"):

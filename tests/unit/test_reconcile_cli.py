@@ -21,7 +21,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
-from admin.reconcile import ozone_json
+from admin.reconcile_status import ozone_json
 from merkle.columns import encode_tree
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId

@@ -1,0 +1,154 @@
+"""`treefold job undo` with real agents and volumes: what a job overwrote is put back
+where that does no harm, the audit has it, and it can be taken back.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+
+import pytest
+
+from merkle.errors import ReconcileError
+from merkle.replica import ReplicaState
+from merkle.tree import ContainerId
+from tests.support.small_cluster import (
+    NAMES,
+    UUIDS,
+    SmallCluster,
+    small_cluster,
+    whole_block,
+)
+from tests.support.volumes import flip
+
+_IDS = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 7)) as running:
+        yield running
+
+
+@pytest.fixture
+def container_id() -> int:
+    """A container that no other test uses."""
+    return next(_IDS)
+
+
+def healed(cluster: SmallCluster, container_id: int, *places: int) -> tuple[str, bytes]:
+    """A job that repaired these bytes on dn1, and what it overwrote."""
+    cluster.damage("dn1", container_id, container_id, *places)
+    damaged = cluster.block_file("dn1", container_id, container_id).read_bytes()
+    done = cluster.json("reconcile", str(container_id), "--yes", "--wait")
+    assert done["exit"] == 0, done
+    jobs = done["jobs"]
+    assert isinstance(jobs, list)
+    assert cluster.block_file("dn1", container_id, container_id).read_bytes() == whole_block(
+        container_id
+    )
+    return str(jobs[0]["jobID"]), damaged
+
+
+def listed(value: object) -> list[dict[str, str]]:
+    assert isinstance(value, list)
+    return value
+
+
+def undo(cluster: SmallCluster, job: str, *options: str) -> dict[str, object]:
+    return cluster.json("job", "undo", job, "--reason", "ticket 9", *options)
+
+
+def test_an_undo_puts_back_what_was_overwritten_and_can_be_taken_back(
+    cluster: SmallCluster, container_id: int
+) -> None:
+    job, damaged = healed(cluster, container_id, 10, 3000)
+    file = cluster.block_file("dn1", container_id, container_id)
+    plan = undo(cluster, job, "--dry-run")
+    assert plan["exit"] == 0
+    [ours] = [one for one in listed(plan["replicas"]) if one["datanode"] == UUIDS["dn1"]]
+    assert [(w["offset"], w["length"], w["decision"]) for w in listed(ours["windows"])] == [
+        (0, 1024, "restore"),
+        (2048, 1024, "restore"),
+    ]
+    refused = undo(cluster, job)
+    assert (refused["exit"], file.read_bytes()) == (6, whole_block(container_id))
+    done = undo(cluster, job, "--yes")
+    assert (done["exit"], done["errors"]) == (0, [])
+    assert file.read_bytes() == damaged
+    [undone] = listed(done["undone"])
+    assert (undone["undoID"], undone["state"]) == (f"{job}.undo1", "UNHEALTHY")
+    lines = [line for line in cluster.audit("dn1") if line.get("job") == f"{job}.undo1"]
+    assert [line["kind"] for line in lines] == ["undo", "write", "write", "end"]
+    assert (lines[0]["why"], lines[0]["undone"]) == ("ticket 9", job)
+    assert [line["offset"] for line in lines[1:3]] == [0, 2048]
+    assert lines[3]["root"] == f"{(cluster.root('dn1', container_id) or 0) & (1 << 64) - 1:x}"
+    assert lines[0]["root"] != lines[3]["root"]
+    # Taken back, the bytes are good; the replica is UNHEALTHY until it is reconciled.
+    back = undo(cluster, f"{job}.undo1", "--yes")
+    assert back["exit"] == 0
+    assert file.read_bytes() == whole_block(container_id)
+    state = cluster.agents["dn1"]._store.head(ContainerId(container_id)).state
+    assert state is ReplicaState.UNHEALTHY
+    cluster.settle(container_id)
+
+
+def test_what_changed_since_the_job_stays(cluster: SmallCluster, container_id: int) -> None:
+    job, _ = healed(cluster, container_id, 10, 3000)
+    file = cluster.block_file("dn1", container_id, container_id)
+    flip(file, 20)
+    before = file.read_bytes()
+    done = undo(cluster, job, "--yes")
+    assert done["exit"] == 5
+    after = file.read_bytes()
+    assert after[:2048] == before[:2048]
+    assert after[2048:3072] != before[2048:3072]
+
+
+def test_the_last_good_copy_is_never_given_up(cluster: SmallCluster, container_id: int) -> None:
+    job, _ = healed(cluster, container_id, 10)
+    for name in NAMES[1:]:
+        flip(cluster.block_file(name, container_id, container_id), 100)
+    done = undo(cluster, job, "--yes")
+    assert (done["exit"], listed(done["errors"])[0]["code"]) == (6, "nothing_to_undo")
+    [ours] = [one for one in listed(done["replicas"]) if one["datanode"] == UUIDS["dn1"]]
+    assert [one["decision"] for one in listed(ours["windows"])] == ["last_good_copy"]
+    file = cluster.block_file("dn1", container_id, container_id)
+    assert file.read_bytes() == whole_block(container_id)
+
+
+def test_of_two_undos_at_once_one_finds_the_other_silent(
+    cluster: SmallCluster, container_id: int
+) -> None:
+    job, _ = healed(cluster, container_id, 10)
+    flip(cluster.block_file("dn3", container_id, container_id), 100)
+    # As an undo at dn2 does before it asks anybody.
+    with cluster.agents["dn2"]._store.withheld(ContainerId(container_id)):
+        plan = undo(cluster, job, "--dry-run")
+    assert plan["exit"] == 6
+    assert undo(cluster, job, "--dry-run")["exit"] == 0
+
+
+def test_a_plan_that_no_longer_holds_is_refused_at_the_agent(
+    cluster: SmallCluster, container_id: int
+) -> None:
+    job, _ = healed(cluster, container_id, 10, 3000)
+    undos = cluster.agents["dn1"]._undos
+    plan = undos.undo(ContainerId(container_id), job, (), digest="", who="", why="").plan
+    # Without a peer there is nobody who holds the good bytes.
+    assert {window.decision.value for window in plan.windows} == {"last_good_copy"}
+    before = cluster.block_file("dn1", container_id, container_id).read_bytes()
+    result = cluster.run("job", "undo", job, "--yes")
+    assert result.exit_code == 2
+    assert "--reason" in result.output
+    for digest, why, code in (("0" * 64, "x", "plan_changed"), (plan.digest, " ", "usage")):
+        with pytest.raises(ReconcileError) as refusal:
+            undos.undo(ContainerId(container_id), job, (), digest=digest, who="", why=why)
+        assert refusal.value.code == code
+    assert cluster.block_file("dn1", container_id, container_id).read_bytes() == before
+
+
+def test_a_job_without_copies_has_nothing_to_undo(cluster: SmallCluster, container_id: int) -> None:
+    done = cluster.json("reconcile", str(container_id), "--yes", "--wait")
+    [job] = listed(done["jobs"])
+    nothing = undo(cluster, job["jobID"], "--yes")
+    assert (nothing["exit"], listed(nothing["errors"])[0]["code"]) == (6, "nothing_to_undo")
+    assert cluster.run("job", "undo", "nope", "--reason", "x").exit_code == 1

@@ -1,0 +1,176 @@
+"""`treefold reconcile --plan FILE` and `--apply FILE`, with real agents and volumes:
+what is planned is written, and nothing else; a replica that changed since is refused
+by name.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from merkle.tree import ContainerId
+from tests.support.small_cluster import (
+    BLOCK_BYTES,
+    UUIDS,
+    SmallCluster,
+    small_cluster,
+    whole_block,
+)
+
+_IDS = count(1)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
+    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 8)) as running:
+        yield running
+
+
+@pytest.fixture
+def container_id() -> int:
+    """A container that no other test uses."""
+    return next(_IDS)
+
+
+def planned(cluster: SmallCluster, container_id: int, path: Path) -> dict[str, object]:
+    data = cluster.json("reconcile", str(container_id), "--plan", str(path))
+    assert data["exit"] == 0, data
+    return data
+
+
+def listed(value: object) -> list[dict[str, str]]:
+    assert isinstance(value, list)
+    return value
+
+
+def test_a_plan_names_every_range_and_is_carried_out_exactly(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    cluster.damage("dn1", container_id, container_id, 10, 2050)
+    cluster.damage("dn2", container_id, container_id + 100, 4999)
+    before = cluster.block_file("dn1", container_id, container_id).read_bytes()
+    data = planned(cluster, container_id, tmp_path / "plan.json")
+    replicas = listed(data["replicas"])
+    writes = {
+        one["datanode"]: [
+            (w["block"], w["offset"], w["length"], w["source"]) for w in one["writes"]
+        ]
+        for one in replicas
+    }
+    assert [write[:3] for write in writes[UUIDS["dn1"]]] == [
+        (str(container_id), 0, 1024),
+        (str(container_id), 2048, 1024),
+    ]
+    assert [write[:3] for write in writes[UUIDS["dn2"]]] == [(str(container_id + 100), 4096, 904)]
+    assert writes[UUIDS["dn3"]] == []
+    # Nothing was written so far.
+    assert cluster.block_file("dn1", container_id, container_id).read_bytes() == before
+    path = str(tmp_path / "plan.json")
+    done = cluster.json("reconcile", "--apply", path, "--yes", "--wait", "--reason", "ticket")
+    assert (done["exit"], done["errors"]) == (0, [])
+    for name in ("dn1", "dn2"):
+        for block in (container_id, container_id + 100):
+            file = cluster.block_file(name, container_id, block)
+            assert file.read_bytes() == whole_block(block)
+        lines = [line for line in cluster.audit(name) if line.get("container") == container_id]
+        assert [
+            (line["block"], line["offset"], line["length"], line["source"])
+            for line in lines
+            if line["kind"] == "write"
+        ] == writes[UUIDS[name]]
+        [begun] = [line for line in lines if line["kind"] == "reconcile"]
+        assert begun["plan"] in [one["digest"] for one in replicas]
+    assert not any(line.get("container") == container_id for line in cluster.audit("dn3"))
+
+
+def test_a_plan_of_changed_roots_is_refused_before_a_job_starts(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, tmp_path / "plan.json")
+    cluster.damage("dn1", container_id, container_id, 3000)
+    done = cluster.json("reconcile", "--apply", str(tmp_path / "plan.json"), "--yes")
+    assert done["exit"] == 6
+    [error] = listed(done["errors"])
+    assert error["code"] == "plan_changed"
+    assert UUIDS["dn1"] in error["message"]
+    assert done["jobs"] == []
+
+
+def test_a_plan_of_a_changed_peer_is_refused_by_name(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, tmp_path / "plan.json")
+    cluster.damage("dn3", container_id, container_id, 3000)
+    done = cluster.json("reconcile", "--apply", str(tmp_path / "plan.json"), "--yes")
+    assert done["exit"] == 6
+    [error] = listed(done["errors"])
+    assert (error["code"], UUIDS["dn3"] in error["message"]) == ("plan_changed", True)
+
+
+def test_the_agent_itself_refuses_what_changed_with_the_same_root(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, tmp_path / "plan.json")
+    file = cluster.block_file("dn1", container_id, container_id)
+    volume = cluster.agents["dn1"]._store.volumes[0]
+    # A change of blocks that leaves the tree as it is: only the generation shows it.
+    volume.trees.blocks_changed(ContainerId(container_id))
+    before = file.read_bytes()
+    done = cluster.json("reconcile", "--apply", str(tmp_path / "plan.json"), "--yes", "--wait")
+    [job] = listed(done["jobs"])
+    assert job["state"] == "FAILED"
+    assert "its generation was" in job["detail"]
+    assert file.read_bytes() == before
+    assert [line["kind"] for line in cluster.audit("dn1")][-1] == "refused"
+
+
+def test_a_changed_file_and_a_plan_that_the_agent_lost_are_refused(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, path)
+    text = path.read_text()
+    path.write_text(text.replace('"length": 1024', '"length": 2048'))
+    refused = cluster.run("reconcile", "--apply", str(path), "--yes")
+    assert refused.exit_code == 2
+    assert "was changed" in refused.output
+    path.write_text("{}")
+    assert "is no plan file" in cluster.run("reconcile", "--apply", str(path)).output
+    path.write_text(text)
+    cluster.agents["dn1"]._plans._shelf._plans.clear()
+    done = cluster.json("reconcile", "--apply", str(path), "--yes", "--wait")
+    [job] = listed(done["jobs"])
+    assert "plan_unknown" in job["detail"]
+    assert len(cluster.block_file("dn1", container_id, container_id).read_bytes()) == BLOCK_BYTES
+
+
+def test_a_plan_says_what_it_does_not_know_and_a_file_is_never_overwritten(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    cluster.damage("dn1", container_id, container_id, 10)
+    volume = cluster.agents["dn3"]._store.volumes[0]
+    tree = volume.trees.path(ContainerId(container_id))
+    kept = tree.read_bytes()
+    tree.unlink()
+    data = planned(cluster, container_id, path)
+    tree.write_bytes(kept)
+    warnings = list(map(str, listed(data["warnings"])))
+    assert any(f"lacks {UUIDS['dn3']}: peer_refused" in text for text in warnings), warnings
+    again = cluster.run("reconcile", str(container_id), "--plan", str(path))
+    assert (again.exit_code, "exists" in again.output) == (2, True)
+
+
+def test_a_plan_without_work_starts_nothing(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    planned(cluster, container_id, tmp_path / "plan.json")
+    done = cluster.run("reconcile", "--apply", str(tmp_path / "plan.json"), "--yes")
+    assert (done.exit_code, "nothing to write" in done.stdout) == (0, True)
+    mixed = cluster.run("reconcile", "--apply", str(tmp_path / "plan.json"), "1")
+    assert mixed.exit_code == 2
