@@ -84,9 +84,9 @@ test-peers: setup-peers  ## the tests against two real Ceph object stores on loo
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(COMPILE) pyproject.toml --extra fast --extra spark --extra test -o requirements.lock
+	$(COMPILE) pyproject.toml --extra fast --extra bucket --extra spark --extra test -o requirements.lock
 	# With what builds our wheel.
-	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra sweep - -c requirements.lock -o requirements-run.lock
+	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra bucket --extra sweep - -c requirements.lock -o requirements-run.lock
 
 clean:
 	rm -rf .venv .venv-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import click
 
 from admin.command_result import CommandResult, error_json, print_error
-from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.lazy_commands import LazyCommand, LazyGroup, missing_extra
 from merkle.errors import ReconcileError
 from runtime.errors import DiskError, InternalError, OperationInterruptedError, UsageError
 from runtime.exit_codes import ExitCode
@@ -141,6 +141,9 @@ def _named(error: Exception) -> ReconcileError:
     """
     if isinstance(error, OSError) and error.filename is not None:
         return DiskError(f"{error.filename}: {error.strerror or error}")
+    # A store in S3 is opened long after its command was imported.
+    if isinstance(error, ModuleNotFoundError) and (named := missing_extra(error)):
+        return named
     return InternalError(
         f"{type(error).__name__}: {error}",
         hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",

@@ -13,8 +13,14 @@ from click.shell_completion import CompletionItem
 
 from runtime.errors import UsageError
 
-# Packages of the extra `sweep`, which may be missing.
-_SWEEP_EXTRA = ("jinja2", "pyarrow")
+# The extras by their packages, which may be missing.
+_EXTRAS = {
+    "blake3": "bucket",
+    "botocore": "bucket",
+    "cryptography": "bucket",
+    "jinja2": "sweep",
+    "pyarrow": "sweep",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +40,22 @@ class LazyCommand:
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
-            missing = str(error.name).partition(".")[0]
-            if missing not in _SWEEP_EXTRA:
+            named = missing_extra(error)
+            if named is None:
                 raise
-            raise UsageError(
-                f"{missing} is not installed", hint="pip install 'treefold[sweep]'"
-            ) from error
+            raise named from error
         assert isinstance(command, click.Command)
         return command
+
+
+def missing_extra(error: ModuleNotFoundError) -> UsageError | None:
+    """What to install, if the missing module is one of an extra; otherwise None."""
+    missing = str(error.name).partition(".")[0]
+    if missing not in _EXTRAS:
+        return None
+    return UsageError(
+        f"{missing} is not installed", hint=f"pip install 'treefold[{_EXTRAS[missing]}]'"
+    )
 
 
 class LazyGroup(click.Group):

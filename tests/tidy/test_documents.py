@@ -102,7 +102,7 @@ def test_help_imports_nothing_heavy() -> None:
     """
     program = (
         "import sys\nfrom admin.cli import treefold\ntry:\n    treefold.main(['--help'])\nexcept"
-        " SystemExit:\n    pass\nprint(sorted({'grpc', 'rocksdict', 'numpy', 'numba', 'sqlalchemy',"
+        " SystemExit:\n    pass\nprint(sorted({'grpc', 'rocksdict', 'numpy', 'numba',"
         " 'pydantic', 'rich'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -39,7 +39,6 @@ ONLY_IMPORTER = {
         "replicator/hashing.py",
         "runtime/s3_signing.py",
     },
-    "sqlalchemy": {"scm/job_store.py"},
     "yaml": {"ozone/descriptor.py"},
 }
 # Messages of a wire are converted to values here, and seen nowhere else.
