@@ -13,6 +13,7 @@ from admin.command_result import command_result
 from admin.containers import age_text, time_text
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
+from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
 from runtime.output import JsonObject, console, print_line, print_table, size_text
@@ -202,7 +203,7 @@ def _progress_line(one: JobStatus) -> str:
         )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
         if one.eta_s is not None:
-            text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
+            text += "  finishing" if one.eta_s == 0 else f"  ETA {duration_text(one.eta_s)}"
     if one.detail:
         text += f"  {one.detail}"
     return text + "  " + ", ".join(f"{d.peer[:8]} {_state_text(d)}" for d in one.orders)

@@ -54,6 +54,21 @@ def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
             click.echo(printable(text), err=stderr)
 
 
+def print_row(cells: Sequence[object], widths: Iterable[int]) -> None:
+    """A row of a table that is printed as it grows: `widths` are those of all cells but
+    the last, negative to align to the right. A last cell for which there is no space is
+    on a line of its own, whole.
+    """
+    texts = [printable(str(cell)) for cell in cells]
+    pads = [
+        text.rjust(-width) if width < 0 else text.ljust(width)
+        for text, width in zip(texts, widths, strict=False)
+    ]
+    line, last = "  ".join(pads), texts[-1]
+    is_long = len(line) + 2 + len(last) > console().width
+    print_line(f"{line}\n    {last}" if is_long else f"{line}  {last}")
+
+
 def print_table(
     columns: Sequence[str],
     rows: Iterable[Sequence[object]],
