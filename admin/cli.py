@@ -158,7 +158,7 @@ def treefold(ctx: click.Context) -> None:
     # Imported here, because it is slow and --help does not need it.
     from runtime.progress import ProgressStyle
 
-    ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
+    ctx.obj = ProgressStyle.of(is_terminal=sys.stderr.isatty(), environment=os.environ)
 
 
 def main() -> None:

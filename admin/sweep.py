@@ -217,7 +217,7 @@ def run(
     \b
     Examples:
       treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
-      treefold sweep run --volume /data/hdds1 --source data --out /tmp/sweeps --json
+      treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
     none of that, but an input or an expected replica was not read, or nothing could be

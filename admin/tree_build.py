@@ -33,7 +33,7 @@ from runtime.progress import ProgressSink
 _COLUMNS = {
     "CONTAINER": -9,
     "STATE": 12,
-    "ROOT": -16,
+    "ROOT": -8,
     "BLOCKS": -6,
     "DELETED": -7,
     "FINDINGS": -8,

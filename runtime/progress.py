@@ -5,10 +5,10 @@ Whether a bar may be drawn is decided once, by the root command, and passed down
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, Self
 
 import click
 
@@ -31,6 +31,11 @@ class ProgressStyle:
     """How this run shows progress: `bars` on stderr, or lines."""
 
     bars: bool = False
+
+    @classmethod
+    def of(cls, *, is_terminal: bool, environment: Mapping[str, str]) -> Self:
+        """Bars only where somebody watches: stderr is a terminal, and not that of CI."""
+        return cls(bars=is_terminal and "CI" not in environment)
 
 
 class ProgressSink(Protocol):

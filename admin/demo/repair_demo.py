@@ -250,12 +250,15 @@ class _Demo:
             self._console.print(
                 Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold")
             )
-            self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
+            drawn = strips(cells(trees, comparison), beside, self._console.width - 4)
+            self._console.print(Padding(drawn, (0, 0, 0, 4)))
         self._console.print(Padding(legend(), (1, 0, 1, 4)))
 
     def _print(self, text: str) -> None:
         line = f"[{time.monotonic() - self._started:5.1f}s] {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # In a log a line stays one; on a terminal no word is broken.
+        soft = not self._console.is_terminal
+        self._console.print(line, markup=False, highlight=False, soft_wrap=soft)
 
     @contextmanager
     def _work_folder(self, scratch: Path) -> Iterator[Path]:

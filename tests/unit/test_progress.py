@@ -66,3 +66,13 @@ def test_a_bar_says_how_long_the_rest_takes_and_never_more_than_all() -> None:
     assert "100.0 MiB of 100.0 MiB  512.0 KiB/s  finishing" in text
     # The total was estimated too low.
     assert "105.0 MiB  512.0 KiB/s  finishing" in text
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+@pytest.mark.parametrize("environment", [{}, {"CI": ""}, {"CI": "true"}, {"FORCE_COLOR": "1"}])
+def test_bars_are_only_on_a_terminal_that_is_not_that_of_ci(
+    is_terminal: bool, environment: dict[str, str]
+) -> None:
+    """Rule R18."""
+    style = ProgressStyle.of(is_terminal=is_terminal, environment=environment)
+    assert style.bars is (is_terminal and "CI" not in environment)
