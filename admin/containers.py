@@ -18,6 +18,7 @@ from admin.answer import (
 )
 from admin.command_result import command_result
 from admin.comparison import comparison_json
+from admin.datanode_names import DatanodeNames, host_of
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
@@ -182,14 +183,17 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
                 "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.compared.note}."
             )
             return
+        names = DatanodeNames.of_containers([view])
         for replica in view.replicas:
             if not replica.is_live:
                 answer.warn(
-                    f"datanode {replica.datanode.peer} no longer reports and was not compared"
+                    f"datanode {names.text(replica.datanode.peer)} no longer reports and was not"
+                    " compared"
                 )
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
-            answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
+            text = f"datanode {names.text(name)}: {error.message}"
+            answer.fail(error.code, text, hint=error.hint)
         if errors:
             # Without all replicas, the verdict could report data as lost that only the
             # missing one holds.
@@ -201,7 +205,9 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             )
             return
         compared, doubt = compare_live(view, trees)
-        answer.data = comparison_json(compared)
+        answer.data = comparison_json(compared) | {
+            "datanodes": [datanode_json(replica.datanode) for replica in view.replicas]
+        }
         if doubt:
             answer.warn(f"container {number}: {doubt}")
         if compared.differences:
@@ -209,7 +215,8 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         elif doubt:
             answer.exit_status = ExitCode.PARTLY
         if not as_json:
-            _print_comparison(compared, trees, f"data scanned {_roots_age_text(view)}")
+            age = f"data scanned {_roots_age_text(view)}"
+            _print_comparison(compared, trees, age, names)
 
 
 def fetch_trees(
@@ -336,7 +343,7 @@ def has_invalid_replica(view: ContainerStatus) -> bool:
 def datanode_json(datanode: Datanode) -> JsonObject:
     """The JSON object for a datanode, with the keys that Ozone uses."""
     host, _ = split_address(datanode.address)
-    return {"id": datanode.peer, "hostname": datanode.hostname or host, "ipAddress": host}
+    return {"id": datanode.peer, "hostname": host_of(datanode), "ipAddress": host}
 
 
 def root_of(replica: ContainerReplica) -> str | None:
@@ -389,9 +396,7 @@ def _print_replica(view: ReplicaStatus) -> None:
     index = f", replica index {replica.replica_index}" if replica.replica_index else ""
     held = ", read-only" if replica.read_only else ""
     heard = "reported" if view.is_live else "silent: last reported"
-    print_line(
-        f"  datanode {view.datanode.peer} ({view.datanode.hostname or view.datanode.address})"
-    )
+    print_line(f"  datanode {view.datanode.peer} ({host_of(view.datanode)})")
     print_line(
         f"    {replica.state.value}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID"
         f" {replica.bcs_id}"
@@ -400,13 +405,16 @@ def _print_replica(view: ReplicaStatus) -> None:
     print_line(f"    {heard} {age_text(view.report_age_s)}")
 
 
-def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age: str) -> None:
+def _print_comparison(
+    compared: Comparison, trees: dict[str, ContainerTree], age: str, names: DatanodeNames
+) -> None:
     print_line(f"Container {compared.container_id}: {compared.verdict.value} ({age})")
     print_table(
-        ("DATANODE", "ROOT", "BLOCKS", "DELETED"),
+        ("DATANODE", "HOST", "ROOT", "BLOCKS", "DELETED"),
         [
             (
                 name,
+                names.host(name),
                 root_hex(tree.data_checksum),
                 len(tree.blocks),
                 sum(block.deleted for block in tree.blocks),
@@ -414,11 +422,12 @@ def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age
             for name, tree in trees.items()
         ],
         numbers=("ROOT", "BLOCKS", "DELETED"),
+        folded=("HOST",),
     )
     for difference in compared.differences:
         where = f" at {difference.offset}" if difference.offset is not None else ""
-        sources = ", ".join(difference.sources) or "nowhere"
-        lacking = ", ".join(difference.lacking)
+        sources = ", ".join(map(names.text, difference.sources)) or "nowhere"
+        lacking = ", ".join(map(names.text, difference.lacking))
         print_line(
             f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}"
         )

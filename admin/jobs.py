@@ -11,6 +11,7 @@ from rich.table import Table
 from admin.answer import controller_options, json_option
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
+from admin.datanode_names import DatanodeNames
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
 from runtime.eta import duration_text
@@ -45,7 +46,10 @@ _REASONS_SHOWN = 2
 
 @click.group()
 def job() -> None:
-    """Show, follow and cancel the controller's jobs."""
+    """Show, follow and cancel the controller's jobs.
+
+    JOB is a job's ID, or a beginning of it that no other job has.
+    """
 
 
 @job.command("list")
@@ -69,9 +73,10 @@ def list_command(
     """List jobs, newest first."""
     with command_result("job list", as_json=as_json) as answer:
         jobs = controller.jobs(state=state or "", limit=limit)
-        answer.data = {"jobs": [job_json(one) for one in jobs]}
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json({"jobs": [job_json(one) for one in jobs]})
         if not as_json:
-            print_jobs(jobs)
+            print_jobs(map(names.job, jobs))
 
 
 @job.command("show")
@@ -82,9 +87,10 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Show a job and what each datanode did for it."""
     with command_result("job show", as_json=as_json) as answer:
         one = controller.job(job_id)
-        answer.data = job_json(one)
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json(job_json(one))
         if not as_json:
-            _print_job(one)
+            _print_job(names.job(one))
 
 
 @job.command("watch")
@@ -103,10 +109,11 @@ def watch(
     """
     with command_result("job watch", as_json=as_json) as answer:
         [one] = await_jobs(controller, [controller.job(job_id)], output or ProgressStyle())
-        answer.data = job_json(one)
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json(job_json(one))
         answer.exit_status = exit_status_of([one])
         if not as_json:
-            _print_job(one)
+            _print_job(names.job(one))
 
 
 @job.command("cancel")
@@ -123,10 +130,9 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
         one = controller.cancel(job_id)
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
-            answer.warn(f"job {job_id} had already ended: {one.state.value}")
-        answer.print(
-            f"job {job_id} of container {one.container_id}: {one.state.value} {one.detail}".rstrip()
-        )
+            answer.warn(f"job {one.job_id} had already ended: {one.state.value}")
+        text = f"job {one.job_id} of container {one.container_id}: {one.state.value}"
+        answer.print(f"{text} {one.detail}".rstrip())
 
 
 def await_jobs(

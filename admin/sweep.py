@@ -162,9 +162,10 @@ def sweep() -> None:
     metavar="NAME",
     multiple=True,
     help=(
-        "What was removed from the cluster on purpose: a datanode, DATANODE/VOLUME, or"
-        " container=ID. Its replicas are no longer expected. Everything else that the sweep before"
-        " had must be read again, or its containers are UNSEEN. May be repeated."
+        "What was removed from the cluster on purpose: a datanode (its UUID, or a beginning of it"
+        " that no other has), DATANODE/VOLUME, or container=ID. Its replicas are no longer"
+        " expected. Everything else that the sweep before had must be read again, or its"
+        " containers are UNSEEN. May be repeated."
     ),
 )
 @click.option(

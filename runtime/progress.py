@@ -34,7 +34,7 @@ class ProgressStyle:
 
     @classmethod
     def of(cls, *, is_terminal: bool, environment: Mapping[str, str]) -> Self:
-        """Bars only where somebody watches: stderr is a terminal, and not that of CI."""
+        """Bars only where somebody watches: stderr is a terminal, not that of CI."""
         return cls(bars=is_terminal and "CI" not in environment)
 
 

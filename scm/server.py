@@ -276,12 +276,14 @@ class ControllerService:
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """One job with its evidence."""
         with self._lock:
-            return self._job_to(self._controller.job(JobId(request.job_id)))
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(self._controller.job(job_id))
 
     def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """Request the end of a job."""
         with self._lock:
-            return self._job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(self._controller.cancel(job_id, self._clock()))
 
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext

@@ -120,7 +120,9 @@ def test_a_row_whose_last_cell_is_long_fits(path: str) -> None:
     assert len(shown.getvalue().splitlines()) == (1 if path == "/data/hdds" else 2)
 
 
-@given(st.lists(st.text("ab/", min_size=1, max_size=120), min_size=1), st.integers(0, 8))
+@given(
+    st.lists(st.one_of(WORDS, st.just("/long" * 20)), min_size=1, max_size=30), st.integers(0, 8)
+)
 def test_a_long_line_breaks_between_words(words: list[str], indent: int) -> None:
     with terminal() as shown:
         print_line(" " * indent + " ".join(words))

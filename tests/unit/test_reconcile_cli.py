@@ -10,6 +10,7 @@ import re
 import socket
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from scm.server import ControllerServer
 from tests.support.cluster_reports import replica
 from tests.support.peers import MemoryReplica, replica_of
 from tests.support.reporting_agents import DoWork, ReportingAgent, done, report_of
+from tests.support.short_ids import shortest
 from tests.support.waiting import wait_until
 
 DNS = ("dn-1", "dn-2", "dn-3")
@@ -387,7 +389,7 @@ def test_what_is_still_out_of_service_after_a_reconciliation_is_said(
     [warning] = warnings_of_state(document)
     assert "container 1: still UNHEALTHY, so out of service: dn-2" in warning
     assert ("treefold job show" in warning) is returns
-    assert ("dn-2 (return_to_closed is off)" in warning) is not returns
+    assert ("dn-2 (host-dn-2): return_to_closed is off" in warning) is not returns
 
 
 def test_nothing_is_said_of_replicas_that_are_in_service(cluster: Cluster) -> None:
@@ -433,8 +435,8 @@ def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Clust
         (1, 1),
     ]
     shown = cluster.run("job", "show", str(job["jobID"])).stdout
-    assert "datanode dn-1: done in round 2, verdict REPAIRABLE" in shown
-    assert "datanode dn-3: done, verdict REPAIRABLE" in shown
+    assert "datanode dn-1 (host-dn-1): done in round 2, verdict REPAIRABLE" in shown
+    assert "datanode dn-3 (host-dn-3): done, verdict REPAIRABLE" in shown
 
 
 def jobs(document: dict[str, object]) -> list[dict[str, object]]:
@@ -748,7 +750,7 @@ def test_a_job_is_not_done_while_replicas_that_it_could_not_write_differ(cluster
     plan = cluster.json("reconcile", "1", "--dry-run")["data"]
     assert isinstance(plan, dict)
     assert plan["plan"][0]["notWritten"] == {"dn-2": "read-only", "dn-3": "read-only"}
-    assert "dn-2 is not written: read-only" in " ".join(
+    assert "dn-2 (host-dn-2) is not written: read-only" in " ".join(
         cluster.run("reconcile", "1", "--dry-run").stdout.split()
     )
     work(cluster)
@@ -840,7 +842,11 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
     with healing_cluster(tmp_path) as (cluster, replicas):
         document = cluster.json("container", "diff", "1")
         assert document["exit"] == 3
-        assert document["data"] == {
+        data = document["data"]
+        assert isinstance(data, dict)
+        named = {one["id"]: one["hostname"] for one in data.pop("datanodes")}
+        assert named == {peer: f"host-{peer}" for peer in DNS}
+        assert data == {
             "containerID": 1,
             "verdict": "REPAIRABLE",
             "differences": [
@@ -853,10 +859,9 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
                 }
             ],
         }
-        assert (
-            "corrupt_chunk: block 20 at 0: dn-2 <- dn-1, dn-3"
-            in cluster.run("container", "diff", "1").stdout
-        )
+        shown = cluster.run("container", "diff", "1").stdout
+        assert "at 0: dn-2 (host-dn-2) <- dn-1 (host-dn-1), dn-3 (host-dn-3)" in shown
+        assert re.search(r"^dn-1 +host-dn-1 +[0-9a-f]+ +\d", shown, re.M)
         for held in replicas.values():
             held.files = replicas["dn-1"].files
             store_tree(held)
@@ -968,6 +973,53 @@ def test_an_unknown_job_is_an_error_with_a_code(cluster: Cluster, words: list[st
     document = cluster.json("job", *words, "nope")
     assert (document["exit"], errors(document)[0]["code"]) == (1, "job_not_found")
     assert "job_not_found" in cluster.run("job", *words, "nope").stderr
+
+
+def test_a_job_is_named_by_a_beginning_that_no_other_has(cluster: Cluster) -> None:
+    cluster.report(*(one for number in (1, 2) for one in cluster.roots(1, 2, container_id=number)))
+    ids = [str(one["jobID"]) for one in jobs(cluster.json("reconcile", "1", "2", "--yes"))]
+    short = {one: shortest(one, ids) for one in ids}
+    for one in ids:
+        document = cluster.json("job", "show", short[one])
+        assert isinstance(document["data"], dict)
+        assert document["data"]["jobID"] == one
+    assert f"job {ids[0]} of container 1" in cluster.run("job", "cancel", short[ids[0]]).stdout
+    states = {str(one["jobID"]): one["state"] for one in jobs(cluster.json("job", "list"))}
+    assert (states[ids[0]], states[ids[1]] == "CANCELLED") == ("CANCELLED", False)
+    # Nobody means a job by nothing.
+    assert errors(cluster.json("job", "show", ""))[0]["code"] == "job_not_found"
+
+
+def test_a_beginning_of_several_jobs_is_refused_with_them(cluster: Cluster) -> None:
+    numbers = range(1, 20)
+    cluster.report(*(one for number in numbers for one in cluster.roots(1, 2, container_id=number)))
+    ids = [
+        str(one["jobID"]) for one in jobs(cluster.json("reconcile", *map(str, numbers), "--yes"))
+    ]
+    # 19 IDs of 16 possible first digits.
+    digit, most = Counter(one[0] for one in ids).most_common(1)[0]
+    assert most > 1
+    for words in (["show"], ["watch"], ["cancel"]):
+        document = cluster.json("job", *words, digit)
+        (error,) = errors(document)
+        assert (document["exit"], error["code"]) == (2, "ambiguous_id")
+        named = re.findall(r"\b[0-9a-f]{12}\b", str(error["message"]))
+        assert sorted(named) == sorted(one for one in ids if one[0] == digit)
+
+
+def test_host_names_are_beside_the_ids_of_datanodes(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster)
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    (job,) = jobs(document)
+    for shown in (job, cluster.json("job", "show", str(job["jobID"]))["data"]):
+        assert isinstance(shown, dict)
+        assert {one["id"]: one["hostname"] for one in shown["datanodes"]} == {
+            peer: f"host-{peer}" for peer in DNS
+        }
+    text = cluster.run("job", "show", str(job["jobID"])).stdout
+    for peer in DNS:
+        assert f"datanode {peer} (host-{peer}): done" in text
 
 
 def test_a_scan_reaches_every_agent(cluster: Cluster) -> None:
