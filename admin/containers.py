@@ -38,6 +38,8 @@ from scm.registry import Datanode
 from scm.views import ContainerStatus, ReplicaStatus
 
 _LIST_DEFAULT = 100
+# Of an order of more scans no ages are printed.
+_AGES_MAX = 100
 
 
 @click.group()
@@ -445,6 +447,7 @@ def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
     """Order agents to scan replicas for damage.
 
     Orders a scan of every live replica of these containers, and does not wait for it.
+    Until it ends, all commands show the result of the scan before: its age is printed.
     `treefold container info` shows the state, the root and the time of the last scan.
     IDs are arguments; with `-` they are read from standard input, one per line.
 
@@ -452,10 +455,28 @@ def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
     unreachable, or no agent reports to it.
     """
     with command_result("scan", as_json=as_json) as answer:
-        unknown, ordered = controller.scan(container_ids(arguments))
-        answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
+        requested = container_ids(arguments)
+        if not requested:
+            click.echo("Standard input has no container ID: there is nothing to do.", err=True)
+        unknown, ordered = controller.scan(requested)
+        shown = controller.get_containers(requested[:_AGES_MAX])
+        answer.data = {
+            "scansOrdered": ordered,
+            "unknownContainerIDs": unknown,
+            "lastScans": [_last_scan_json(one) for one in shown.values()],
+        }
         if unknown:
             check_agents(controller)
         answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
+        for one in shown.values():
+            answer.print(
+                f"container {one.container_id}: until then its result is the old one, data scanned"
+                f" {_roots_age_text(one)}"
+            )
         for number in unknown:
             answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+
+
+def _last_scan_json(view: ContainerStatus) -> JsonObject:
+    whole = container_json(view)
+    return {name: whole[name] for name in ("containerID", "rootsScannedAt", "rootsAgeSeconds")}

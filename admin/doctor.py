@@ -28,7 +28,7 @@ from ozone.errors import (
     VolumeError,
 )
 from ozone.rocks_lock import lock_holder
-from ozone.volume import Hold, Volume, open_volume
+from ozone.volume import Hold, Volume, open_volume, permission_hint
 from runtime.disk import Disk
 from runtime.errors import ConfigError, DatabaseError, DiskError
 from runtime.output import print_json, print_line, print_table
@@ -103,7 +103,10 @@ def _examine_container(container: Container, diagnosis: VolumeDiagnosis) -> None
 
 
 def _with_hint(error: ReconcileError) -> str:
-    return f"{error.message}. {error.hint}" if error.hint else error.message
+    hint = error.hint
+    if error.facts.get("denied"):
+        hint = permission_hint(Path(str(error.facts["path"])))
+    return f"{error.message}. {hint}" if hint else error.message
 
 
 def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:

@@ -9,6 +9,7 @@ import json
 import re
 import socket
 import threading
+import time
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
@@ -1025,11 +1026,39 @@ def test_host_names_are_beside_the_ids_of_datanodes(cluster: Cluster) -> None:
 def test_a_scan_reaches_every_agent(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
     document = cluster.json("scan", "1", "9")
-    assert document["data"] == {"scansOrdered": 3, "unknownContainerIDs": [9]}
+    data = document["data"]
+    assert isinstance(data, dict)
+    assert (data["scansOrdered"], data["unknownContainerIDs"]) == (3, [9])
     assert document["exit"] == 1
     for agent in cluster.agents.values():
         [command] = agent.beat().commands
         assert command.scan.container_id == 1
+
+
+def test_a_scan_says_how_old_the_result_is_that_is_shown_until_it_ends(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    old = (
+        replace(one, data_scan_timestamp_ms=hour_ago_ms + number * 60_000)
+        for number, one in enumerate(cluster.roots(1, 1, 1))
+    )
+    never = (
+        replace(one, data_scan_timestamp_ms=None) for one in cluster.roots(1, 1, container_id=2)
+    )
+    cluster.report(*old, *never)
+    shown = cluster.run("scan", "1", "2").stdout
+    assert "container 1: until then its result is the old one, data scanned 1h ago" in shown
+    assert "container 2: until then its result is the old one, data scanned never" in shown
+    data = cluster.json("scan", "1", "2")["data"]
+    assert isinstance(data, dict)
+    first, second = data["lastScans"]
+    assert (first["containerID"], round(first["rootsAgeSeconds"] / 60)) == (1, 60)
+    assert (second["containerID"], second["rootsScannedAt"]) == (2, None)
+
+
+def test_a_scan_of_nothing_says_so(cluster: Cluster) -> None:
+    result = cluster.run("scan", "-", stdin="")
+    assert (result.exit_code, result.stdout) == (0, "0 scans ordered\n")
+    assert result.stderr == "Standard input has no container ID: there is nothing to do.\n"
 
 
 EVERY_COMMAND = [
