@@ -64,7 +64,9 @@ bench: $(STAMP)  ## every benchmark once
 # The part of the page that fits a screen; the folder of the browser's profile goes with the rest.
 SHOOT = chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=0.75 --window-size=1180,1900 \
 	--user-data-dir=build/report/profile 2>build/report/said
-pictures: $(STAMP)  ## docs/report-light.png and -dark.png, of the report of treefold sweep demo (wants Chromium)
+pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chromium)
+	$(BIN)/treefold demo --check --svg docs/healed.svg
+	$(BIN)/treefold bucket demo --svg docs/bucket-proof.svg
 	@rm -rf build/report && mkdir -p build
 	$(BIN)/treefold sweep demo --engine local --keep build/report
 	@set -e; page=$$(ls $$PWD/build/report/sweeps-local/report/*/report.html | tail -n 1); \

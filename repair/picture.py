@@ -3,7 +3,7 @@
 Each kind of cell has its own character, so that no state is shown by colour alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from rich.table import Table
@@ -50,12 +50,14 @@ _CELL_OF = {
 }
 
 
-def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[BlockCell]]:
-    """The cells of each replica: one for each block of any replica, in ascending ID
-    order.
+def cells(
+    trees: Mapping[str, ContainerTree], comparison: Comparison, blocks: Iterable[BlockId] = ()
+) -> dict[str, list[BlockCell]]:
+    """The cells of each replica: one for each block of any replica and of `blocks`, in
+    ascending ID order.
     """
     union: Sequence[BlockId] = sorted(
-        {block.block_id for tree in trees.values() for block in tree.blocks}
+        {block.block_id for tree in trees.values() for block in tree.blocks}.union(blocks)
     )
     found: dict[str, list[BlockCell]] = {}
     for name, tree in trees.items():
@@ -95,7 +97,7 @@ def strips(
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
     for name, row in rows.items():
         strip = Text()
-        for cell in _binned(row, cells_max):
+        for cell in binned(row, cells_max):
             strip.append(cell.character, cell.style)
         table.add_row(Text(name, "bold"), strip, beside.get(name, ""))
     return table
@@ -108,6 +110,7 @@ def legend() -> Text:
     )
 
 
-def _binned(row: Sequence[BlockCell], cells_max: int) -> list[BlockCell]:
+def binned(row: Sequence[BlockCell], cells_max: int) -> list[BlockCell]:
+    """A row of at most `cells_max` cells: neighbours share one, the worst of them."""
     step = -(-len(row) // cells_max) or 1
     return [max(row[i : i + step], key=_ORDER.index) for i in range(0, len(row), step)]
