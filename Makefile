@@ -2,6 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
+# Without bytecode on disk each worker of the tests, and each process that they start, compiles all of them anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image bench pictures test-ozone setup-peers test-peers lock clean
 

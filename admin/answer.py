@@ -1,5 +1,6 @@
 """What commands that call a controller have in common: options and container IDs."""
 
+import os
 import sys
 from collections.abc import Callable
 from functools import wraps
@@ -7,8 +8,9 @@ from typing import ParamSpec
 
 import click
 
+from admin.client_config import CONTROLLER_DEFAULT, client_config
 from admin.command_result import command_result
-from admin.tls_options import check_option_address, tls_of, tls_options
+from admin.tls_options import check_option_address, security_of, tls_options
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
@@ -61,15 +63,17 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         "address",
         metavar="HOST:PORT",
         envvar="TREEFOLD_CONTROLLER",
-        default="127.0.0.1:9896",
-        show_default=True,
-        help="The controller's address. Also set by TREEFOLD_CONTROLLER in the environment.",
+        show_default=CONTROLLER_DEFAULT,
+        help=(
+            "The controller's address. Also set by TREEFOLD_CONTROLLER in the environment, and by"
+            " `controller` in client.toml, which has the files of TLS too."
+        ),
     )
     @tls_options("controller")
     @wraps(command)
     def connected(
         *,
-        address: str,
+        address: str | None,
         tls_cert: str | None,
         tls_key: str | None,
         tls_ca: str | None,
@@ -77,9 +81,12 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
         **options: object,
     ) -> None:
         try:
-            check_option_address("--controller", address)
+            config = client_config(os.environ)
+            if address is not None:
+                check_option_address("--controller", address)
+            security = security_of(tls_cert, tls_key, tls_ca, config, insecure=insecure)
             controller = ControllerClient(
-                address, tls=tls_of(tls_cert, tls_key, tls_ca), insecure=insecure
+                address or config.controller, tls=security.tls, insecure=security.insecure
             )
         except ReconcileError:
             # The command's body has not begun, but --json still needs its document.

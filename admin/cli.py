@@ -29,7 +29,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),
     "bucket": LazyCommand(
-        "admin.bucket:bucket", "Copy a bucket between two stores, and show that it is equal."
+        "admin.bucket:bucket",
+        "Copy a bucket between two stores, and show that it is equal.",
+        extra="bucket",
     ),
     "completion": LazyCommand(
         "admin.completion:completion", "Print what makes a shell complete commands and options."
@@ -54,7 +56,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "tree": LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
     "verifier": LazyCommand(
-        "replicator.cli:verifier", "Run the verifier of a bucket: prove what it holds."
+        "replicator.cli:verifier",
+        "Run the verifier of a bucket: prove what it holds.",
+        extra="bucket",
     ),
 }
 

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 
 import click
@@ -227,13 +228,17 @@ def fetch_trees(
     """The trees of the live replicas, and the errors of those that could not be
     fetched, by datanode.
     """
+    # Imported here: other commands of this module call no agent.
+    from runtime.tls_faults import named_fault
+
     container_id = view.container_id
 
     def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
         try:
             address = replica.datanode.address
             channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
-            peer = AgentPeer(replica.datanode.peer, channel, address)
+            explain = partial(named_fault, address=address, tls=controller.tls)
+            peer = AgentPeer(replica.datanode.peer, channel, address, explain=explain)
             try:
                 return peer.tree(container_id)
             finally:

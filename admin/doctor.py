@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from urllib.parse import urlsplit
-from xml.etree import ElementTree
 
 import click
 
@@ -28,14 +26,13 @@ from ozone.errors import (
     VolumeError,
 )
 from ozone.rocks_lock import lock_holder
+from ozone.site import check_unsecured, read_site, volumes_of
 from ozone.volume import Hold, Volume, open_volume, permission_hint
 from runtime.disk import Disk
-from runtime.errors import ConfigError, DatabaseError, DiskError
+from runtime.errors import DatabaseError, DiskError
 from runtime.output import print_json, print_line, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
-# A site file of Ozone has some kilobytes; a larger file is something else.
-_SITE_BYTES_MAX = 4 << 20
 _FINDINGS = 3
 
 
@@ -109,50 +106,6 @@ def _with_hint(error: ReconcileError) -> str:
     return f"{error.message}. {hint}" if hint else error.message
 
 
-def _volumes_of_site(folder: Path) -> tuple[list[Path], list[Path]]:
-    """The data volumes and the dedicated database volumes in an `ozone-site.xml`.
-
-    Raises:
-        ConfigError: the file is missing or is not a valid site file.
-    """
-    file = folder / "ozone-site.xml" if folder.is_dir() else folder
-    try:
-        raw = file.read_bytes()[: _SITE_BYTES_MAX + 1]
-    except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}", path=str(file)) from error
-    # A site file needs no entities, and they could expand without limit.
-    if len(raw) > _SITE_BYTES_MAX or b"<!DOCTYPE" in raw or b"<!ENTITY" in raw:
-        raise ConfigError(
-            f"{file} is not a site file: it is too large or has a document type", path=str(file)
-        )
-    try:
-        # Parse text, not bytes: another encoding could hide a document type.
-        root = ElementTree.fromstring(raw.decode())
-    except (ElementTree.ParseError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not XML in UTF-8: {error}", path=str(file)) from error
-    values = {
-        (item.findtext("name") or "").strip(): (item.findtext("value") or "").strip()
-        for item in root.iter("property")
-    }
-    try:
-        data, databases = (
-            _folders(values.get(f"hdds.datanode.{key}", "")) for key in ("dir", "container.db.dir")
-        )
-    except ValueError as error:
-        raise ConfigError(
-            f"{file} has a folder that is not a valid URL: {error}", path=str(file)
-        ) from error
-    if not data:
-        raise ConfigError(f"{file} does not set hdds.datanode.dir", path=str(file))
-    return data, databases
-
-
-def _folders(value: str) -> list[Path]:
-    # Each may have a storage type as prefix, such as `[SSD]`, and may be a file: URL.
-    places = (place.strip().rpartition("]")[2] for place in value.split(",") if place.strip())
-    return [Path(urlsplit(place).path if place.startswith("file:") else place) for place in places]
-
-
 def _examine_database(volume: Volume, diagnosis: VolumeDiagnosis) -> None:
     try:
         diagnosis.holder_pid = lock_holder(volume.database.path / "LOCK")
@@ -179,13 +132,15 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
 
     Shows which libraries compute the checksums. For each volume it shows the
     containers, the process that uses it, and how an agent could open it: as owner or
-    read-only.
+    read-only. A secured cluster (Kerberos, tokens, encryption) is refused.
 
-    Exit status: 0 no problems, 3 a volume has problems.
+    Exit status: 0 no problems, 3 a volume has problems, 6 the cluster is secured.
     """
     volumes, databases = list(paths), list[Path]()
     if ozone_conf:
-        named, databases = _volumes_of_site(ozone_conf)
+        site = read_site(ozone_conf)
+        check_unsecured(site)
+        named, databases = volumes_of(site)
         volumes += [path for path in named if path not in volumes]
     with tempfile.TemporaryDirectory(prefix="treefold-doctor-") as scratch:
         examined = [

@@ -17,7 +17,7 @@ from runtime.errors import UsageError
 _EXTRAS = {
     "blake3": "bucket",
     "botocore": "bucket",
-    "cryptography": "bucket",
+    "cryptography": "tls",
     "jinja2": "sweep",
     "pyarrow": "sweep",
 }
@@ -29,6 +29,8 @@ class LazyCommand:
 
     target: str
     summary: str
+    # The extra that it needs, if its packages are of several.
+    extra: str = ""
 
     def load(self) -> click.Command:
         """Import the command.
@@ -40,7 +42,7 @@ class LazyCommand:
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
-            named = missing_extra(error)
+            named = missing_extra(error, self.extra)
             if named is None:
                 raise
             raise named from error
@@ -48,13 +50,15 @@ class LazyCommand:
         return command
 
 
-def missing_extra(error: ModuleNotFoundError) -> UsageError | None:
-    """What to install, if the missing module is one of an extra; otherwise None."""
+def missing_extra(error: ModuleNotFoundError, extra: str = "") -> UsageError | None:
+    """What to install, if the missing module is one of an extra: `extra`, or that of
+    the module. Otherwise None.
+    """
     missing = str(error.name).partition(".")[0]
     if missing not in _EXTRAS:
         return None
     return UsageError(
-        f"{missing} is not installed", hint=f"pip install 'treefold[{_EXTRAS[missing]}]'"
+        f"{missing} is not installed", hint=f"pip install 'treefold[{extra or _EXTRAS[missing]}]'"
     )
 
 

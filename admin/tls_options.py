@@ -1,6 +1,7 @@
 """Options of a connection to a peer: its address, and the files of mutual TLS."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,11 +11,12 @@ from runtime.config import check_address
 from runtime.errors import UsageError
 
 if TYPE_CHECKING:
-    from runtime.rpc import Tls
+    from admin.client_config import ClientConfig
+    from runtime.tls_files import Tls
 
 
 def tls_options(peer: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Options of a connection to a peer, for `tls_of`, and `insecure`."""
+    """Options of a connection to a peer, for `security_of`."""
 
     def added(command: Callable[..., None]) -> Callable[..., None]:
         path = click.Path(dir_okay=False)
@@ -56,18 +58,33 @@ def check_option_address(option: str, address: str) -> None:
         raise UsageError(f"{option}: {error}") from error
 
 
-def tls_of(cert: str | None, key: str | None, ca: str | None) -> "Tls | None":
-    """The files of `tls_options`; None without any.
+@dataclass(frozen=True, slots=True)
+class Security:
+    """How a peer is reached: by mutual TLS, or without. `insecure` allows the latter
+    beyond loopback.
+    """
+
+    tls: "Tls | None"
+    insecure: bool
+
+
+def security_of(
+    cert: str | None, key: str | None, ca: str | None, config: "ClientConfig", *, insecure: bool
+) -> Security:
+    """What `tls_options` say; without any of them, what the client's settings say.
 
     Raises:
-        UsageError: only some are given.
+        UsageError: only some files are given.
     """
     given = [path for path in (cert, key, ca) if path]
+    if not given and (insecure or config.tls is None):
+        return Security(None, insecure or config.insecure)
+    # Imported here, because gRPC is slow to import, and most commands name no peer.
+    from runtime.tls_files import Tls
+
     if not given:
-        return None
+        assert config.tls is not None
+        return Security(Tls(config.tls.cert, config.tls.key, config.tls.ca), config.insecure)
     if cert is None or key is None or ca is None:
         raise UsageError("--tls-cert, --tls-key and --tls-ca go together")
-    # Imported here, because gRPC is slow to import, and most commands name no peer.
-    from runtime.rpc import Tls
-
-    return Tls(Path(cert), Path(key), Path(ca))
+    return Security(Tls(Path(cert), Path(key), Path(ca)), insecure)

@@ -1,11 +1,12 @@
 """The option `--verifier` of commands that compare two buckets."""
 
+import os
 from collections.abc import Callable
 from functools import wraps
 
 import click
 
-from admin.tls_options import check_option_address, tls_of, tls_options
+from admin.tls_options import check_option_address, security_of, tls_options
 from runtime.errors import UsageError
 
 
@@ -34,17 +35,20 @@ def verifier_option(command: Callable[..., None]) -> Callable[..., None]:
         insecure: bool,
         **options: object,
     ) -> None:
-        tls = tls_of(tls_cert, tls_key, tls_ca)
         if address is None:
-            if tls is not None or insecure:
+            if tls_cert or tls_key or tls_ca or insecure:
                 raise UsageError("--tls-cert, --tls-key, --tls-ca and --insecure need --verifier")
             command(verifier=None, **options)
             return
         check_option_address("--verifier", address)
-        # Imported here: gRPC is slow to import, and most syncs have no verifier.
+        # Imported here: they are slow to import, and most syncs have no verifier.
+        from admin.client_config import client_config
         from replicator.verifier.client import VerifierClient
 
-        client = VerifierClient(address, tls=tls, insecure=insecure)
+        security = security_of(
+            tls_cert, tls_key, tls_ca, client_config(os.environ), insecure=insecure
+        )
+        client = VerifierClient(address, tls=security.tls, insecure=security.insecure)
         try:
             command(verifier=client, **options)
         finally:

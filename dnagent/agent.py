@@ -52,6 +52,8 @@ from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import open_channel, start_server
 from runtime.thread_health import ThreadHealth
+from runtime.tls_files import FAULT
+from runtime.tls_renewal import RenewableTls
 
 # The interval of maintenance; within it changes by the owner of a volume are noticed.
 _REFRESH_S = 60.0
@@ -92,6 +94,7 @@ class Agent:
         self._scan_calls = threading.Semaphore(_SCAN_CALLS_MAX)
         self.thread_health = ThreadHealth()
         self.metrics = Metrics(AGENT_METRICS)
+        self._tls: RenewableTls | None = None
         self.datanode_id = PeerId("")
         self.address = ""
 
@@ -171,6 +174,9 @@ class Agent:
 
     def _start(self) -> None:
         config = self._config
+        # One for server, heartbeats and peers: a job that begins amid a renewal goes on
+        # with the files that all use.
+        self._tls = RenewableTls(config.rpc_tls) if config.rpc_tls else None
         folder = config.state_folder.absolute()
         self._disk.make_folder(folder)
         lock = FolderLock(folder, "treefold agent run")
@@ -296,7 +302,7 @@ class Agent:
         server = start_server(
             config.listen,
             services,
-            tls=config.rpc_tls,
+            tls=self._tls,
             insecure=config.insecure,
             threads=_RPC_THREADS,
             # Whoever holds all of its threads keeps no agent from being answered.
@@ -325,7 +331,7 @@ class Agent:
                     config.state_folder.absolute(), self._disk, time.time_ns() // 1_000_000
                 ),
                 returns_to_service=config.repair.enabled and config.repair.return_to_closed,
-                tls=config.rpc_tls,
+                tls=self._tls,
                 insecure=config.insecure,
             ),
             interval_s=config.heartbeat_interval_s,
@@ -372,10 +378,22 @@ class Agent:
         )
 
     def _connect(self, peer: PeerAddress) -> Peer:
-        channel = open_channel(
-            peer.address, tls=self._config.rpc_tls, insecure=self._config.insecure
-        )
-        return AgentPeer(peer.peer, channel, peer.address)
+        channel = open_channel(peer.address, tls=self._tls, insecure=self._config.insecure)
+        logged = set[object]()
+
+        def explain(error: ReconcileError) -> ReconcileError:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import named_fault
+
+            named = named_fault(error, peer.address, self._config.rpc_tls)
+            fault = named.facts.get(FAULT)
+            # Once for each job, not for each try.
+            if fault and fault not in logged:
+                logged.add(fault)
+                self._log.warning("peer_unreachable", peer=peer.peer, **error_fields(named))
+            return named
+
+        return AgentPeer(peer.peer, channel, peer.address, explain=explain)
 
     def _execute(self, command: Command) -> None:
         match command:

@@ -1,7 +1,7 @@
 """The commands of `treefold agent`: the agent process, exports and imports."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,16 +11,18 @@ import click
 from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
 from merkle.replica import TreeSource
+from ozone.site import check_unsecured, read_site
 from ozone.volume import Hold
-from runtime.config import load
+from runtime.config import load, split_address
 from runtime.disk import Disk
-from runtime.errors import UsageError
+from runtime.errors import ConfigError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.output import print_json
 from runtime.process import (
     StopSignals,
     announce,
+    check_tls,
     config_option,
     print_settings,
     process_options,
@@ -28,9 +30,13 @@ from runtime.process import (
 )
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.service_manager import ServiceManager
+from runtime.tls_files import read_files
 
 if TYPE_CHECKING:
     from dnagent.export import ExportProgress, ExportResult
+
+# Addresses to listen on that are no host's own.
+_ALL_INTERFACES = frozenset({"0.0.0.0", "::"})
 
 
 @click.group()
@@ -97,8 +103,10 @@ def run(
         "listen": listen,
         "controller": controller,
     }
-    config = load(config_path, AgentConfig, overrides)
+    config = _load(config_path, overrides)
+    check_tls(config.rpc_tls, by_peers=check_config)
     if check_config:
+        _check_reach(config)
         print_settings(config)
         return
     with StopSignals() as stop:
@@ -172,7 +180,7 @@ def export_checksums(
     """
     if bool(config_path) == bool(volumes):
         raise UsageError("give either --config or --volume")
-    config = load(config_path, AgentConfig) if config_path else None
+    config = _load(config_path) if config_path else None
     to = to or (config.export.to if config else None)
     if not to:
         raise UsageError("--to is missing: it sets the destination of the table")
@@ -244,7 +252,7 @@ def import_trees_command(
     Exit status: 0 all trees stored, 5 some trees or volumes refused, 8 an agent uses
     the state folder.
     """
-    config = load(config_path, AgentConfig)
+    config = _load(config_path)
     try:
         from dnagent.imports import import_trees
     except ModuleNotFoundError as error:
@@ -279,6 +287,41 @@ def import_trees_command(
         for reason, count in refused.items():
             click.echo(f"  {reason}: {count}")
     ctx.exit(ExitCode.PARTLY if done.refused or done.skipped else 0)
+
+
+def _load(path: Path | None, overrides: Mapping[str, object] | None = None) -> AgentConfig:
+    """The settings of an agent.
+
+    Raises:
+        ConfigError: see runtime.config.load; or Ozone's settings cannot be read.
+        SecuredClusterError: the cluster is secured.
+    """
+    config = load(path, AgentConfig, overrides)
+    if config.ozone_conf:
+        check_unsecured(read_site(config.ozone_conf))
+    return config
+
+
+def _check_reach(config: AgentConfig) -> None:
+    """Check that peers would believe us by our address, and TLS with the controller. An
+    agent starts without: either may be put right while it runs.
+
+    Raises:
+        ConfigError: they would not, or a connection fails by TLS.
+    """
+    # Imported here: only a check needs them.
+    from runtime.certificates import check_name
+    from runtime.tls_faults import connection_fault
+
+    tls = config.rpc_tls
+    host, _ = split_address(config.advertised or config.listen)
+    if tls and host not in _ALL_INTERFACES:
+        check_name(read_files(tls), host)
+    if config.controller and (fault := connection_fault(config.controller, tls)):
+        raise ConfigError(
+            f"controller: there is no connection with {config.controller}: {fault}",
+            hint="Both sides need cert, key and ca of one cluster in [tls].",
+        )
 
 
 def _style(ctx: click.Context) -> ProgressStyle:

@@ -9,7 +9,8 @@ from pydantic import Field, field_validator, model_validator
 from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Size, Switch, TlsSettings
-from runtime.rpc import Tls, check_exposure
+from runtime.rpc import check_exposure
+from runtime.tls_files import Tls
 
 # For exports, which need an extra of the package.
 EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."
@@ -106,6 +107,8 @@ class AgentConfig(Settings):
     # The datanode's hdds.datanode.container.db.dir, if its databases are on separate
     # disks.
     database_volumes: tuple[FilePath, ...] = Field(default=(), max_length=_VOLUMES_MAX)
+    # Ozone's ozone-site.xml or its folder: a secured cluster is refused at the start.
+    ozone_conf: FilePath | None = None
     listen: Address = "127.0.0.1:9893"
     # The address that peers and the controller connect to; `listen` by default.
     advertised: Address | None = None

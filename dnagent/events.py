@@ -9,7 +9,7 @@ AGENT_EVENTS = frozenset({
     "container_deleted", "tree_built", "tree_unreadable", "tree_write_failed", "undo_pruned",
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted",
-    "reconcile_refused", "peer_set_aside",
+    "reconcile_refused", "peer_set_aside", "peer_unreachable",
     # chunk tables
     "export_finished", "export_failed",
     # heartbeats

@@ -24,6 +24,7 @@ from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.thread_health import ThreadHealth
+from runtime.tls_files import FAULT
 
 # A heartbeat is filled up to three quarters of the largest message; the rest follows
 # with the next one.
@@ -348,6 +349,7 @@ class HeartbeatSender:
         self._wake = threading.Event()
         self._stop = threading.Event()
         self._failures = 0
+        self._tls_fault = ""
         self._log = get_logger("heartbeat", AGENT_EVENTS)
         self._guard = ThreadGuard("heartbeat", metrics, THREAD_FAILURES)
         self._thread_health = thread_health or ThreadHealth()
@@ -386,15 +388,17 @@ class HeartbeatSender:
             answer = self._controller.heartbeat(heartbeat)
         except ReconcileError as error:
             self._metrics.count("dnagent_heartbeats_total", outcome=error.code)
-            # Logged once for each outage, not for each try.
-            if self._failures == 0:
+            # Once for each outage, not for each try, and for each new fault of TLS.
+            fault = str(error.facts.get(FAULT, ""))
+            if self._failures == 0 or fault not in ("", self._tls_fault):
                 self._log.warning("heartbeat_failed", **error_fields(error))
             self._failures += 1
+            self._tls_fault = fault
             return False
         self._metrics.count("dnagent_heartbeats_total", outcome="answered")
         if self._failures:
             self._log.info("heartbeat_recovered", failures=self._failures)
-            self._failures = 0
+            self._failures, self._tls_fault = 0, ""
         with self._state_lock:
             commands = self._state.handle_response(heartbeat, answer)
             if self._state.has_pending:

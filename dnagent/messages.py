@@ -22,7 +22,8 @@ from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from protos.values import replica_to, set_report
 from runtime.config import split_address
-from runtime.rpc import Tls, named_errors, open_channel
+from runtime.rpc import named_errors, open_channel
+from runtime.tls_renewal import RenewableTls
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 DEADLINE_S = 10.0
@@ -118,7 +119,7 @@ class HeartbeatClient:
         advertised: str,
         incarnation: int,
         returns_to_service: bool = False,
-        tls: Tls | None,
+        tls: RenewableTls | None,
         insecure: bool,
     ) -> None:
         """`advertised` is the address that peers use for this datanode. `incarnation`
@@ -130,6 +131,7 @@ class HeartbeatClient:
         self._advertised = advertised
         self._incarnation = incarnation
         self._returns_to_service = returns_to_service
+        self._tls = tls
         self._channel = open_channel(address, tls=tls, insecure=insecure)
         self._stub = ControllerStub(self._channel)
 
@@ -147,8 +149,16 @@ class HeartbeatClient:
             incarnation=self._incarnation,
             returns_to_service=self._returns_to_service,
         )
-        with named_errors(self._address, ControllerUnavailableError):
-            response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
+        try:
+            with named_errors(self._address, ControllerUnavailableError):
+                response: pb.HeartbeatResponse = self._stub.Heartbeat(request, timeout=DEADLINE_S)
+        except ControllerUnavailableError as error:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import named_fault
+
+            raise named_fault(
+                error, self._address, self._tls.files if self._tls else None
+            ) from error
         return response_of(response)
 
     def close(self) -> None:

@@ -26,6 +26,7 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
 from ozone.errors import BlockNotFoundError, ContainerNotFoundError, DescriptorError
 from ozone.ports import ByteRange, ReplicaHead, ReplicaSource
+from ozone.site import SECURED_HINT, carries_token
 from protos.convert import record_from_proto, record_to_proto
 from protos.ozone_datanode_pb2 import (
     NONE,
@@ -153,6 +154,8 @@ class XceiverService:
             raise _RefusalError(
                 Result.UNSUPPORTED_REQUEST, f"{name} is not supported: this peer is read-only"
             )
+        if carries_token(request.encodedToken):
+            raise _RefusalError(Result.BLOCK_TOKEN_VERIFICATION_FAILED, SECURED_HINT)
         container_id = ContainerId(request.containerID)
         head = self._source.head(container_id)
         if not request.HasField(body):
@@ -555,9 +558,9 @@ class DatanodeClient:
     def _check(self, reply: Response) -> None:
         if reply.result != Result.SUCCESS:
             name = Result.Name(reply.result)
-            raise PeerRefusedError(
-                f"{self._target}: {name}: {printable(reply.message)}", result=name
-            )
+            text = f"{self._target}: {name}: {printable(reply.message)}"
+            wants_token = reply.result == Result.BLOCK_TOKEN_VERIFICATION_FAILED
+            raise PeerRefusedError(text, hint=SECURED_HINT if wants_token else "", result=name)
 
     def _protocol_error(self, what: str, container_id: int) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._target} {what}", container_id=container_id)

@@ -30,6 +30,13 @@ class VolumeError(ReconcileError):
     code = "volume_invalid"
 
 
+class SecuredClusterError(ReconcileError):
+    """The Ozone cluster has Kerberos, tokens or encryption, which we do not support."""
+
+    code = "cluster_secured"
+    exit_status = 6
+
+
 class VolumeLockedError(ReconcileError):
     """Another process holds the volume, so it cannot be opened as owner."""
 

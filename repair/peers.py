@@ -5,7 +5,7 @@ a requested block, and bytes must lie within a requested range. Whether the byte
 good is decided later, when they are compared with the recorded checksums.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 import grpc
@@ -71,12 +71,17 @@ class AgentPeer:
         target: str,
         *,
         deadlines: Deadlines | None = None,
+        explain: Callable[[ReconcileError], ReconcileError] = lambda error: error,
     ) -> None:
-        """Takes ownership of `channel`; `target` names the agent in error messages."""
+        """Takes ownership of `channel`; `target` names the agent in error messages.
+        `explain` gets each PeerUnavailableError of the connection, and returns the one
+        to raise.
+        """
         self.peer_id = peer_id
         self._channel = channel
         self._target = target
         self._deadlines = deadlines or Deadlines()
+        self._explain = explain
         # Responses stay bytes here, so that data can be sliced without a copy and an
         # invalid message is reported as such.
         self._hashes: UnaryCall = channel.unary_unary(
@@ -276,7 +281,8 @@ class AgentPeer:
             return PeerRefusedError(
                 f"{self._target}: {sent.message}", hint=sent.hint, result=sent.code
             )
-        return error_from(error, target=self._target, unavailable=PeerUnavailableError)
+        named = error_from(error, target=self._target, unavailable=PeerUnavailableError)
+        return self._explain(named) if isinstance(named, PeerUnavailableError) else named
 
     def _nonsense(self, what: str, container_id: ContainerId) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._target} {what}", container_id=container_id)

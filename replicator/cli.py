@@ -12,6 +12,7 @@ from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
     StopSignals,
     announce,
+    check_tls,
     config_option,
     print_settings,
     process_options,
@@ -79,6 +80,7 @@ def run(
         "writes": writes,
     }
     config = load(config_path, VerifierConfig, overrides)
+    check_tls(config.rpc_tls, by_peers=check_config)
     if check_config:
         print_settings(config)
         return

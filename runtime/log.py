@@ -20,6 +20,7 @@ from runtime.json_numbers import EXACT_MAX, exact
 PROCESS_EVENTS = frozenset({
     "process_started", "process_stopping", "process_stopped", "server_started", "request_failed",
     "thread_failed", "thread_lost", "notify_failed",
+    "tls_not_valid", "tls_renewed", "tls_renewal_refused",
 })  # fmt: skip
 # The field that carries a logger's list of events to `_check_event`.
 _CATALOGUE = "catalogue"

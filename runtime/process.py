@@ -19,6 +19,7 @@ from runtime.errors import DiskError
 from runtime.log import LogFormat, LogLevel, get_logger
 from runtime.service_manager import ServiceManager
 from runtime.thread_health import ThreadHealth
+from runtime.tls_files import Tls, read_files
 
 # Without a watchdog: how often threads are looked at, and how long a step may stand
 # still. Requests to stores with all their retries take minutes.
@@ -48,7 +49,9 @@ def process_options(command: CommandT) -> CommandT:
             help="Write the address to this file once the process listens.",
         ),
         click.option(
-            "--check-config", is_flag=True, help="Print the settings in effect as JSON and exit."
+            "--check-config",
+            is_flag=True,
+            help="Check settings and certificates, print the settings as JSON and exit.",
         ),
         click.option(
             "--log-format",
@@ -68,6 +71,26 @@ def process_options(command: CommandT) -> CommandT:
     for option in reversed(options):
         command = option(command)
     return command
+
+
+def check_tls(tls: Tls | None, *, by_peers: bool) -> None:
+    """Check, before anything is opened, that the files of TLS fit together; `by_peers`,
+    as for --check-config, also that others would believe the certificate now. None is
+    without TLS.
+
+    Raises:
+        ConfigError: the message has the file and what is wrong with it.
+    """
+    if tls is None:
+        return
+    # Imported here: without TLS nobody needs it.
+    from runtime.certificates import check_pair, check_usable
+
+    found = read_files(tls)
+    if by_peers:
+        check_usable(found)
+    else:
+        check_pair(found)
 
 
 def print_settings(settings: Settings) -> None:

@@ -15,7 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
@@ -27,6 +26,9 @@ from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.call_limits import CallLimits, CallWatch, WatchedCall
 from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
+from runtime.renewable_channel import RenewableChannel
+from runtime.tls_files import Tls, TlsBytes
+from runtime.tls_renewal import RenewableTls
 
 # Many times what names, a trace and our trailers need. It equals grpc's default, which
 # may change.
@@ -107,17 +109,6 @@ UnaryCall: TypeAlias = "grpc.UnaryUnaryMultiCallable[Any, Any]"
 UnaryStreamCall: TypeAlias = "grpc.UnaryStreamMultiCallable[Any, Any]"
 StreamCall: TypeAlias = "grpc.StreamStreamMultiCallable[Any, Any]"
 _MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
-
-
-@dataclass(frozen=True, slots=True)
-class Tls:
-    """PEM files of mutual TLS: our certificate and key, and the authority that must
-    have signed the peer's certificate.
-    """
-
-    cert: Path
-    key: Path
-    ca: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +194,7 @@ def start_server(
     address: str,
     services: Iterable[Register],
     *,
-    tls: Tls | None = None,
+    tls: Tls | RenewableTls | None = None,
     insecure: bool = False,
     threads: int = 16,
     calls_max: int = 64,
@@ -244,9 +235,7 @@ def start_server(
         register(server)
     try:
         if tls:
-            cert, key, ca = _read_pem(tls)
-            credentials = grpc.ssl_server_credentials([(key, cert)], ca, require_client_auth=True)
-            port = server.add_secure_port(address, credentials)
+            port = server.add_secure_port(address, _server_credentials(_renewable(tls)))
         else:
             port = server.add_insecure_port(address)
     except RuntimeError as error:
@@ -256,6 +245,27 @@ def start_server(
         raise ConfigError(f"cannot listen on {address}", hint=hint, address=address) from error
     server.start()
     return RpcServer(server, [pool, *pools.values()], watch, checks, host, port)
+
+
+def _server_credentials(tls: RenewableTls) -> grpc.ServerCredentials:
+    """Credentials that take renewed files for each new connection."""
+    served = tls.current()
+
+    def configuration(found: TlsBytes) -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([(found.key, found.cert)], found.ca)
+
+    # None if nothing changed, which the type stubs do not know.
+    def renewed() -> Any:
+        nonlocal served
+        found = tls.current()
+        if found is served:
+            return None
+        served = found
+        return configuration(found)
+
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(served), renewed, require_client_authentication=True
+    )
 
 
 def refuse(context: grpc.ServicerContext, error: ReconcileError) -> NoReturn:
@@ -379,8 +389,11 @@ def _parse_request(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
         raise UsageError("the request is not a message of this method") from error
 
 
-def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False) -> grpc.Channel:
+def open_channel(
+    address: str, *, tls: Tls | RenewableTls | None = None, insecure: bool = False
+) -> grpc.Channel:
     """A channel to `host:port`, which connects on first use and reconnects by itself.
+    Its next call after the PEM files were renewed is made with them.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, or the PEM
@@ -389,10 +402,16 @@ def open_channel(address: str, *, tls: Tls | None = None, insecure: bool = False
     _require_security(address, tls, insecure)
     if tls is None:
         return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    cert, key, ca = _read_pem(tls)
-    return grpc.secure_channel(
-        address, grpc.ssl_channel_credentials(ca, key, cert), options=_CHANNEL_OPTIONS
-    )
+    return RenewableChannel(_renewable(tls), partial(_secure_channel, address))
+
+
+def _renewable(tls: Tls | RenewableTls) -> RenewableTls:
+    return tls if isinstance(tls, RenewableTls) else RenewableTls(tls)
+
+
+def _secure_channel(address: str, found: TlsBytes) -> grpc.Channel:
+    credentials = grpc.ssl_channel_credentials(found.ca, found.key, found.cert)
+    return grpc.secure_channel(address, credentials, options=_CHANNEL_OPTIONS)
 
 
 @contextmanager
@@ -447,28 +466,10 @@ def _text(value: str | bytes | None) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
-def _require_security(address: str, tls: Tls | None, insecure: bool) -> None:
+def _require_security(address: str, tls: object, insecure: bool) -> None:
     if tls is None and not insecure and not is_loopback(address):
         raise ConfigError(
             f"{address} is not on loopback and has no TLS",
             hint="Set cert, key and ca, or insecure = true if the network is trusted.",
             address=address,
         )
-
-
-def _read_pem(tls: Tls) -> tuple[bytes, bytes, bytes]:
-    parts = []
-    for path in (tls.cert, tls.key, tls.ca):
-        try:
-            pem = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: cannot be read: {error.strerror}", path=str(path)
-            ) from error
-        # grpc accepts any bytes here, and the first call fails as if the peer were
-        # unreachable.
-        if b"-----BEGIN " not in pem:
-            raise ConfigError(f"{path}: is not a PEM file", path=str(path))
-        parts.append(pem)
-    cert, key, ca = parts
-    return cert, key, ca

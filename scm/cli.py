@@ -10,6 +10,7 @@ from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
     StopSignals,
     announce,
+    check_tls,
     config_option,
     print_settings,
     process_options,
@@ -60,6 +61,7 @@ def run(
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
     config = load(config_path, ControllerConfig, overrides)
+    check_tls(config.rpc_tls, by_peers=check_config)
     if check_config:
         print_settings(config)
         return

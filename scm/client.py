@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
-from runtime.rpc import Tls, named_errors, open_channel
+from runtime.rpc import named_errors, open_channel
+from runtime.tls_files import Tls
 from scm.messages import container_from, datanode_from, job_from, outcome_from
 from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus, ReconcileResponse
@@ -156,6 +157,12 @@ class ControllerClient:
             with named_errors(f"controller {self.address}", ControllerUnavailableError):
                 yield
         except ControllerUnavailableError as error:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import named_fault
+
+            named = named_fault(error, self.address, self.tls)
+            if named is not error:
+                raise named from error
             raise ControllerUnavailableError(
                 f"no controller answers at {self.address}",
                 hint=error.hint

@@ -6,7 +6,8 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from runtime.config import Address, Duration, FilePath, Settings, Switch, TlsSettings
-from runtime.rpc import Tls, check_exposure
+from runtime.rpc import check_exposure
+from runtime.tls_files import Tls
 from scm.rules import Rules
 
 Count = Annotated[int, Field(ge=1, le=10_000)]

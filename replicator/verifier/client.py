@@ -40,7 +40,8 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
-from runtime.rpc import Tls, named_errors, open_channel
+from runtime.rpc import named_errors, open_channel
+from runtime.tls_files import Tls
 
 _Answer = TypeVar("_Answer", bound=Message)
 # A refresh reads a bucket, and a patch an object of 5 TiB at most.
@@ -91,6 +92,7 @@ class VerifierClient:
         self.bytes_received = 0
         self.calls = 0
         self._counting = threading.Lock()
+        self._tls = tls
         self._channel = channel or open_channel(address, tls=tls, insecure=insecure)
         self._stub = VerifierStub(self._channel)
 
@@ -275,8 +277,17 @@ class VerifierClient:
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
-        with named_errors(f"verifier {self.address}", VerifierUnavailableError):
-            yield
+        try:
+            with named_errors(f"verifier {self.address}", VerifierUnavailableError):
+                yield
+        except VerifierUnavailableError as error:
+            # Imported here: it is needed only where a connection failed.
+            from runtime.tls_faults import named_fault
+
+            named = named_fault(error, self.address, self._tls)
+            if named is error:
+                raise
+            raise named from error
 
 
 class _AnswerWatch:

@@ -8,7 +8,8 @@ from pydantic import Field, model_validator
 from proof.item import HashAlgorithm
 from replicator.verifier.applier import APPLIED_ALGORITHMS
 from runtime.config import Address, Duration, FilePath, Rate, Settings, Switch, TlsSettings
-from runtime.rpc import Tls, check_exposure
+from runtime.rpc import check_exposure
+from runtime.tls_files import Tls
 
 Seconds = Annotated[Duration, Field(gt=0)]
 

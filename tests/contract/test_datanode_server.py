@@ -509,6 +509,40 @@ def test_a_fault_of_our_own_is_an_answer(error: Exception, result: Result) -> No
     assert reply.message == str(error)
 
 
+def test_a_request_of_a_secured_cluster_is_refused_by_name(channel: grpc.Channel) -> None:
+    """An empty token, as Hadoop writes it, is none."""
+    request = checksum_info()
+    request.encodedToken = "AAAAAA=="
+    assert ask(channel, request).result == Result.SUCCESS
+    request.encodedToken = "CgNvem9uZRIDaW5k"
+    text = refused(channel, request, Result.BLOCK_TOKEN_VERIFICATION_FAILED)
+    assert text.startswith("Treefold does not support Kerberos, tokens")
+
+
+def test_our_client_says_that_a_secured_datanode_is_not_supported() -> None:
+    """It sends no tokens, which a datanode that wants them answers with result 41."""
+
+    def answer(raws: Iterator[bytes], _: grpc.ServicerContext) -> Iterator[bytes]:
+        for raw in raws:
+            reply = Response(
+                cmdType=Request.FromString(raw).cmdType,
+                result=Result.BLOCK_TOKEN_VERIFICATION_FAILED,
+                message="Fail to find any token",
+            )
+            yield reply.SerializeToString()
+
+    handlers = {"send": grpc.stream_stream_rpc_method_handler(answer)}
+    handler = grpc.method_handlers_generic_handler(SERVICE, handlers)
+    running = start_server("127.0.0.1:0", [lambda s: s.add_generic_rpc_handlers((handler,))])
+    client = DatanodeClient(open_channel(running.address), running.address)
+    with pytest.raises(PeerRefusedError, match="Fail to find any token") as caught:
+        client.tree_bytes(ContainerId(1))
+    assert caught.value.facts["result"] == "BLOCK_TOKEN_VERIFICATION_FAILED"
+    assert caught.value.hint.startswith("Treefold does not support Kerberos, tokens")
+    client.close()
+    running.stop(0)
+
+
 def test_our_client_names_the_result_that_it_got(server: RpcServer) -> None:
     client = DatanodeClient(open_channel(server.address), server.address)
     with pytest.raises(PeerRefusedError) as caught:

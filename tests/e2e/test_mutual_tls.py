@@ -80,11 +80,18 @@ def test_a_container_is_healed_over_mutual_tls_and_a_stranger_is_kept_out(tmp_pa
         assert {job["state"] for job in data["jobs"]} == {"DONE"}
         assert all(job["bytesDone"] > 0 for job in data["jobs"])
 
-        status, answer = ask(
-            certificate(stranger, tmp_path / "pems", "stranger"), "container", "list"
-        )
+        outsider = certificate(stranger, tmp_path / "pems", "stranger")
+        status, answer = ask(outsider, "container", "list")
         assert (status, answer["errors"][0]["code"]) == (7, "controller_unavailable")
+        assert "its certificate does not hold by " in answer["errors"][0]["message"]
         done = CliRunner().invoke(
             treefold, ["container", "list", "--controller", address, "--json"]
         )
         assert done.exit_code == 7
+        assert "it wants TLS, and no certificate was given" in done.stdout
+
+        # The running controller takes certificate and authority of renewed files.
+        for renewed in certificate(stranger, tmp_path / "renewed", "controller").iterdir():
+            renewed.replace(tmp_path / "pems" / "controller" / renewed.name)
+        assert ask(outsider, "container", "list")[0] != 7
+        assert ask(operator, "container", "list")[0] == 7

@@ -14,7 +14,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
-from runtime.rpc import Tls, open_channel
+from runtime.rpc import open_channel
+from runtime.tls_files import Tls
 from tests.e2e.test_mutual_tls import certificate
 from tests.support.long_running import LONG_RUNNING, example_of
 from tests.support.notify_socket import NotifySocket

@@ -29,7 +29,7 @@ from replicator.verifier.client import VerifierClient, VerifierUnavailableError
 from replicator.verifier.values import Write
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
-from runtime.rpc import Tls
+from runtime.tls_files import Tls
 from tests.e2e.test_mutual_tls import certificate
 from tests.support.bucket_command import BucketCommand
 from tests.support.bucket_sync import Remarks

@@ -20,7 +20,6 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter
 
-from admin import doctor
 from chunktable.manifest import (
     AuditMark,
     FileKind,
@@ -41,6 +40,7 @@ from merkle.tree import BlockId, ContainerId
 from ozone.datanode import DatanodeClient
 from ozone.descriptor import Descriptor, dump_descriptor, parse_descriptor, with_checksum
 from ozone.ports import ByteRange
+from ozone.site import read_site, volumes_of
 from ozone.volume import parse_version
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
@@ -497,7 +497,7 @@ def _site(scratch: Path) -> Target:
 
     def accept(raw: bytes) -> None:
         path.write_bytes(raw)
-        data, databases = doctor._volumes_of_site(path)
+        data, databases = volumes_of(read_site(path))
         assert data
         assert all(isinstance(folder, Path) for folder in (*data, *databases))
 

@@ -6,16 +6,20 @@ from pathlib import Path
 import pytest
 from pydantic.fields import FieldInfo
 
+from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
+# No process: what commands read.
+CLIENT = "client.toml"
 MODELS: dict[str, type[Settings]] = {
     "treefold agent run": AgentConfig,
     "treefold scm run": ControllerConfig,
     "treefold verifier run": VerifierConfig,
+    CLIENT: ClientConfig,
 }
 # Where a default is written for people, what a file would have to say first.
 REQUIRED = {"volumes": '[{path = "/v"}]', "state_folder": '"/s"', "bucket": '"local:/b"'}

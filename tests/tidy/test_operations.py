@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.sweep_metrics import SWEEP_METRICS
-from runtime.config import load
+from runtime.config import Settings, load
 from runtime.metrics import Metric
 from tests.support.long_running import (
     DEPLOY,
@@ -29,7 +29,7 @@ from tests.support.long_running import (
     unit_of,
 )
 from tests.support.promql import named, tokens
-from tests.tidy.test_config_tables import MODELS, fields
+from tests.tidy.test_config_tables import CLIENT, MODELS, fields
 from tests.tidy.test_units import parsed
 from tools.dashboard import DASHBOARD_PATH, ROWS, dashboard
 from tools.man_pages import PAGES_FOLDER, pages
@@ -72,7 +72,7 @@ def test_every_process_that_runs_on_is_known_here() -> None:
     the rest.
     """
     assert set(LONG_RUNNING) == commands_that_run_on()
-    assert {f"treefold {command}" for command in LONG_RUNNING} == set(MODELS)
+    assert {f"treefold {command}" for command in LONG_RUNNING} == set(MODELS) - {CLIENT}
     assert {MODELS[f"treefold {command}"] for command in LONG_RUNNING} == {
         process.settings for process in LONG_RUNNING.values()
     }
@@ -102,10 +102,16 @@ def test_a_process_has_its_rows_in_the_documents(command: str) -> None:
     assert f"| `{unit.name}` | `{example.name}` |" in OPERATIONS
 
 
-@pytest.mark.parametrize("command", LONG_RUNNING)
-def test_an_example_names_every_key_and_no_other(command: str, tmp_path: Path) -> None:
+EXAMPLES: Mapping[str, tuple[Path, type[Settings]]] = {
+    **{name: (example_of(name), process.settings) for name, process in LONG_RUNNING.items()},
+    CLIENT: (DEPLOY / "examples" / CLIENT, MODELS[CLIENT]),
+}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_names_every_key_and_no_other(name: str, tmp_path: Path) -> None:
     """Settings that it does not make are shown with their default."""
-    example, model = example_of(command), LONG_RUNNING[command].settings
+    example, model = EXAMPLES[name]
     whole = tmp_path / "whole.toml"
     whole.write_text(UNMADE.sub("", example.read_text()))
     known = {key.replace("[]", "") for key in fields(model)}

@@ -31,7 +31,6 @@ from runtime.rpc import (
     Handler,
     RpcServer,
     StreamCall,
-    Tls,
     UnaryCall,
     UnaryStreamCall,
     is_loopback,
@@ -40,6 +39,7 @@ from runtime.rpc import (
     printable,
     start_server,
 )
+from runtime.tls_files import Tls
 from tests.support.waiting import wait_until
 
 SERVICE = "test.Service"

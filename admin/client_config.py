@@ -1,0 +1,58 @@
+"""Settings of commands that call a controller or a verifier: where the controller is,
+and the files of mutual TLS. Options of a command win over them.
+
+They lie in the file that $TREEFOLD_CONFIG names, else in treefold/client.toml below
+$XDG_CONFIG_HOME, which is ~/.config unless it is set.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from runtime.config import Address, Settings, Switch, TlsSettings, load
+
+CONTROLLER_DEFAULT = "127.0.0.1:9896"
+
+
+class ClientConfig(Settings):
+    """All settings of client.toml."""
+
+    controller: Address = CONTROLLER_DEFAULT
+    # Paths in it are relative to the file's folder.
+    tls: TlsSettings | None = None
+    # Allow connections without TLS beyond loopback.
+    insecure: Switch = False
+
+
+def client_config(environment: Mapping[str, str]) -> ClientConfig:
+    """The settings for a process with these variables; the defaults if no file is named
+    and there is none at the usual place.
+
+    Raises:
+        ConfigError: the file is unreadable or not TOML, or has unknown keys or invalid
+            values.
+    """
+    named = environment.get("TREEFOLD_CONFIG")
+    path = Path(named).expanduser() if named else _usual_path(environment)
+    if path is None or (not named and not path.exists()):
+        return ClientConfig()
+    config = load(path, ClientConfig)
+    if config.tls is None:
+        return config
+    folder = path.absolute().parent
+    files = {
+        name: folder / file.expanduser()
+        for name, file in (
+            ("cert", config.tls.cert),
+            ("key", config.tls.key),
+            ("ca", config.tls.ca),
+        )
+    }
+    return config.model_copy(update={"tls": config.tls.model_copy(update=files)})
+
+
+def _usual_path(environment: Mapping[str, str]) -> Path | None:
+    """None for a user who has no home."""
+    if base := environment.get("XDG_CONFIG_HOME"):
+        return Path(base) / "treefold" / "client.toml"
+    home = environment.get("HOME")
+    return Path(home) / ".config" / "treefold" / "client.toml" if home else None

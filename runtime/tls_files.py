@@ -1,0 +1,52 @@
+"""The files of mutual TLS."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.errors import ConfigError
+
+# The fact of an error that says why a connection by TLS failed.
+FAULT = "tls_fault"
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM files of mutual TLS: our certificate and key, and the authority that must
+    have signed the peer's certificate.
+    """
+
+    cert: Path
+    key: Path
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TlsBytes:
+    """What the files of a `Tls` held when they were read."""
+
+    files: Tls
+    cert: bytes
+    key: bytes
+    ca: bytes
+
+
+def read_files(tls: Tls) -> TlsBytes:
+    """The bytes of the files, which are PEM by their first look.
+
+    Raises:
+        ConfigError: a file cannot be read, or is not PEM.
+    """
+    parts = []
+    for path in (tls.cert, tls.key, tls.ca):
+        try:
+            pem = path.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{path}: cannot be read: {error.strerror}", path=str(path)
+            ) from error
+        # grpc accepts any bytes here, and the first call fails as if the peer were
+        # unreachable.
+        if b"-----BEGIN " not in pem:
+            raise ConfigError(f"{path}: is not a PEM file", path=str(path))
+        parts.append(pem)
+    return TlsBytes(tls, *parts)
