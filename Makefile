@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Without bytecode on disk each worker of the tests, and each process that they start, compiles all of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image bench pictures test-ozone setup-peers test-peers lock clean
+.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image wheel bench pictures test-ozone setup-peers test-peers lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -59,6 +59,9 @@ BUILDER = $(shell command -v podman || echo docker)
 VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 image:  ## the container image treefold:VERSION (wants podman or docker)
 	$(BUILDER) build --file Containerfile --tag treefold:$(VERSION) .
+
+wheel: $(STAMP)  ## dist/treefold-VERSION-py3-none-any.whl
+	$(BIN)/python -m hatchling build -t wheel -d dist
 
 bench: $(STAMP)  ## every benchmark once
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done

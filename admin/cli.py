@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "job": LazyCommand("admin.jobs:job", "Show, follow and cancel the controller's jobs."),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
-    "scan": LazyCommand("admin.containers:scan", "Order agents to scan replicas for damage."),
+    "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
     ),

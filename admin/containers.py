@@ -1,5 +1,5 @@
-"""`treefold container` and `treefold scan`: show the containers that the controller
-knows, compare their replicas, order scans.
+"""`treefold container`: show the containers that the controller knows, and compare
+their replicas.
 """
 
 import time
@@ -39,8 +39,6 @@ from scm.registry import Datanode
 from scm.views import ContainerStatus, ReplicaStatus
 
 _LIST_DEFAULT = 100
-# Of an order of more scans no ages are printed.
-_AGES_MAX = 100
 
 
 @click.group()
@@ -120,7 +118,7 @@ def list_command(
                 _state_text(view),
                 view.compared.comparison.value,
                 f"{len(view.replicas)}/{view.expected_replicas}",
-                _roots_age_text(view),
+                roots_age_text(view),
                 view.ruling.eligibility.value,
                 view.last_verdict.value if view.last_verdict else "-",
                 view.compared.note,
@@ -218,7 +216,7 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         elif doubt:
             answer.exit_status = ExitCode.PARTLY
         if not as_json:
-            age = f"data scanned {_roots_age_text(view)}"
+            age = f"data scanned {roots_age_text(view)}"
             _print_comparison(compared, trees, age, names)
 
 
@@ -335,7 +333,8 @@ def _roots_scanned_s(view: ContainerStatus) -> float | None:
     return None if oldest_ms is None else oldest_ms / 1000
 
 
-def _roots_age_text(view: ContainerStatus) -> str:
+def roots_age_text(view: ContainerStatus) -> str:
+    """How long ago the data behind the roots were last read, by the oldest scan."""
     if not any(one.replica.state.is_closed for one in view.replicas):
         return "-"
     scanned_s = _roots_scanned_s(view)
@@ -382,7 +381,7 @@ def _print_container(view: ContainerStatus) -> None:
     why = f": {view.ruling.message}" if view.ruling.message else ""
     print_line(
         f"  known:       {len(view.replicas)} of {view.expected_replicas} replicas, data scanned"
-        f" {_roots_age_text(view)}"
+        f" {roots_age_text(view)}"
     )
     print_line(f"  reconcile:   {view.ruling.eligibility.value}{why}")
     if view.last_job_id:
@@ -442,46 +441,3 @@ def _print_comparison(
         where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
         where += f" at {evidence.offset}" if evidence.offset is not None else ""
         print_line(f"{evidence.kind}:{where} {evidence.detail}")
-
-
-@click.command()
-@click.argument("arguments", metavar="ID... | -", nargs=-1)
-@json_option
-@controller_options
-def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Order agents to scan replicas for damage.
-
-    Orders a scan of every live replica of these containers, and does not wait for it.
-    Until it ends, all commands show the result of the scan before: its age is printed.
-    `treefold container info` shows the state, the root and the time of the last scan.
-    IDs are arguments; with `-` they are read from standard input, one per line.
-
-    Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
-    unreachable, or no agent reports to it.
-    """
-    with command_result("scan", as_json=as_json) as answer:
-        requested = container_ids(arguments)
-        if not requested:
-            click.echo("Standard input has no container ID: there is nothing to do.", err=True)
-        unknown, ordered = controller.scan(requested)
-        shown = controller.get_containers(requested[:_AGES_MAX])
-        answer.data = {
-            "scansOrdered": ordered,
-            "unknownContainerIDs": unknown,
-            "lastScans": [_last_scan_json(one) for one in shown.values()],
-        }
-        if unknown:
-            check_agents(controller)
-        answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
-        for one in shown.values():
-            answer.print(
-                f"container {one.container_id}: until then its result is the old one, data scanned"
-                f" {_roots_age_text(one)}"
-            )
-        for number in unknown:
-            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
-
-
-def _last_scan_json(view: ContainerStatus) -> JsonObject:
-    whole = container_json(view)
-    return {name: whole[name] for name in ("containerID", "rootsScannedAt", "rootsAgeSeconds")}

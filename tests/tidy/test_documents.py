@@ -82,7 +82,7 @@ def _commands(
             yield f"{path} {name}", below
 
 
-def commands() -> list[tuple[str, click.Command]]:
+def every_command() -> list[tuple[str, click.Command]]:
     """Every command with its path, groups among them."""
     return list(_commands(treefold, click.Context(treefold, info_name="treefold")))
 

@@ -19,7 +19,7 @@ from admin.cli import treefold
 from admin.doctor import VolumeDiagnosis, print_diagnoses
 from repair.picture import BlockCell, legend, strips
 from runtime.output import print_line, print_row, print_table
-from tests.tidy.test_documents import commands
+from tests.tidy.test_documents import every_command
 
 WIDTH = 80
 UUID = "aabf944d-9c67-4a21-85c6-bd496e7ea31c"
@@ -62,7 +62,7 @@ def check(shown: str, *expected: str) -> None:
     assert missing == [], shown
 
 
-@pytest.mark.parametrize("path", [path for path, _ in commands()])
+@pytest.mark.parametrize("path", [path for path, _ in every_command()])
 def test_the_help_of_a_command_fits(path: str) -> None:
     result = CliRunner().invoke(
         treefold, [*path.split()[1:], "--help"], prog_name="treefold", terminal_width=WIDTH
@@ -185,5 +185,5 @@ def test_a_terminal_has_boxes() -> None:
 
 
 def test_every_command_is_looked_at() -> None:
-    assert len(commands()) > 40
-    assert all(isinstance(command, click.Command) for _, command in commands())
+    assert len(every_command()) > 40
+    assert all(isinstance(command, click.Command) for _, command in every_command())

@@ -1055,6 +1055,48 @@ def test_a_scan_says_how_old_the_result_is_that_is_shown_until_it_ends(cluster: 
     assert (second["containerID"], second["rootsScannedAt"]) == (2, None)
 
 
+@contextmanager
+def scanning(cluster: Cluster, *, but: str = "") -> Iterator[None]:
+    """Each agent that is ordered to scan container 1 reports a scan of this moment."""
+
+    def work(peer: str, agent: ReportingAgent) -> None:
+        wait_until(lambda: any(one.HasField("scan") for one in agent.beat().commands), "an order")
+        if peer != but:
+            agent.report(replica(peer, 1, root=2 if peer == "dn-2" else 1))
+
+    threads = [threading.Thread(target=work, args=item) for item in cluster.agents.items()]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+def test_a_scan_that_is_waited_for_tells_what_it_found(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    cluster.report(
+        *(replace(one, data_scan_timestamp_ms=hour_ago_ms) for one in cluster.roots(1, 1, 1))
+    )
+    with scanning(cluster):
+        result = cluster.run("scan", "1", "--wait", "--timeout", "60")
+    assert result.stdout.splitlines()[0] == "3 scans ordered"
+    assert "container 1: diverged" in result.stdout
+    assert "old one" not in result.stdout
+    assert result.exit_code == 3
+
+
+def test_a_replica_that_is_not_scanned_in_time_is_named(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    cluster.report(
+        *(replace(one, data_scan_timestamp_ms=hour_ago_ms) for one in cluster.roots(1, 1, 1))
+    )
+    with scanning(cluster, but="dn-3"):
+        document = cluster.json("scan", "1", "--wait", "--timeout", "1s")
+    assert document["exit"] == 5
+    assert "container 1 on host-dn-3 (dn-3) was not scanned within 1s" in str(document["warnings"])
+    assert cluster.run("scan", "1", "--wait", "--timeout", "soon").exit_code == 2
+
+
 def test_a_scan_of_nothing_says_so(cluster: Cluster) -> None:
     result = cluster.run("scan", "-", stdin="")
     assert (result.exit_code, result.stdout) == (0, "0 scans ordered\n")
