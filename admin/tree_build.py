@@ -116,7 +116,7 @@ def _surplus_bytes(container: Container) -> Iterator[str]:
                     )
 
 
-def build_json(built: ReplicaTree) -> JsonObject:
+def _build_json(built: ReplicaTree) -> JsonObject:
     deleted = sum(block.deleted for block in built.tree.blocks)
     return {
         "containerID": built.container_id,
@@ -136,7 +136,7 @@ def _finding_json(finding: Finding) -> JsonObject:
     return {key: value for key, value in parts.items() if value is not None}
 
 
-def build_result(name: str, built: ReplicaTree) -> BuildResult:
+def _build_result(name: str, built: ReplicaTree) -> BuildResult:
     """What is printed of a tree from this PATH."""
     which = f"{name}: container {built.container_id}: "
     findings = (
@@ -144,15 +144,14 @@ def build_result(name: str, built: ReplicaTree) -> BuildResult:
         for one in built.findings
     )
     notes = (f"{which}note: {note}" for note in built.notes)
-    return BuildResult(name, build_json(built), tuple(findings), tuple(notes))
+    return BuildResult(name, _build_json(built), tuple(findings), tuple(notes))
 
 
-def print_heading() -> None:
-    """The first line of what `print_result` prints."""
+def _print_heading() -> None:
     print_row([*_COLUMNS, "PATH"], _COLUMNS.values())
 
 
-def print_result(one: BuildResult) -> None:
+def _print_result(one: BuildResult) -> None:
     """A row of one container, and its findings and notes below."""
     shown = one.shown
     keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
@@ -220,7 +219,7 @@ class TreeBuild:
             # Before the data are read: what is written meanwhile is a change.
             version = _version(container) if self._results else None
             built = read()
-            one = build_result(name, built)
+            one = _build_result(name, built)
             self._print(one)
             if self._results and version is not None and built.unread is None:
                 self._results.add(container, version, one)
@@ -247,8 +246,8 @@ class TreeBuild:
                 print_json(one.shown)
             else:
                 if not self._done:
-                    print_heading()
-                print_result(one)
+                    _print_heading()
+                _print_result(one)
         self._done += 1
         self.found = self.found or bool(one.findings)
 
