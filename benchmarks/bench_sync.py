@@ -44,7 +44,7 @@ ROUNDS = 3
 OBJECTS = 2_000
 OBJECT_BYTES = 4 << 10
 LARGE_BYTES = 64 << 20
-LARGE_OBJECTS = 4
+LARGE_OBJECTS = 16
 DELETES = 100
 CUT_MIB = 256
 # One way, and in each direction.

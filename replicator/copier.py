@@ -20,6 +20,7 @@ from replicator.copy_requests import (
     CompleteUpload,
     CopyFailedError,
     CopyPart,
+    DoubtSourceEtags,
     FailureReason,
     JoinPart,
     ListParts,
@@ -105,6 +106,14 @@ class Copier:
         self._budget = _ByteBudget(limits.memory_bytes)
         self._parts = new_executor(limits.parts, "part")
         self._writes = threading.BoundedSemaphore(limits.objects)
+        self._source_etags_prove = source.capabilities.part_etags_are_md5 is not False
+
+    @property
+    def source_etags_prove(self) -> bool:
+        """Whether an ETag of the source may prove the parts of a copy: as long as the
+        store does not say otherwise, and none has failed to.
+        """
+        return self._source_etags_prove
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
@@ -142,6 +151,9 @@ class Copier:
                 return job.join()
             case StartPart():
                 job.start(self._parts, request, lambda: self._write_part(request))
+                return None
+            case DoubtSourceEtags():
+                self._source_etags_prove = False
                 return None
             case SaveUpload(key, record):
                 self._ledger.save_upload(key, record)
@@ -195,7 +207,7 @@ class Copier:
                 return uploads.complete(key, upload, parts, properties, condition, whole)
             case ReadRange() | ReadSourceFacts() | ReadSourceProperties() | ReadWhole():
                 raise AssertionError(f"{request} is no call of the target")
-            case StartPart() | JoinPart() | SaveUpload() | SavePart():
+            case StartPart() | JoinPart() | SaveUpload() | SavePart() | DoubtSourceEtags():
                 raise AssertionError(f"{request} is no call of the target")
             case BeginUpload() | StitchObject():
                 raise AssertionError(f"{request} is no call of the target")
@@ -223,7 +235,11 @@ class Copier:
         self._rate.take(len(request.body))
         return self._retried(
             lambda: self._target.upload_writer.write_part(
-                request.key, request.upload, request.number, request.body
+                request.key,
+                request.upload,
+                request.number,
+                request.body,
+                with_digest=request.with_digest,
             )
         )
 

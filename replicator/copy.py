@@ -11,6 +11,7 @@ from proof.item import ContentHash
 from replicator.copy_requests import (
     CopyFailedError,
     CopyResult,
+    DoubtSourceEtags,
     FailureReason,
     PutObject,
     Steps,
@@ -39,6 +40,7 @@ from replicator.stores.port import (
     WholeObject,
 )
 from replicator.uploads import (
+    OpenUpload,
     PartTransfer,
     adopt_finished,
     complete_upload,
@@ -142,30 +144,27 @@ def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
 def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
     """Copy in parts; those that an earlier run has sent are proven and kept.
 
+    An MD5 takes most of the CPU of a copy. None is computed where the target's ETags of
+    the parts must make that of the source: both stores have computed them.
+
     Raises:
         SourceChangedError: the source has another version by now.
         ObjectMissingError: the upload is gone.
     """
     part_bytes = part_bytes_of(task.source, task.limits.part_bytes)
     opened = yield from open_upload(task, properties, part_bytes)
-    # An object in parts has no MD5 of the whole that ours could be compared with.
-    hasher = ContentHasher(with_md5=not _part_count(task.source))
-    windows = WindowHasher(task.window_key, task.source.size_bytes)
-    whole = WholeCrc(task.capabilities.upload_crc)
-    transfer = PartTransfer(task, opened.upload)
+    may_prove = _may_prove_by_etag(task, part_bytes)
+    transfer = PartTransfer(task, opened.upload, with_digest=not may_prove)
     try:
-        for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
-            body = yield from read_range(task, first, end)
-            hasher.update(body)
-            windows.update(body)
-            whole.update(body)
-            part = yield from opened.take_over(task, number, body)
-            if part is not None:
-                transfer.parts[number] = part
-            else:
-                yield from transfer.send(number, body)
-        yield from transfer.join()
-        facts = yield from complete_upload(task, transfer, properties, whole.hash())
+        content = yield from _send_parts(task, part_bytes, opened, transfer)
+        if may_prove and not transfer.has_etag(task.source.etag.strip('"')):
+            # The source's parts have other sizes, or one of ours has arrived changed:
+            # each of them is proven by itself, and sent again if need be.
+            yield DoubtSourceEtags()
+            transfer.with_digest = True
+            held = OpenUpload(opened.upload, dict(transfer.parts))
+            content = yield from _send_parts(task, part_bytes, held, transfer)
+        facts = yield from complete_upload(task, transfer, properties, content.whole.hash())
     except SourceChangedError:
         yield from transfer.abandon()
         raise
@@ -175,10 +174,54 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
         if error.reason is FailureReason.TARGET_CHANGED:
             yield from transfer.abandon()
         raise
-    hashes = with_whole(hasher.hashes(), whole.hash())
+    hashes = with_whole(content.hasher.hashes(), content.whole.hash())
     check_answer(task, facts, hashes)
     made = _result(task, facts, hashes, properties, transfer.sent_bytes)
-    return replace(made, windows=windows.table())
+    return replace(made, windows=content.windows.table())
+
+
+class _Content:
+    """What is computed of all bytes of an object as they are read."""
+
+    def __init__(self, task: CopyTask) -> None:
+        # An object in parts has no MD5 of the whole that ours could be compared with.
+        self.hasher = ContentHasher(with_md5=not _part_count(task.source))
+        self.windows = WindowHasher(task.window_key, task.source.size_bytes)
+        self.whole = WholeCrc(task.capabilities.upload_crc)
+
+    def update(self, body: bytes) -> None:
+        """Add the next bytes."""
+        self.hasher.update(body)
+        self.windows.update(body)
+        self.whole.update(body)
+
+
+def _send_parts(
+    task: CopyTask, part_bytes: int, opened: OpenUpload, transfer: PartTransfer
+) -> Steps[_Content]:
+    """Read the source from its beginning, and send the parts that the target lacks."""
+    content = _Content(task)
+    for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
+        body = yield from read_range(task, first, end)
+        content.update(body)
+        part = yield from opened.take_over(task, number, body)
+        if part is not None:
+            transfer.parts[number] = part
+        else:
+            yield from transfer.send(number, body)
+    yield from transfer.join()
+    return content
+
+
+def _may_prove_by_etag(task: CopyTask, part_bytes: int) -> bool:
+    """Whether the ETag of the source may prove all parts together: the target's ETags
+    are the parts' MD5s, the source's may be made of such, and it has as many parts.
+    """
+    return (
+        task.source_etags_prove
+        and task.capabilities.part_etags_are_md5 is True
+        and _part_count(task.source) == -(-task.source.size_bytes // part_bytes)
+    )
 
 
 def part_bytes_of(source: ObjectFacts, part_bytes_min: int) -> int:

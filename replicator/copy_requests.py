@@ -95,8 +95,9 @@ class CopyFailedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class SentPart:
-    """A part that the target acknowledged; `blake3` is of the bytes that were sent,
-    empty where the target copied them from itself.
+    """A part that the target acknowledged; `blake3` is of the bytes that it has been
+    proven to have got, empty where it copied them from itself, and where the ETag of
+    the source is the proof of all parts together.
     """
 
     part: UploadedPart
@@ -190,6 +191,13 @@ class ReadRange:
 
 
 @dataclass(frozen=True, slots=True)
+class DoubtSourceEtags:
+    """An ETag of the source did not prove our parts, so later copies need not try;
+    answered by None.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class PutObject:
     """Answered by ObjectFacts."""
 
@@ -252,12 +260,15 @@ class ListParts:
 
 @dataclass(frozen=True, slots=True)
 class StartPart:
-    """Begin to write a part; answered by None at once. JoinPart gives the outcome."""
+    """Begin to write a part; answered by None at once. JoinPart gives the outcome.
+    `with_digest` as of UploadWriter.
+    """
 
     key: str
     upload: UploadId
     number: int
     body: Buffer
+    with_digest: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +317,7 @@ Request: TypeAlias = (
     | ReadWhole
     | ReadTargetProperties
     | ReadRange
+    | DoubtSourceEtags
     | PutObject
     | PutProperties
     | SaveUpload

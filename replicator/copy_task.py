@@ -53,7 +53,8 @@ class CopyTask:
 
     `target` is the object to replace, None where the key must be absent. `upload` is
     what an earlier run left. `windows` and `content` describe the bytes of `target`, as
-    the ledger knows them.
+    the ledger knows them. `source_etags_prove`: an ETag of the source may be made of
+    the MD5s of its parts, as S3 does it.
     """
 
     source: ObjectFacts
@@ -66,6 +67,7 @@ class CopyTask:
     windows: WindowTable | None = None
     content: tuple[ContentHash, ...] = ()
     properties: bytes = b""
+    source_etags_prove: bool = False
 
     @property
     def key(self) -> str:

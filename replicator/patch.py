@@ -254,7 +254,7 @@ def _send_patch(task: CopyTask, parts: tuple[PatchPart, ...], whole: _Whole) -> 
     base = task.target
     assert base is not None
     opened = yield from open_upload(task, whole.properties, _fingerprint(parts))
-    transfer = PartTransfer(task, opened.upload)
+    transfer = PartTransfer(task, opened.upload, with_digest=True)
     try:
         for number, part in enumerate(parts, 1):
             if part.is_kept:

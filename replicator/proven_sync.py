@@ -438,6 +438,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
             crossing=self._crossing,
             window_key=self._ledger.secret,
             limits=self._options.copy_limits,
+            source_etags_prove=self._copier.source_etags_prove,
         )
         result = self._copier.run(copy_object(task))
         if result is not None:

@@ -502,6 +502,7 @@ class BucketSync:
             crossing=self._crossing,
             window_key=self._ledger.secret,
             limits=self._options.copy_limits,
+            source_etags_prove=self._copier.source_etags_prove,
             upload=self._ledger.upload(step.key),
             windows=windows,
             content=row.hashes if row is not None else (),

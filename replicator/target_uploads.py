@@ -49,9 +49,19 @@ class OwnUploads:
                     self._abort_new(before)
             raise
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """See UploadWriter."""
-        return self._target.upload_writer.write_part(key, upload, number, body)
+        return self._target.upload_writer.write_part(
+            key, upload, number, body, with_digest=with_digest
+        )
 
     def copy_part(
         self, key: str, upload: UploadId, number: int, source: CopySource

@@ -64,11 +64,14 @@ class PartTransfer:
     read on. So whatever is cut or killed, no more than one part crosses twice: what the
     target has not acknowledged may have to be sent again, and a store whose ETags prove
     nothing cannot even show that it has it.
+
+    Without `with_digest` no part is proven as it is sent; `has_etag` proves all.
     """
 
-    def __init__(self, task: CopyTask, upload: UploadId) -> None:
+    def __init__(self, task: CopyTask, upload: UploadId, *, with_digest: bool) -> None:
         self._task = task
         self.upload = upload
+        self.with_digest = with_digest
         self._on_its_way: tuple[int, bytes, int] | None = None
         self.parts = dict[int, UploadedPart]()
         self.sent_bytes = 0
@@ -76,9 +79,16 @@ class PartTransfer:
     def send(self, number: int, body: bytes) -> Steps[None]:
         """Start a part, once the one before it is acknowledged."""
         yield from self.join()
-        yield StartPart(self._task.key, self.upload, number, body)
+        yield StartPart(self._task.key, self.upload, number, body, self.with_digest)
         # Not the body: its memory is another part's once this one is sent.
-        self._on_its_way = number, blake3_of(body), len(body)
+        self._on_its_way = number, blake3_of(body) if self.with_digest else b"", len(body)
+
+    def has_etag(self, etag: str) -> bool:
+        """Whether the parts that the target has make an object of this ETag, which is
+        one of MD5s of parts: then they are the bytes of which it was made.
+        """
+        etags = [part.etag.strip('"') for _, part in sorted(self.parts.items())]
+        return all(map(_is_md5, etags)) and etag == parts_etag([*map(bytes.fromhex, etags)])
 
     def join(self) -> Steps[None]:
         """Wait until the target has acknowledged what was sent."""
@@ -199,7 +209,7 @@ class OpenUpload:
         part, sent = self.held.get(number), self.sent.get(number)
         if part is None or not _is_held(task.capabilities, part, sent, body):
             return None
-        if sent is None or sent.part != part:
+        if sent is None or sent.part != part or not sent.blake3:
             yield SavePart(task.key, SentPart(part, blake3_of(body)))
         return part
 
@@ -271,13 +281,13 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
     first = 0
     for one in record.sent:
         end = first + one.part.size_bytes
-        is_sent = bool(one.blake3)
+        is_sent = bool(one.blake3) or record.is_whole
         # Parts that were copied inside the target may be as large as the object.
         for at in range(first, end, end - first if is_sent else task.limits.part_bytes):
             body = yield from read_range(
                 task, at, end if is_sent else min(at + task.limits.part_bytes, end)
             )
-            if is_sent and blake3_of(body) != one.blake3:
+            if is_sent and not _is_held(task.capabilities, one.part, one, body):
                 return None
             hasher.update(body)
             windows.update(body)
@@ -301,10 +311,11 @@ def _is_held(
     """
     if part.size_bytes != len(body):
         return False
-    if sent is not None and sent.part == part:
+    if sent is not None and sent.part == part and sent.blake3:
         return sent.blake3 == blake3_of(body)
-    # A part that was sent and whose answer is not recorded: the run was killed between.
-    return capabilities.part_etags_are_md5 and part.etag.strip('"') == md5_of(body).hex()
+    # Sent without a digest, or the run was killed before its answer was recorded.
+    are_md5 = capabilities.part_etags_are_md5 is True
+    return are_md5 and part.etag.strip('"') == md5_of(body).hex()
 
 
 def _with_properties(
@@ -341,6 +352,10 @@ def _multipart_etags(parts: tuple[UploadedPart, ...]) -> frozenset[str]:
     """The ETags that stores give an object of these parts."""
     texts = [part.etag.strip('"') for part in parts]
     as_text = f"{md5_of(''.join(texts).encode()).hex()}-{len(parts)}"
-    if all(len(text) == _MD5_DIGITS and not set(text) - set("0123456789abcdef") for text in texts):
+    if all(map(_is_md5, texts)):
         return frozenset({as_text, parts_etag([bytes.fromhex(text) for text in texts])})
     return frozenset({as_text})
+
+
+def _is_md5(etag: str) -> bool:
+    return len(etag) == _MD5_DIGITS and not set(etag) - set("0123456789abcdef")

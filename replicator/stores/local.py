@@ -251,9 +251,17 @@ class LocalBucket:
             rows.add_upload(upload, name, properties)
         return UploadId(upload)
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """See UploadWriter. A part of any size is written piece by piece: give a map of
-        a file where it does not fit memory.
+        a file where it does not fit memory. Its ETag is its MD5, digest or not.
         """
         name = _checked_key(key)
         _check_number(number)

@@ -182,7 +182,8 @@ class Capabilities:
     algorithms by which the store can describe every object it is given from now on.
     `stamps_cover_properties`: whatever changes an object's properties changes its stamp
     too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
-    that was written, not copied, is the MD5 of its bytes. `upload_crc` is the CRC (of
+    that was written, not copied, is the MD5 of its bytes; None if that is not known of
+    a store that is only read. `upload_crc` is the CRC (of
     HashAlgorithm, by its value) that the store declares of the whole of each object
     that is uploaded in parts; empty where it declares none. `reasons` has the name of a
     field above and the reason for its value, where the store lacks something or was not
@@ -204,7 +205,7 @@ class Capabilities:
     whole_hashes: tuple[str, ...]
     reasons: tuple[tuple[str, str], ...] = ()
     stamps_cover_properties: bool = False
-    part_etags_are_md5: bool = False
+    part_etags_are_md5: bool | None = False
     upload_crc: str = ""
 
 
@@ -325,8 +326,18 @@ class UploadWriter(Protocol):
             StoreError: the store refused.
         """
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """Write part `number` (from 1), protected by a digest that the store checks.
+        Without it the caller proves all parts by their ETags before it completes them:
+        an MD5 takes most of the CPU of a part.
 
         Raises:
             ObjectMissingError: the upload does not exist any more.

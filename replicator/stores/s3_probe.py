@@ -524,7 +524,7 @@ def _read_only(bucket: S3Bucket, found: S3Behaviour, names: list[str]) -> S3Beha
         )
     return replace(
         found,
-        etag_is_md5=is_proven,
+        etag_is_md5=is_proven if names or found.is_ozone else None,
         declares_checksums=not found.is_ozone,
         put_keeps_tags=False,
         tags_apart=found.is_ozone or not names or _answers(bucket, names[0], "tagging", parse_tags),

@@ -72,10 +72,22 @@ class S3UploadWriter:
             answer = self._bucket.request("POST", key, query=(("uploads", ""),), headers=headers)
             return parse_upload_id(answer.body)
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """See UploadWriter."""
-        query, md5 = _part_query(upload, number), md5_of(body)
-        headers = {"content-md5": base64.b64encode(md5).decode()}
+        query, behaviour = _part_query(upload, number), self._bucket.behaviour
+        # Without TLS only a store that was seen to take it gets a body without a hash.
+        is_signed = self._bucket.client.signs_payloads and not behaviour.checks_part_md5
+        with_digest = with_digest or is_signed
+        md5 = md5_of(body) if with_digest else None
+        headers = {} if md5 is None else {"content-md5": base64.b64encode(md5).decode()}
         crc = self._crc(key)
         if crc is not None:
             # Some stores want one of every part before they declare that of the whole.
@@ -89,10 +101,10 @@ class S3UploadWriter:
                 query=query,
                 headers=headers,
                 body=body,
-                signs_body=not self._bucket.behaviour.checks_part_md5,
+                signs_body=not behaviour.checks_part_md5,
             )
             etag = etag_of(answer.headers)
-        if self._bucket.behaviour.etag_is_md5 and etag != md5.hex():
+        if behaviour.etag_is_md5 and md5 is not None and etag != md5.hex():
             raise DigestMismatchError(
                 f"the store received other bytes of part {number} of {key!r}: its ETag is {etag}"
             )

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from merkle.checksum import Buffer
 from replicator.copy_task import CopyLimits
 from replicator.stores.port import (
     ObjectProperties,
@@ -169,10 +170,18 @@ class CuttingUploads:
         self.complete = writer.complete
         self.abort = writer.abort
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: bytes) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """See UploadWriter."""
-        self.sent_bytes += len(body)
-        part = self._writer.write_part(key, upload, number, body)
+        self.sent_bytes += memoryview(body).nbytes
+        part = self._writer.write_part(key, upload, number, body, with_digest=with_digest)
         self.parts -= 1
         if self.parts < 0:
             raise StoreUnavailableError("the connection was cut")

@@ -111,8 +111,9 @@ class MemoryStore:
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
     `has_feed` its changes can be read. `payload` are the object bytes that were written
-    from outside, `calls` the operations by name, `deleted` the keys of
-    bulk deletes. Keys in `lost` are listed, and do not exist.
+    from outside, `undigested` the parts of them that came without a digest, `calls` the
+    operations by name, `deleted` the keys of bulk deletes. Keys in `lost` are listed,
+    and do not exist.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class MemoryStore:
         self.faults = StoreFaults()
         self.lost = set[str]()
         self.payload = 0
+        self.undigested = 0
         self.deleted: list[str] = []
         self.calls: list[str] = []
         self._says_little = says_little
@@ -298,10 +300,19 @@ class MemoryStore:
             self.uploading[upload] = MemoryUpload(key, properties)
             return upload
 
-    def write_part(self, key: str, upload: UploadId, number: int, body: Buffer) -> UploadedPart:
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
         """See UploadWriter."""
         _check_number(number)
         with self._operation("write_part", key), self._lock:
+            self.undigested += not with_digest
             self.payload += len(body)
             etag = hashlib.md5(body).hexdigest()
             return self._add(upload, UploadedPart(number, len(body), etag), bytes(body))

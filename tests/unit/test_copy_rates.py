@@ -105,8 +105,12 @@ def test_the_md5_of_the_whole_is_left_out_of_objects_in_parts_only(
     assert set(row.hashes) <= set(hasher.hashes())
 
 
+@pytest.mark.parametrize("with_digest", [True, False])
 @pytest.mark.parametrize("checks_part_md5", [False, True])
-def test_a_part_is_guarded_by_a_signed_hash_of_its_bytes(checks_part_md5: bool) -> None:
+def test_a_part_is_guarded_by_a_signed_hash_of_its_bytes(
+    checks_part_md5: bool, with_digest: bool
+) -> None:
+    """Unless its sender proves it later, and the store takes it so."""
     with wire_server() as server:
         client = S3Client(endpoint_url=server.url, region="r", credentials=Credentials("a", "b"))
         with closing(client):
@@ -114,12 +118,15 @@ def test_a_part_is_guarded_by_a_signed_hash_of_its_bytes(checks_part_md5: bool) 
             bucket.behaviour = S3Behaviour(checks_part_md5=checks_part_md5)
             uploads = S3UploadWriter(bucket, S3Reader(bucket))
             server.answers.append(answer(200, b"", 'ETag: "e"\r\n'))
-            uploads.write_part("key", "u", 1, b"part")
+            uploads.write_part("key", "u", 1, b"part", with_digest=with_digest)
     (one,) = server.arrived
     assert is_signed(one.method, one.target, one.headers, one.body, "b")
-    assert one.headers["content-md5"] == "9Mk4XxkC9zNLALm07NFk3g=="
-    names = one.headers["authorization"].partition("SignedHeaders=")[2]
-    assert "content-md5" in names.partition(",")[0].split(";")
+    if with_digest or not checks_part_md5:
+        assert one.headers["content-md5"] == "9Mk4XxkC9zNLALm07NFk3g=="
+        names = one.headers["authorization"].partition("SignedHeaders=")[2]
+        assert "content-md5" in names.partition(",")[0].split(";")
+    else:
+        assert "content-md5" not in one.headers
     is_unsigned = one.headers["x-amz-content-sha256"] == "UNSIGNED-PAYLOAD"
     assert is_unsigned == checks_part_md5
 
