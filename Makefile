@@ -5,7 +5,7 @@ STAMP := .venv/.installed
 # Without bytecode on disk each worker of the tests, and each process that they start, compiles all of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image bench pictures test-ozone setup-peers test-peers lock clean
+.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image wheel bench pictures test-ozone setup-peers test-peers lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -60,13 +60,18 @@ VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 image:  ## the container image treefold:VERSION (wants podman or docker)
 	$(BUILDER) build --file Containerfile --tag treefold:$(VERSION) .
 
+wheel: $(STAMP)  ## dist/treefold-VERSION-py3-none-any.whl
+	$(BIN)/python -m hatchling build -t wheel -d dist
+
 bench: $(STAMP)  ## every benchmark once
 	@for bench in benchmarks/bench_*.py; do $(BIN)/python -m benchmarks.$$(basename $$bench .py) || exit 1; done
 
 # The part of the page that fits a screen; the folder of the browser's profile goes with the rest.
 SHOOT = chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=0.75 --window-size=1180,1900 \
 	--user-data-dir=build/report/profile 2>build/report/said
-pictures: $(STAMP)  ## docs/report-light.png and -dark.png, of the report of treefold sweep demo (wants Chromium)
+pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chromium)
+	$(BIN)/treefold demo --check --svg docs/healed.svg
+	$(BIN)/treefold bucket demo --svg docs/bucket-proof.svg
 	@rm -rf build/report && mkdir -p build
 	$(BIN)/treefold sweep demo --engine local --keep build/report
 	@set -e; page=$$(ls $$PWD/build/report/sweeps-local/report/*/report.html | tail -n 1); \
@@ -86,9 +91,9 @@ test-peers: setup-peers  ## the tests against two real Ceph object stores on loo
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(COMPILE) pyproject.toml --extra fast --extra spark --extra test -o requirements.lock
+	$(COMPILE) pyproject.toml --extra fast --extra bucket --extra spark --extra test -o requirements.lock
 	# With what builds our wheel.
-	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra sweep - -c requirements.lock -o requirements-run.lock
+	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra bucket --extra sweep - -c requirements.lock -o requirements-run.lock
 
 clean:
 	rm -rf .venv .venv-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

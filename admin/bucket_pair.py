@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from admin.paths import LocalPath
+from admin.paths import LocalPath, state_home
 from proof.receipts import Receipt
 from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger
@@ -188,6 +188,5 @@ def state_folder(state: Path | None, source: str, target: str) -> Path:
 
 
 def _default_state(source: str, target: str) -> Path:
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
     pair = blake3_of(f"{source}\n{target}".encode()).hex()[:16]
-    return Path(home) / "treefold" / "buckets" / pair
+    return state_home() / "buckets" / pair

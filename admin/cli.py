@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import click
 
 from admin.command_result import CommandResult, error_json, print_error
-from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.lazy_commands import LazyCommand, LazyGroup, missing_extra
 from merkle.errors import ReconcileError
 from runtime.errors import DiskError, InternalError, OperationInterruptedError, UsageError
 from runtime.exit_codes import ExitCode
@@ -32,7 +32,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "dnagent.cli:agent", "Run the agent of a datanode: scan, serve, report, repair."
     ),
     "bucket": LazyCommand(
-        "admin.bucket:bucket", "Copy a bucket between two stores, and show that it is equal."
+        "admin.bucket:bucket",
+        "Copy a bucket between two stores, and show that it is equal.",
+        extra="bucket",
     ),
     "completion": LazyCommand(
         "admin.completion:completion", "Print what makes a shell complete commands and options."
@@ -48,7 +50,7 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "job": LazyCommand("admin.jobs:job", "Show, follow, cancel and undo the controller's jobs."),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
-    "scan": LazyCommand("admin.containers:scan", "Order agents to scan replicas for damage."),
+    "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
     ),
@@ -57,7 +59,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "tree": LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
     "verifier": LazyCommand(
-        "replicator.cli:verifier", "Run the verifier of a bucket: prove what it holds."
+        "replicator.cli:verifier",
+        "Run the verifier of a bucket: prove what it holds.",
+        extra="bucket",
     ),
 }
 
@@ -144,6 +148,9 @@ def _named(error: Exception) -> ReconcileError:
     """
     if isinstance(error, OSError) and error.filename is not None:
         return DiskError(f"{error.filename}: {error.strerror or error}")
+    # A store in S3 is opened long after its command was imported.
+    if isinstance(error, ModuleNotFoundError) and (named := missing_extra(error)):
+        return named
     return InternalError(
         f"{type(error).__name__}: {error}",
         hint=f"This is a defect. Please report what {_TRACEBACK}=1 shows besides.",
@@ -158,7 +165,7 @@ def treefold(ctx: click.Context) -> None:
     # Imported here, because it is slow and --help does not need it.
     from runtime.progress import ProgressStyle
 
-    ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
+    ctx.obj = ProgressStyle.of(is_terminal=sys.stderr.isatty(), environment=os.environ)
 
 
 def main() -> None:

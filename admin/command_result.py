@@ -9,7 +9,7 @@ import click
 
 from merkle.errors import ReconcileError
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_json
+from runtime.output import JsonObject, print_json, print_text
 
 _SCHEMA_VERSION = 1
 
@@ -32,20 +32,20 @@ class CommandResult:
         self.errors.append({"code": code, "message": message, "hint": hint})
         self.exit_status = self.exit_status or ExitCode.FAILED
         if not self.as_json:
-            click.echo(message, err=True)
+            print_text(message, stderr=True)
             if hint:
-                click.echo(f"  {hint}", err=True)
+                print_text(f"  {hint}", stderr=True)
 
     def warn(self, message: str) -> None:
         """Add a warning; without --json it is printed to stderr."""
         self.warnings.append(message)
         if not self.as_json:
-            click.echo(f"warning: {message}", err=True)
+            print_text(f"warning: {message}", stderr=True)
 
     def print(self, text: str) -> None:
-        """Print a line to stdout; nothing with --json."""
+        """Print lines to stdout; nothing with --json."""
         if not self.as_json:
-            click.echo(text)
+            print_text(text)
 
     def document(self) -> JsonObject:
         """The command's JSON document."""
@@ -67,9 +67,9 @@ def error_json(error: ReconcileError) -> JsonObject:
 
 def print_error(error: ReconcileError) -> None:
     """Print an error that ends a command to stderr."""
-    click.echo(f"error [{error.code}]: {error.message}", err=True)
+    print_text(f"error [{error.code}]: {error.message}", stderr=True)
     if error.hint:
-        click.echo(f"  {error.hint}", err=True)
+        print_text(f"  {error.hint}", stderr=True)
 
 
 @contextmanager

@@ -1,5 +1,5 @@
-"""`treefold container` and `treefold scan`: show the containers that the controller
-knows, compare their replicas, order scans.
+"""`treefold container`: show the containers that the controller knows, and compare
+their replicas.
 """
 
 import time
@@ -19,7 +19,7 @@ from admin.answer import (
 )
 from admin.command_result import command_result
 from admin.comparison import comparison_json
-from admin.requester import requester
+from admin.datanode_names import DatanodeNames, host_of
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
@@ -118,7 +118,7 @@ def list_command(
                 _state_text(view),
                 view.compared.comparison.value,
                 f"{len(view.replicas)}/{view.expected_replicas}",
-                _roots_age_text(view),
+                roots_age_text(view),
                 view.ruling.eligibility.value,
                 view.last_verdict.value if view.last_verdict else "-",
                 view.compared.note,
@@ -184,14 +184,17 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
                 "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.compared.note}."
             )
             return
+        names = DatanodeNames.of_containers([view])
         for replica in view.replicas:
             if not replica.is_live:
                 answer.warn(
-                    f"datanode {replica.datanode.peer} no longer reports and was not compared"
+                    f"datanode {names.text(replica.datanode.peer)} no longer reports and was not"
+                    " compared"
                 )
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
-            answer.fail(error.code, f"datanode {name}: {error.message}", hint=error.hint)
+            text = f"datanode {names.text(name)}: {error.message}"
+            answer.fail(error.code, text, hint=error.hint)
         if errors:
             # Without all replicas, the verdict could report data as lost that only the
             # missing one holds.
@@ -203,7 +206,9 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             )
             return
         compared, doubt = compare_live(view, trees)
-        answer.data = comparison_json(compared)
+        answer.data = comparison_json(compared) | {
+            "datanodes": [datanode_json(replica.datanode) for replica in view.replicas]
+        }
         if doubt:
             answer.warn(f"container {number}: {doubt}")
         if compared.differences:
@@ -211,7 +216,8 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         elif doubt:
             answer.exit_status = ExitCode.PARTLY
         if not as_json:
-            _print_comparison(compared, trees, f"data scanned {_roots_age_text(view)}")
+            age = f"data scanned {roots_age_text(view)}"
+            _print_comparison(compared, trees, age, names)
 
 
 def fetch_trees(
@@ -327,7 +333,8 @@ def _roots_scanned_s(view: ContainerStatus) -> float | None:
     return None if oldest_ms is None else oldest_ms / 1000
 
 
-def _roots_age_text(view: ContainerStatus) -> str:
+def roots_age_text(view: ContainerStatus) -> str:
+    """How long ago the data behind the roots were last read, by the oldest scan."""
     if not any(one.replica.state.is_closed for one in view.replicas):
         return "-"
     scanned_s = _roots_scanned_s(view)
@@ -342,7 +349,7 @@ def has_invalid_replica(view: ContainerStatus) -> bool:
 def datanode_json(datanode: Datanode) -> JsonObject:
     """The JSON object for a datanode, with the keys that Ozone uses."""
     host, _ = split_address(datanode.address)
-    return {"id": datanode.peer, "hostname": datanode.hostname or host, "ipAddress": host}
+    return {"id": datanode.peer, "hostname": host_of(datanode), "ipAddress": host}
 
 
 def root_of(replica: ContainerReplica) -> str | None:
@@ -374,7 +381,7 @@ def _print_container(view: ContainerStatus) -> None:
     why = f": {view.ruling.message}" if view.ruling.message else ""
     print_line(
         f"  known:       {len(view.replicas)} of {view.expected_replicas} replicas, data scanned"
-        f" {_roots_age_text(view)}"
+        f" {roots_age_text(view)}"
     )
     print_line(f"  reconcile:   {view.ruling.eligibility.value}{why}")
     if view.last_job_id:
@@ -395,9 +402,7 @@ def _print_replica(view: ReplicaStatus) -> None:
     index = f", replica index {replica.replica_index}" if replica.replica_index else ""
     held = ", read-only" if replica.read_only else ""
     heard = "reported" if view.is_live else "silent: last reported"
-    print_line(
-        f"  datanode {view.datanode.peer} ({view.datanode.hostname or view.datanode.address})"
-    )
+    print_line(f"  datanode {view.datanode.peer} ({host_of(view.datanode)})")
     print_line(
         f"    {replica.state.value}{held}{index}, root {root_of(replica) or 'unknown'}, BCSID"
         f" {replica.bcs_id}"
@@ -406,13 +411,16 @@ def _print_replica(view: ReplicaStatus) -> None:
     print_line(f"    {heard} {age_text(view.report_age_s)}")
 
 
-def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age: str) -> None:
+def _print_comparison(
+    compared: Comparison, trees: dict[str, ContainerTree], age: str, names: DatanodeNames
+) -> None:
     print_line(f"Container {compared.container_id}: {compared.verdict.value} ({age})")
     print_table(
-        ("DATANODE", "ROOT", "BLOCKS", "DELETED"),
+        ("DATANODE", "HOST", "ROOT", "BLOCKS", "DELETED"),
         [
             (
                 name,
+                names.host(name),
                 root_hex(tree.data_checksum),
                 len(tree.blocks),
                 sum(block.deleted for block in tree.blocks),
@@ -420,11 +428,12 @@ def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age
             for name, tree in trees.items()
         ],
         numbers=("ROOT", "BLOCKS", "DELETED"),
+        folded=("HOST",),
     )
     for difference in compared.differences:
         where = f" at {difference.offset}" if difference.offset is not None else ""
-        sources = ", ".join(difference.sources) or "nowhere"
-        lacking = ", ".join(difference.lacking)
+        sources = ", ".join(map(names.text, difference.sources)) or "nowhere"
+        lacking = ", ".join(map(names.text, difference.lacking))
         print_line(
             f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}"
         )
@@ -432,27 +441,3 @@ def _print_comparison(compared: Comparison, trees: dict[str, ContainerTree], age
         where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
         where += f" at {evidence.offset}" if evidence.offset is not None else ""
         print_line(f"{evidence.kind}:{where} {evidence.detail}")
-
-
-@click.command()
-@click.argument("arguments", metavar="ID... | -", nargs=-1)
-@json_option
-@controller_options
-def scan(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
-    """Order agents to scan replicas for damage.
-
-    Orders a scan of every live replica of these containers, and does not wait for it.
-    `treefold container info` shows the state, the root and the time of the last scan.
-    IDs are arguments; with `-` they are read from standard input, one per line.
-
-    Exit status: 0 ordered, 1 a container is not known, 2 usage, 7 controller
-    unreachable, or no agent reports to it.
-    """
-    with command_result("scan", as_json=as_json) as answer:
-        unknown, ordered = controller.scan(container_ids(arguments), requested_by=requester())
-        answer.data = {"scansOrdered": ordered, "unknownContainerIDs": unknown}
-        if unknown:
-            check_agents(controller)
-        answer.print(f"{ordered} scan{'' if ordered == 1 else 's'} ordered")
-        for number in unknown:
-            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")

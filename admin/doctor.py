@@ -9,7 +9,7 @@ volume it shows whether an agent could own it or only read it.
 import platform
 import tempfile
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,10 +27,10 @@ from ozone.errors import (
 )
 from ozone.rocks_lock import lock_holder
 from ozone.site import check_unsecured, read_site, volumes_of
-from ozone.volume import Hold, Volume, open_volume
+from ozone.volume import Hold, Volume, open_volume, permission_hint
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
-from runtime.output import console, print_json, print_table
+from runtime.output import print_json, print_line, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
 _FINDINGS = 3
@@ -100,7 +100,10 @@ def _examine_container(container: Container, diagnosis: VolumeDiagnosis) -> None
 
 
 def _with_hint(error: ReconcileError) -> str:
-    return f"{error.message}. {error.hint}" if error.hint else error.message
+    hint = error.hint
+    if error.facts.get("denied"):
+        hint = permission_hint(Path(str(error.facts["path"])))
+    return f"{error.message}. {hint}" if hint else error.message
 
 
 def _examine_database(volume: Volume, diagnosis: VolumeDiagnosis) -> None:
@@ -158,7 +161,7 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
         }
         print_json({"schema_version": 1, "command": "doctor", "ok": healthy, "data": data})
     else:
-        _print(machine, examined)
+        print_diagnoses(machine, examined)
     click.get_current_context().exit(0 if healthy else _FINDINGS)
 
 
@@ -177,24 +180,29 @@ def _as_json(diagnosis: VolumeDiagnosis) -> dict[str, object]:
     }
 
 
-def _print(machine: dict[str, str], examined: list[VolumeDiagnosis]) -> None:
-    out = console()
-    out.print("  ".join(f"{name} {value}" for name, value in machine.items()))
+def print_diagnoses(machine: dict[str, str], examined: Sequence[VolumeDiagnosis]) -> None:
+    """Print what `treefold doctor` found: versions of libraries, then the volumes."""
+    print_line("  ".join(f"{name} {value}" for name, value in machine.items()))
     print_table(["checksum", "computed by"], implementations().items(), folded=["computed by"])
     for diagnosis in examined:
-        out.print(f"\nvolume {diagnosis.path}")
-        if diagnosis.datanode_id:
-            states = (
-                ", ".join(f"{count} {state}" for state, count in sorted(diagnosis.states.items()))
-                or "none"
-            )
-            out.print(f"  datanode    {diagnosis.datanode_id} of cluster {diagnosis.cluster_id}")
-            out.print(f"  containers  {states}; {diagnosis.erasure_coded} erasure-coded")
-            if diagnosis.not_supported:
-                out.print(f"  skipped     {diagnosis.not_supported} of an older schema or layout")
-            out.print(f"  trees       {diagnosis.without_tree} closed containers have none yet")
-            if diagnosis.holder_pid is not None:
-                out.print(f"  in use      by process {diagnosis.holder_pid or 'unknown'}")
-        out.print(f"  possible    {diagnosis.possible}")
-        for problem in diagnosis.problems:
-            out.print(f"  problem     {problem}")
+        print_line("")
+        print_line(f"volume {diagnosis.path}")
+        for name, text in _described(diagnosis):
+            print_line(f"  {name:11} {text}")
+
+
+def _described(diagnosis: VolumeDiagnosis) -> Iterator[tuple[str, str]]:
+    if diagnosis.datanode_id:
+        counts = [f"{count} {state}" for state, count in sorted(diagnosis.states.items())]
+        yield "datanode", diagnosis.datanode_id
+        yield "cluster", diagnosis.cluster_id
+        coded = f"{diagnosis.erasure_coded} erasure-coded"
+        yield "containers", f"{', '.join(counts) or 'none'}; {coded}"
+        if diagnosis.not_supported:
+            yield "skipped", f"{diagnosis.not_supported} of an older schema or layout"
+        yield "trees", f"{diagnosis.without_tree} closed containers have none yet"
+        if diagnosis.holder_pid is not None:
+            yield "in use", f"by process {diagnosis.holder_pid or 'unknown'}"
+    yield "possible", diagnosis.possible
+    for problem in diagnosis.problems:
+        yield "problem", problem

@@ -13,10 +13,12 @@ from rich.table import Table
 from admin.answer import controller_options, json_option
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
+from admin.datanode_names import DatanodeNames
 from admin.job_undo import undo
 from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
+from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
 from runtime.output import JsonObject, console, print_line, print_table, size_text
@@ -48,7 +50,10 @@ _REASONS_SHOWN = 2
 
 @click.group()
 def job() -> None:
-    """Show, follow, cancel and undo the controller's jobs."""
+    """Show, follow, cancel and undo the controller's jobs.
+
+    JOB is a job's ID, or a beginning of it that no other job has.
+    """
 
 
 @job.command("list")
@@ -72,9 +77,10 @@ def list_command(
     """List jobs, newest first."""
     with command_result("job list", as_json=as_json) as answer:
         jobs = controller.jobs(state=state or "", limit=limit)
-        answer.data = {"jobs": [job_json(one) for one in jobs]}
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json({"jobs": [job_json(one) for one in jobs]})
         if not as_json:
-            print_jobs(jobs)
+            print_jobs(map(names.job, jobs))
 
 
 @job.command("show")
@@ -85,9 +91,10 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Show a job and what each datanode did for it."""
     with command_result("job show", as_json=as_json) as answer:
         one = controller.job(job_id)
-        answer.data = job_json(one)
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json(job_json(one))
         if not as_json:
-            _print_job(one)
+            _print_job(names.job(one))
 
 
 @job.command("watch")
@@ -106,10 +113,11 @@ def watch(
     """
     with command_result("job watch", as_json=as_json) as answer:
         [one] = await_jobs(controller, [controller.job(job_id)], output or ProgressStyle())
-        answer.data = job_json(one)
+        names = DatanodeNames.of_controller(controller)
+        answer.data = names.json(job_json(one))
         answer.exit_status = exit_status_of([one])
         if not as_json:
-            _print_job(one)
+            _print_job(names.job(one))
 
 
 @job.command("cancel")
@@ -126,10 +134,9 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
         one = controller.cancel(job_id, requested_by=requester())
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
-            answer.warn(f"job {job_id} had already ended: {one.state.value}")
-        answer.print(
-            f"job {job_id} of container {one.container_id}: {one.state.value} {one.detail}".rstrip()
-        )
+            answer.warn(f"job {one.job_id} had already ended: {one.state.value}")
+        text = f"job {one.job_id} of container {one.container_id}: {one.state.value}"
+        answer.print(f"{text} {one.detail}".rstrip())
 
 
 job.add_command(undo)
@@ -209,7 +216,7 @@ def _progress_line(one: JobStatus) -> str:
         )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
         if one.eta_s is not None:
-            text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
+            text += "  finishing" if one.eta_s == 0 else f"  ETA {duration_text(one.eta_s)}"
     if one.detail:
         text += f"  {one.detail}"
     return text + "  " + ", ".join(f"{d.peer[:8]} {_state_text(d)}" for d in one.orders)

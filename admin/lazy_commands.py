@@ -13,8 +13,14 @@ from click.shell_completion import CompletionItem
 
 from runtime.errors import UsageError
 
-# Packages of the extra `sweep`, which may be missing.
-_SWEEP_EXTRA = ("jinja2", "pyarrow")
+# The extras by their packages, which may be missing.
+_EXTRAS = {
+    "blake3": "bucket",
+    "botocore": "bucket",
+    "cryptography": "tls",
+    "jinja2": "sweep",
+    "pyarrow": "sweep",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +29,8 @@ class LazyCommand:
 
     target: str
     summary: str
+    # The extra that it needs, if its packages are of several.
+    extra: str = ""
 
     def load(self) -> click.Command:
         """Import the command.
@@ -34,14 +42,24 @@ class LazyCommand:
         try:
             command = getattr(import_module(module), attribute)
         except ModuleNotFoundError as error:
-            missing = str(error.name).partition(".")[0]
-            if missing not in _SWEEP_EXTRA:
+            named = missing_extra(error, self.extra)
+            if named is None:
                 raise
-            raise UsageError(
-                f"{missing} is not installed", hint="pip install 'treefold[sweep]'"
-            ) from error
+            raise named from error
         assert isinstance(command, click.Command)
         return command
+
+
+def missing_extra(error: ModuleNotFoundError, extra: str = "") -> UsageError | None:
+    """What to install, if the missing module is one of an extra: `extra`, or that of
+    the module. Otherwise None.
+    """
+    missing = str(error.name).partition(".")[0]
+    if missing not in _EXTRAS:
+        return None
+    return UsageError(
+        f"{missing} is not installed", hint=f"pip install 'treefold[{extra or _EXTRAS[missing]}]'"
+    )
 
 
 class LazyGroup(click.Group):

@@ -2,8 +2,24 @@
 
 import os
 import re
+from pathlib import Path
 
 import click
+
+from runtime.errors import DiskError
+
+
+def state_home() -> Path:
+    """The folder of what commands keep for the user who runs them.
+
+    Raises:
+        DiskError: the user has no home folder.
+    """
+    given = os.environ.get("XDG_STATE_HOME")
+    try:
+        return Path(given or Path.home() / ".local" / "state") / "treefold"
+    except RuntimeError as error:
+        raise DiskError(f"there is no folder for state: {error}") from error
 
 
 class LocalPath(click.Path):

@@ -23,6 +23,7 @@ from admin.containers import (
     has_invalid_replica,
     root_of,
 )
+from admin.datanode_names import DatanodeNames
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
 from admin.paths import LocalPath
 from admin.plan_files import PlanFile, load_plans, make_plans, print_plans, save_plans
@@ -223,7 +224,8 @@ def _compared(
         trees, errors = fetch_trees(controller, view)
         for name, error in errors.items():
             answer.warn(
-                f"container {view.container_id}: the plan lacks the tree of datanode {name}:"
+                f"container {view.container_id}: the plan lacks the tree of datanode"
+                f" {DatanodeNames.of_containers([view]).text(name)}:"
                 f" {error.message}"
             )
         # Without all replicas, the plan could report data as lost that only the missing
@@ -313,6 +315,7 @@ def _print_plan(
         view = views.get(outcome.container_id)
         if view is not None:
             left = _not_written(view)
+            names = DatanodeNames.of_containers([view])
             rows.append(
                 (
                     view.container_id,
@@ -323,7 +326,10 @@ def _print_plan(
                         (
                             _work(view, compared),
                             *_after_repair(view),
-                            *(f"{who} is not written: {why}" for who, why in left.items()),
+                            *(
+                                f"{names.text(who)} is not written: {why}"
+                                for who, why in left.items()
+                            ),
                         )
                     ),
                 )
@@ -443,8 +449,9 @@ def _wait(
         return
     views = controller.get_containers([job.container_id for job in jobs])
     assert isinstance(answer.data, dict)
+    names = DatanodeNames.of_controller(controller)
     answer.data["jobs"] = [
-        job_json(job) | {"comparison": _comparison_text(views.get(job.container_id))}
+        names.json(job_json(job) | {"comparison": _comparison_text(views.get(job.container_id))})
         for job in jobs
     ]
     status = exit_status_of(jobs)
@@ -464,7 +471,7 @@ def _wait(
             )
             status = ExitCode.PARTLY
     if not answer.as_json:
-        print_jobs(jobs)
+        print_jobs(map(names.job, jobs))
     _warn_of_unhealthy(answer, list(views.values()))
     # Waiting for a job that was running already is not a failure.
     others = {str(error["code"]) for error in answer.errors} - {
@@ -482,7 +489,8 @@ def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) 
     for view in views:
         start = f"container {view.container_id}: still UNHEALTHY, so out of service: "
         if stay := _staying(view):
-            named = ", ".join(f"{peer} ({why})" for peer, why in stay.items())
+            hosts = DatanodeNames.of_containers([view])
+            named = ", ".join(f"{hosts.text(peer)}: {why}" for peer, why in stay.items())
             answer.warn(f"{start}{named}. Change that at their agents, and reconcile again")
         if back := _returning(view):
             answer.warn(

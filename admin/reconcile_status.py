@@ -16,6 +16,7 @@ import click
 from admin.answer import check_agents, container_ids
 from admin.command_result import command_result
 from admin.containers import datanode_json, root_of
+from admin.datanode_names import host_of
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
@@ -168,7 +169,7 @@ def _print_rows(shown: Sequence[ContainerStatus]) -> None:
         rows = [
             (
                 replica.datanode.peer,
-                replica.datanode.hostname or replica.datanode.address,
+                host_of(replica.datanode),
                 replica.replica.state.value,
                 root_of(replica.replica) or "unknown",
             )

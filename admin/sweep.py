@@ -162,9 +162,10 @@ def sweep() -> None:
     metavar="NAME",
     multiple=True,
     help=(
-        "What was removed from the cluster on purpose: a datanode, DATANODE/VOLUME, or"
-        " container=ID. Its replicas are no longer expected. Everything else that the sweep before"
-        " had must be read again, or its containers are UNSEEN. May be repeated."
+        "What was removed from the cluster on purpose: a datanode (its UUID, or a beginning of it"
+        " that no other has), DATANODE/VOLUME, or container=ID. Its replicas are no longer"
+        " expected. Everything else that the sweep before had must be read again, or its"
+        " containers are UNSEEN. May be repeated."
     ),
 )
 @click.option(
@@ -217,7 +218,7 @@ def run(
     \b
     Examples:
       treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
-      treefold sweep run --volume /data/hdds1 --source data --out /tmp/sweeps --json
+      treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
     none of that, but an input or an expected replica was not read, or nothing could be

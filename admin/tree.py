@@ -6,10 +6,11 @@ so a running datanode may use them. An error affects only its own container.
 """
 
 from contextlib import ExitStack
+from functools import partial
 
 import click
 
-from admin.tree_build import ReplicaTree, build_json, print_replica_trees, replica_tree
+from admin.tree_build import ReplicaTree, TreeBuild, open_results, replica_tree
 from admin.tree_diff import (
     ReplicaComparison,
     compare_replicas,
@@ -17,7 +18,7 @@ from admin.tree_diff import (
     replica_comparison_json,
 )
 from admin.tree_files import print_tree, stored_trees, tree_json
-from admin.tree_sources import ContainerFailures, containers_of, open_paths, paths_of, scan_progress
+from admin.tree_sources import ContainerFailures, begin_scan, containers_of, open_paths, paths_of
 from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -25,7 +26,7 @@ from merkle.replica import TreeSource
 from ozone.mapped import MappedReader
 from runtime.errors import UsageError
 from runtime.output import print_json, print_table
-from runtime.progress import ProgressStyle
+from runtime.progress import ProgressStyle, progress_sink
 
 _paths = click.argument("paths", metavar="PATH...", nargs=-1, required=True)
 _ids = click.option(
@@ -65,6 +66,14 @@ def tree() -> None:
     is_flag=True,
     help="Map block files into the memory of a worker process instead of copying their data.",
 )
+@click.option(
+    "--resume",
+    is_flag=True,
+    help=(
+        "Continue an interrupted build of the same paths: containers that it read are read again"
+        " only if they have changed since."
+    ),
+)
 @_json
 @click.pass_obj
 def build(
@@ -73,33 +82,45 @@ def build(
     ids: tuple[int, ...],
     source: str,
     mapped: bool,
+    resume: bool,
     as_json: bool,
 ) -> int:
     """Build the trees of containers and list the findings.
 
-    Deleted blocks are taken from the stored tree. Notes are not findings.
+    Each container is printed as it ends. Deleted blocks are taken from the stored tree.
+    Notes are not findings. What is done is kept below ~/.local/state/treefold until the
+    build ends: after Ctrl-C or a crash --resume continues it.
 
-    Exit status: 0 no findings, 3 findings, 1 a container could not be read.
+    Exit status: 0 no findings, 3 findings, 1 a container could not be read, 8 another
+    build of the same paths is running.
     """
     if mapped and TreeSource(source) is not TreeSource.DATA:
         raise UsageError("--mapped needs --source data: --source metadata reads no data")
-    built: list[tuple[str, ReplicaTree]] = []
-    with open_paths(paths_of(paths)) as places, ExitStack() as stack:
+    named = paths_of(paths)
+    with (
+        open_paths(named) as places,
+        open_results(named, source, resume=resume) as results,
+        ExitStack() as stack,
+    ):
         reader = stack.enter_context(MappedReader()) if mapped else None
         jobs = containers_of(places, ids)
-        failures = ContainerFailures()
-        with scan_progress("building", jobs, TreeSource(source), output) as on_bytes:
+        sink = stack.enter_context(progress_sink(output))
+        on_bytes = begin_scan(sink, "building", jobs, TreeSource(source))
+        run = TreeBuild(results, sink, as_json=as_json)
+        try:
             for place, container_id in jobs:
-                with failures.catch(place.name, container_id):
-                    one = replica_tree(
-                        place.store.get(container_id), TreeSource(source), on_bytes, reader
-                    )
-                    if as_json:
-                        print_json(build_json(one))
-                    built.append((place.name, one))
-    if not as_json:
-        print_replica_trees(built)
-    return failures.exit_status(found=any(one.findings for _, one in built))
+                container = place.store.get(container_id)
+                run.take(
+                    place.name,
+                    container,
+                    partial(replica_tree, container, TreeSource(source), on_bytes, reader),
+                    reads_data=on_bytes is not None,
+                )
+        except KeyboardInterrupt:
+            run.note_interruption(len(jobs))
+            raise
+        run.finish()
+    return run.failures.exit_status(found=run.found)
 
 
 @tree.command()
@@ -193,7 +214,8 @@ def diff_command(
     with open_paths(paths_of(paths)) as places:
         folders = tuple(place.container_id for place in places if place.container_id is not None)
         jobs = containers_of(places, ids or folders)
-        with scan_progress("comparing", jobs, TreeSource(source), output) as on_bytes:
+        with progress_sink(output) as sink:
+            on_bytes = begin_scan(sink, "comparing", jobs, TreeSource(source))
             for container_id in sorted({container_id for _, container_id in jobs}):
                 holders = [place for place, held in jobs if held == container_id]
                 replicas, unread = dict[str, ReplicaTree](), dict[str, str]()

@@ -3,10 +3,18 @@ file.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 
-from admin.tree_sources import STATE_UNKNOWN, place_text
+from admin.build_results import BuildResult, BuildResults
+from admin.paths import state_home
+from admin.tree_sources import (
+    STATE_UNKNOWN,
+    ContainerFailures,
+    TreePath,
+    place_text,
+    used_bytes,
+)
 from merkle.errors import ReconcileError, RecordInvalidError, TreeRefusedError
 from merkle.replica import TreeSource
 from merkle.tree import BlockId, ContainerId, ContainerTree, root_hex
@@ -17,7 +25,19 @@ from ozone.scan import Finding
 from ozone.survey import UNREADABLE, ReplicaSnapshot, survey_container
 from runtime.errors import DatabaseError, DiskError
 from runtime.json_numbers import exact
-from runtime.output import JsonObject, print_line, print_table
+from runtime.output import JsonObject, print_json, print_line, print_row
+from runtime.progress import ProgressSink
+
+# Columns and their widths, for rows that are printed before all are known: those of the
+# usual values, negative where they are aligned to the right.
+_COLUMNS = {
+    "CONTAINER": -9,
+    "STATE": 12,
+    "ROOT": -8,
+    "BLOCKS": -6,
+    "DELETED": -7,
+    "FINDINGS": -8,
+}
 
 
 @dataclass(frozen=True)
@@ -96,7 +116,7 @@ def _surplus_bytes(container: Container) -> Iterator[str]:
                     )
 
 
-def build_json(built: ReplicaTree) -> JsonObject:
+def _build_json(built: ReplicaTree) -> JsonObject:
     deleted = sum(block.deleted for block in built.tree.blocks)
     return {
         "containerID": built.container_id,
@@ -116,25 +136,124 @@ def _finding_json(finding: Finding) -> JsonObject:
     return {key: value for key, value in parts.items() if value is not None}
 
 
-def print_replica_trees(built: Sequence[tuple[str, ReplicaTree]]) -> None:
-    rows = []
-    for name, one in built:
-        shown = build_json(one)
-        keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
-        rows.append([*(shown[key] for key in keys), len(one.findings), name])
-    columns = ("CONTAINER", "STATE", "ROOT", "BLOCKS", "DELETED", "FINDINGS", "PATH")
-    print_table(
-        columns,
-        rows,
-        numbers=("CONTAINER", "ROOT", "BLOCKS", "DELETED", "FINDINGS"),
-        folded=("PATH",),
+def _build_result(name: str, built: ReplicaTree) -> BuildResult:
+    """What is printed of a tree from this PATH."""
+    which = f"{name}: container {built.container_id}: "
+    findings = (
+        f"{which}{one.type.value}{place_text(one.block_id, one.offset)}: {one.detail}"
+        for one in built.findings
     )
-    for name, one in built:
-        for finding in one.findings:
-            where = place_text(finding.block_id, finding.offset)
-            print_line(
-                f"{name}: container {one.container_id}: {finding.type.value}{where}:"
-                f" {finding.detail}"
-            )
-        for note in one.notes:
-            print_line(f"{name}: container {one.container_id}: note: {note}", style="dim")
+    notes = (f"{which}note: {note}" for note in built.notes)
+    return BuildResult(name, _build_json(built), tuple(findings), tuple(notes))
+
+
+def _print_heading() -> None:
+    print_row([*_COLUMNS, "PATH"], _COLUMNS.values())
+
+
+def _print_result(one: BuildResult) -> None:
+    """A row of one container, and its findings and notes below."""
+    shown = one.shown
+    keys = ("containerID", "state", "dataChecksum", "blocks", "deletedBlocks")
+    print_row([*(shown[key] for key in keys), len(one.findings), one.name], _COLUMNS.values())
+    for finding in one.findings:
+        print_line(finding)
+    for note in one.notes:
+        print_line(note, style="dim")
+
+
+@contextmanager
+def open_results(
+    paths: Sequence[TreePath], source: str, *, resume: bool
+) -> Iterator[BuildResults | None]:
+    """The results of a build, kept below the state folder of the user. None where they
+    cannot be kept: the build does without, and says so.
+
+    Raises:
+        BusyError: another build of the same paths runs.
+        DiskError: the results to be continued cannot be read.
+    """
+    roots = [path.root / str(path.container_id or "") for path in paths]
+    try:
+        folder = state_home() / "tree-build"
+        results = BuildResults(folder, roots, source, resume=resume)
+    except DiskError as error:
+        if resume:
+            raise
+        print_line(f"note: this build cannot be resumed: {error.message}", stderr=True)
+        yield None
+        return
+    with closing(results):
+        yield results
+
+
+class TreeBuild:
+    """One run of `treefold tree build`: prints and keeps each result as it comes."""
+
+    def __init__(self, results: BuildResults | None, sink: ProgressSink, *, as_json: bool) -> None:
+        self.failures = ContainerFailures()
+        # Whether there are findings.
+        self.found = False
+        self._results = results
+        self._sink = sink
+        self._as_json = as_json
+        self._done = self._resumed = 0
+
+    def take(
+        self,
+        name: str,
+        container: Container,
+        read: Callable[[], ReplicaTree],
+        *,
+        reads_data: bool,
+    ) -> None:
+        """Read a container, unless the interrupted build did, and print its result."""
+        with self.failures.catch(name, container.container_id):
+            kept = self._results.earlier(container) if self._results else None
+            if kept is not None:
+                self._resumed += 1
+                if reads_data:
+                    self._sink.skip(used_bytes(container))
+                self._print(kept)
+                return
+            # Before the data are read: what is written meanwhile is a change.
+            version = _version(container) if self._results else None
+            built = read()
+            one = _build_result(name, built)
+            self._print(one)
+            if self._results and version is not None and built.unread is None:
+                self._results.add(container, version, one)
+
+    def note_interruption(self, containers: int) -> None:
+        """Say how far an interrupted build came."""
+        text = f"{self._done} of {containers} containers are done"
+        if self._results:
+            text += "; the same command with --resume continues with the rest"
+        print_line(text, stderr=True)
+
+    def finish(self) -> None:
+        """Say what was not read again, and drop the results: the build has ended."""
+        if self._resumed:
+            what = "container was" if self._resumed == 1 else "containers were"
+            text = "read by the interrupted build and not changed since: not read again"
+            print_line(f"{self._resumed} {what} {text}", stderr=True)
+        if self._results:
+            self._results.finish()
+
+    def _print(self, one: BuildResult) -> None:
+        with self._sink.results():
+            if self._as_json:
+                print_json(one.shown)
+            else:
+                if not self._done:
+                    _print_heading()
+                _print_result(one)
+        self._done += 1
+        self.found = self.found or bool(one.findings)
+
+
+def _version(container: Container) -> str | None:
+    # What is wrong with the container is found, and reported, as it is read.
+    with suppress(DatabaseError, DiskError):
+        return container.version()
+    return None

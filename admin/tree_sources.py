@@ -11,13 +11,13 @@ import click
 from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from merkle.tree import BlockId, ContainerId
-from ozone.containers import ContainerStore
+from ozone.containers import Container, ContainerStore
 from ozone.errors import ContainerNotFoundError, VolumeError
 from ozone.volume import Hold, container_of_folder, open_volume, permission_hint
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, DiskError
 from runtime.exit_codes import ExitCode
-from runtime.progress import BYTES, ProgressStyle, progress_sink
+from runtime.progress import BYTES, ProgressSink
 
 # The state of a container whose descriptor cannot be read.
 STATE_UNKNOWN = "UNKNOWN"
@@ -171,24 +171,28 @@ class ContainerFailures:
         return ExitCode.FAILED if self._count else ExitCode.FINDINGS if found else 0
 
 
-@contextmanager
-def scan_progress(
+def begin_scan(
+    sink: ProgressSink,
     what: str,
     jobs: Sequence[tuple[OpenPath, ContainerId]],
     source: TreeSource,
-    output: ProgressStyle,
-) -> Iterator[Callable[[int], None] | None]:
+) -> Callable[[int], None] | None:
+    """Begin the progress of reading all data of some containers. Takes the bytes that
+    were read; None with a source that reads no data.
+    """
     if source is not TreeSource.DATA:
-        yield None
-        return
-    total = 0
-    for place, container_id in jobs:
-        # The container's own turn reports these errors.
-        with suppress(DatabaseError, DiskError):
-            total += place.store.get(container_id).counters().used_bytes or 0
-    with progress_sink(output) as sink:
-        sink.begin(what, total, BYTES)
-        yield sink.advance
+        return None
+    sink.begin(what, sum(used_bytes(place.store.get(number)) for place, number in jobs), BYTES)
+    return sink.advance
+
+
+def used_bytes(container: Container) -> int:
+    """The size of a container as its counters have it; 0 if they cannot be read, which
+    its own turn reports.
+    """
+    with suppress(DatabaseError, DiskError):
+        return container.counters().used_bytes or 0
+    return 0
 
 
 def place_text(block_id: BlockId | None, offset: int | None) -> str:

@@ -13,6 +13,7 @@ import argparse
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import duckdb
@@ -113,6 +114,11 @@ class NullProgress:
     def begin(self, what: str, total: int | None, unit: str) -> None: ...
 
     def advance(self, count: int) -> None: ...
+
+    def skip(self, count: int) -> None: ...
+
+    def results(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
 
 _REPLICAS = """SELECT * FROM read_parquet('{files}')

@@ -178,6 +178,12 @@ class AgentConfig(Settings):
                 ):
                     raise ValueError(f"{key}: must not lie inside the volume {path}")
         self.roles.check_use(self.tls)
+        for volume in self.volumes:
+            if self.repair.enabled and volume.hold is Hold.READ_ONLY:
+                raise ValueError(
+                    f"repair.enabled: {volume.path} is read-only, so nothing can be repaired there;"
+                    ' give it hold = "owner" (the datanode must be stopped), or leave repair off'
+                )
         check_exposure(
             {"listen": self.listen, "controller": self.controller},
             metrics=self.metrics,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 
+from merkle.checksum import RunningFingerprint
 from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
@@ -309,6 +310,25 @@ class Container:
         """
         end = record.chunks[-1].end if record.chunks else 0
         return max((self.block_length(record.block_id) or 0) - end, 0)
+
+    def version(self) -> str:
+        """A text that changes with every write to the files or rows of the container.
+        Data are not read: bytes that rot on the disk leave it as it is.
+
+        Raises:
+            DatabaseError: a row cannot be read.
+            DiskError: a folder cannot be listed.
+        """
+        seen = RunningFingerprint()
+        for folder in (self.metadata_folder, self.chunks_folder):
+            if self.disk.is_folder(folder):
+                for name in self.disk.names(folder):
+                    seen.update(repr((name, self.disk.stamp(folder / name))).encode())
+        prefix = container_prefix(self.container_id)
+        for table in (OzoneTable.METADATA, OzoneTable.BLOCK_DATA, OzoneTable.LAST_CHUNK_INFO):
+            for key, value in self.volume.database.items(table, prefix):
+                seen.update(repr((table.value, key, value)).encode())
+        return seen.digest().hex()
 
     def orphan_files(self) -> list[str]:
         """The names in the chunks folder that no record accounts for, sorted."""

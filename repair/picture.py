@@ -3,7 +3,7 @@
 Each kind of cell has its own character, so that no state is shown by colour alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 
 from rich.table import Table
@@ -12,8 +12,7 @@ from rich.text import Text
 from merkle.comparison import Comparison, DifferenceKind
 from merkle.tree import BlockId, ContainerTree
 
-# Wider rows wrap on a terminal of 100 columns. With more blocks, neighbours share a
-# cell that shows the worst of them.
+# With more blocks, neighbours share a cell that shows the worst of them.
 _CELLS_MAX = 72
 
 
@@ -51,12 +50,14 @@ _CELL_OF = {
 }
 
 
-def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[str, list[BlockCell]]:
-    """The cells of each replica: one for each block of any replica, in ascending ID
-    order.
+def cells(
+    trees: Mapping[str, ContainerTree], comparison: Comparison, blocks: Iterable[BlockId] = ()
+) -> dict[str, list[BlockCell]]:
+    """The cells of each replica: one for each block of any replica and of `blocks`, in
+    ascending ID order.
     """
     union: Sequence[BlockId] = sorted(
-        {block.block_id for tree in trees.values() for block in tree.blocks}
+        {block.block_id for tree in trees.values() for block in tree.blocks}.union(blocks)
     )
     found: dict[str, list[BlockCell]] = {}
     for name, tree in trees.items():
@@ -83,26 +84,33 @@ def cells(trees: Mapping[str, ContainerTree], comparison: Comparison) -> dict[st
     return found
 
 
-def strips(rows: Mapping[str, Sequence[BlockCell]], beside: Mapping[str, str]) -> Table:
+def strips(
+    rows: Mapping[str, Sequence[BlockCell]], beside: Mapping[str, str], columns: int
+) -> Table:
     """A borderless table with a row per replica: its name, its cells and its text in
-    `beside`, such as the root.
+    `beside`, such as the root; no row is wider than `columns`, as far as names and
+    texts allow.
     """
+    texts = max((len(name) + len(beside.get(name, "")) for name in rows), default=0)
+    # Two blanks between the columns, and one after the last.
+    cells_max = min(_CELLS_MAX, max(columns - texts - 5, 8))
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 1))
     for name, row in rows.items():
         strip = Text()
-        for cell in _binned(row):
+        for cell in binned(row, cells_max):
             strip.append(cell.character, cell.style)
         table.add_row(Text(name, "bold"), strip, beside.get(name, ""))
     return table
 
 
 def legend() -> Text:
-    """The meaning of the characters, in one line."""
-    return Text("   ").join(
+    """The meaning of the characters, in one line of less than 76 columns."""
+    return Text("  ").join(
         Text(cell.character, cell.style) + Text(f" {cell.meaning}", "dim") for cell in BlockCell
     )
 
 
-def _binned(row: Sequence[BlockCell]) -> list[BlockCell]:
-    step = -(-len(row) // _CELLS_MAX) or 1
+def binned(row: Sequence[BlockCell], cells_max: int) -> list[BlockCell]:
+    """A row of at most `cells_max` cells: neighbours share one, the worst of them."""
+    step = -(-len(row) // cells_max) or 1
     return [max(row[i : i + step], key=_ORDER.index) for i in range(0, len(row), step)]

@@ -121,6 +121,14 @@ class Disk:
                 return None
             raise
 
+    def stamp(self, path: Path) -> tuple[int, int, int, int]:
+        """Length, times of the last writing and of the last change of a file in ns, and
+        inode: no write leaves all of them as they were.
+        """
+        with _translate_errors("stat", path):
+            found = os.lstat(path)
+        return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
     def is_folder(self, path: Path) -> bool:
         """Whether the directory exists.
 

@@ -1,12 +1,13 @@
 """What commands print: JSON, lines and tables on stdout.
 
-Tables are Rich's on a terminal and plain columns in a pipe. Rich itself heeds NO_COLOR
-and FORCE_COLOR.
+Tables are Rich's on a terminal and plain columns in a pipe. Colours are Rich's: it
+heeds NO_COLOR, and FORCE_COLOR in a pipe.
 """
 
 import json
 import os
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -46,12 +47,50 @@ def print_json(value: object) -> None:
 
 
 def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
-    """One line for people, however long."""
+    """One line for people. On a terminal a longer one continues on the next, indented
+    by two more, and breaks between words only; elsewhere it stays one, however long.
+    """
     with _printing():
-        if style:
-            console(stderr=stderr).print(printable(text), style=style, soft_wrap=True)
-        else:
-            click.echo(printable(text), err=stderr)
+        for line in _lines(printable(text), stderr=stderr):
+            if style:
+                console(stderr=stderr).print(line, style=style, soft_wrap=True)
+            else:
+                click.echo(line, err=stderr)
+
+
+def print_text(text: str, *, stderr: bool = False) -> None:
+    """The lines of a text, each as `print_line` prints it."""
+    for line in text.splitlines() or [""]:
+        print_line(line, stderr=stderr)
+
+
+def _lines(text: str, *, stderr: bool) -> list[str]:
+    is_terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    if not is_terminal or len(text) <= (width := console(stderr=stderr).width):
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip()))
+    return textwrap.wrap(
+        text,
+        width,
+        subsequent_indent=indent + "  ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def print_row(cells: Sequence[object], widths: Iterable[int], *, style: str = "") -> None:
+    """A row of a table that is printed as it grows: `widths` are those of all cells but
+    the last, negative to align to the right. A last cell for which there is no space is
+    on a line of its own, whole.
+    """
+    texts = [printable(str(cell)) for cell in cells]
+    line, last = "", texts[-1]
+    for text, width in zip(texts, widths, strict=False):
+        line += (text.rjust(-width) if width < 0 else text.ljust(width)) + "  "
+    if line and len(line) + len(last) > console().width:
+        print_line(line.rstrip(), style=style)
+        line = "    "
+    print_line(line + last, style=style)
 
 
 def print_table(
@@ -62,22 +101,68 @@ def print_table(
     folded: Sequence[str] = (),
 ) -> None:
     """A table; the columns in `numbers` are aligned to the right, those in `folded`
-    give way where space is short.
+    give way where space is short: they wrap between words, and where a word has no
+    space they are below their rows. No word is ever broken.
     """
     from rich import box
     from rich.table import Table
 
     out = console()
-    table = Table(
-        box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold"
-    )
-    for column in columns:
+    # Not the console's opinion: FORCE_COLOR adds colour to a pipe, not boxes.
+    is_boxed = sys.stdout.isatty()
+    cells = [[printable(str(cell)) for cell in row] for row in rows]
+    needed = [
+        max(_width_of([name, *texts], is_folded=name in folded))
+        for name, *texts in zip(columns, *cells, strict=True)
+    ]
+    frame = 3 * len(columns) + 1 if is_boxed else 2 * (len(columns) - 1)
+    if sum(needed) + frame > out.width:
+        _print_narrow(columns, cells, numbers=numbers, folded=folded)
+        return
+    table = Table(box=box.ROUNDED if is_boxed else None, pad_edge=is_boxed, header_style="bold")
+    for column, width in zip(columns, needed, strict=True):
         justify: JustifyMethod = "right" if column in numbers else "left"
-        table.add_column(column, justify=justify, overflow="fold", no_wrap=column not in folded)
-    for row in rows:
-        table.add_row(*(printable(str(cell)) for cell in row))
+        table.add_column(
+            column, justify=justify, min_width=width, no_wrap=column not in folded, overflow="fold"
+        )
+    for row in cells:
+        table.add_row(*row)
     with _printing():
         out.print(table)
+
+
+def _width_of(texts: Sequence[str], *, is_folded: bool) -> Iterator[int]:
+    from rich.cells import cell_len
+
+    yield 1
+    for text in texts:
+        for part in text.split() if is_folded else [text]:
+            yield cell_len(part)
+
+
+def _print_narrow(
+    columns: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[str],
+    folded: Sequence[str],
+) -> None:
+    """A table that does not fit: the columns in `folded` are lines below each row. If
+    the others do not fit either, so are all but the first.
+    """
+    width = console().width
+    kept = [at for at, column in enumerate(columns) if column not in folded]
+    widths = {at: max(_width_of([columns[at], *(row[at] for row in rows)], is_folded=False))
+              for at in kept}  # fmt: skip
+    if sum(widths.values()) + 2 * (len(kept) - 1) > width:
+        kept = kept[:1]
+    padded = [widths[at] * (-1 if columns[at] in numbers else 1) for at in kept]
+    print_row([columns[at] for at in kept], padded[:-1], style="bold")
+    for row in rows:
+        print_row([row[at] for at in kept], padded[:-1])
+        for at, column in enumerate(columns):
+            if at not in kept and row[at]:
+                print_line(f"    {column.lower()}: {row[at]}")
 
 
 @contextmanager

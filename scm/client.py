@@ -115,9 +115,10 @@ class ControllerClient:
         return [job_from(job) for job in answer.jobs]
 
     def job(self, job_id: str) -> JobStatus:
-        """The current state of a job.
+        """The current state of a job; `job_id` may be the unique beginning of its ID.
 
         Raises:
+            AmbiguousIdError: several IDs begin so.
             JobNotFoundError: there is no such job.
         """
         with self._named_errors():
@@ -125,9 +126,11 @@ class ControllerClient:
         return job_from(job)
 
     def cancel(self, job_id: str, *, requested_by: str = "") -> JobStatus:
-        """Request the end of a job; returns its state after the request.
+        """Request the end of a job, given as to `job`; returns its state after the
+        request.
 
         Raises:
+            AmbiguousIdError: several IDs begin so.
             JobNotFoundError: there is no such job.
         """
         with self._named_errors():
@@ -138,11 +141,18 @@ class ControllerClient:
 
     def live_datanodes(self) -> list[Datanode]:
         """The datanodes whose agents send heartbeats."""
+        return [datanode_from(view.datanode) for view in self._datanodes() if view.live]
+
+    def datanodes(self) -> list[Datanode]:
+        """All known datanodes."""
+        return [datanode_from(view.datanode) for view in self._datanodes()]
+
+    def _datanodes(self) -> Sequence[pb.DatanodeView]:
         with self._named_errors():
             answer: pb.ListDatanodesResponse = self._stub.ListDatanodes(
                 pb.ListDatanodesRequest(), timeout=DEADLINE_S
             )
-        return [datanode_from(view.datanode) for view in answer.datanodes if view.live]
+        return answer.datanodes
 
     def scan(
         self, container_ids: Sequence[int], *, requested_by: str = ""

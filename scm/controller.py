@@ -15,7 +15,7 @@ from functools import partial
 from merkle.outcome import RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos.errors import JobNotFoundError
+from protos.errors import JobNotFoundError, unambiguous
 from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
 from scm.automatic import AutomaticMode
@@ -352,6 +352,19 @@ class Controller:
         if job is None:
             raise JobNotFoundError(f"There is no job {job_id}.")
         return job
+
+    def job_id_of(self, text: str) -> JobId:
+        """The ID of a job, given whole or as a beginning that no other ID has.
+
+        Raises:
+            AmbiguousIdError: several begin so.
+            JobNotFoundError: none does.
+        """
+        job_id = JobId(text)
+        found = [job_id] if job_id in self._jobs else self._jobs.beginning_with(text)
+        if not found or not text:
+            raise JobNotFoundError(f"There is no job {text}.")
+        return unambiguous(text, found, "jobs")
 
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""

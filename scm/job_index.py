@@ -33,6 +33,10 @@ class JobIndex:
         """The job; None if it is unknown or was dropped."""
         return self._jobs.get(job_id)
 
+    def beginning_with(self, prefix: str) -> list[JobId]:
+        """The IDs that begin so, newest first."""
+        return [job_id for job_id in reversed(self._jobs) if job_id.startswith(prefix)]
+
     def newest(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""
         newest = reversed(self._jobs.values())

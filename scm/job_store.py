@@ -6,9 +6,11 @@ A job is one row: the columns used in queries, and the whole value as JSON. The 
 newer one is refused.
 """
 
+import contextlib
 import fcntl
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
@@ -18,27 +20,6 @@ from typing import TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_core import from_json
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Float,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    bindparam,
-    create_engine,
-    event,
-    select,
-    text,
-    tuple_,
-)
-from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.engine.url import URL
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
@@ -50,42 +31,51 @@ from scm.policy import Visit
 _ENDED_JOBS_KEPT = 10_000
 
 _TERMINAL = tuple(state.value for state in JobState if state.is_terminal)
+_ENDED = ", ".join(f"'{state}'" for state in _TERMINAL)
 _JOB = TypeAdapter(Job)
 _VISIT = TypeAdapter(Visit)
 _PEERS = TypeAdapter(frozenset[PeerId])
 
 _T = TypeVar("_T")
 
-_metadata = MetaData()
-_jobs = Table(
-    "jobs",
-    _metadata,
-    Column("job_id", String, primary_key=True),
-    Column("container_id", Integer, nullable=False),
-    Column("state", String, nullable=False, index=True),
-    Column("created_at_s", Float, nullable=False, index=True),
-    Column("job", String, nullable=False),
+_TABLES = (
+    "CREATE TABLE jobs (job_id VARCHAR NOT NULL PRIMARY KEY, container_id INTEGER NOT NULL,"
+    " state VARCHAR NOT NULL, created_at_s FLOAT NOT NULL, job VARCHAR NOT NULL)",
+    "CREATE INDEX ix_jobs_state ON jobs (state)",
+    "CREATE INDEX ix_jobs_created_at_s ON jobs (created_at_s)",
+    "CREATE TABLE visits (container_id INTEGER NOT NULL PRIMARY KEY, visit VARCHAR NOT NULL)",
+    "CREATE TABLE terms (term INTEGER NOT NULL PRIMARY KEY)",
 )
-_visits = Table(
-    "visits",
-    _metadata,
-    Column("container_id", Integer, primary_key=True),
-    Column("visit", String, nullable=False),
+# Files of the first version may have it already.
+_HOLDERS = (
+    "CREATE TABLE IF NOT EXISTS holders (container_id INTEGER NOT NULL PRIMARY KEY,"
+    " datanodes VARCHAR NOT NULL)"
 )
-_holders = Table(
-    "holders",
-    _metadata,
-    Column("container_id", Integer, primary_key=True),
-    Column("datanodes", String, nullable=False),
+_SAVE_JOB = (
+    "INSERT INTO jobs VALUES (:job_id, :container_id, :state, :created_at_s, :job)"
+    " ON CONFLICT (job_id) DO UPDATE SET state = excluded.state, job = excluded.job"
 )
-_terms = Table("terms", _metadata, Column("term", Integer, primary_key=True))
+_SAVE_VISIT = (
+    "INSERT INTO visits VALUES (?, ?)"
+    " ON CONFLICT (container_id) DO UPDATE SET visit = excluded.visit"
+)
+_SAVE_HOLDERS = (
+    "INSERT INTO holders VALUES (?, ?)"
+    " ON CONFLICT (container_id) DO UPDATE SET datanodes = excluded.datanodes"
+)
+# All jobs of one request have one creation time, so the ID is a part of the order.
+_DROP_OLD = f"""
+    DELETE FROM jobs WHERE state IN ({_ENDED}) AND (created_at_s, job_id) <= (
+        SELECT created_at_s, job_id FROM jobs WHERE state IN ({_ENDED})
+        ORDER BY created_at_s DESC, job_id DESC LIMIT 1 OFFSET ?)
+"""
 
 # Each migrates a file from the version of its index to the next. Released migrations
 # are never edited.
-Migration = Callable[[Connection], None]
+Migration = Callable[[sqlite3.Connection], object]
 MIGRATIONS: tuple[Migration, ...] = (
-    lambda connection: _metadata.create_all(connection),
-    lambda connection: _holders.create(connection, checkfirst=True),
+    lambda connection: [connection.execute(statement) for statement in _TABLES],
+    lambda connection: connection.execute(_HOLDERS),
 )
 
 
@@ -111,8 +101,10 @@ class SqliteJobStore:
         self._path = path
         self._ended_jobs_kept = ended_jobs_kept
         self._lock = _lock(path)
-        self._engine = _engine(path)
+        self._connection: sqlite3.Connection | None = None
         try:
+            with _named_errors(path):
+                self._connection = _open(path)
             with self._transaction() as connection:
                 _migrate(connection, path, migrations)
         except BaseException:
@@ -122,17 +114,14 @@ class SqliteJobStore:
     def jobs(self) -> Sequence[Job]:
         """All jobs, oldest first (JobStore.jobs)."""
         with self._transaction() as connection:
-            rows = connection.execute(
-                select(_jobs.c.job).order_by(_jobs.c.created_at_s, _jobs.c.job_id)
-            ).scalars()
-            return [_value(_JOB, row) for row in rows]
+            rows = connection.execute("SELECT job FROM jobs ORDER BY created_at_s, job_id")
+            return [_value(_JOB, row) for (row,) in rows]
 
     def visits(self) -> Sequence[Visit]:
         """All visits (JobStore.visits)."""
         with self._transaction() as connection:
-            return [
-                _value(_VISIT, row) for row in connection.execute(select(_visits.c.visit)).scalars()
-            ]
+            rows = connection.execute("SELECT visit FROM visits")
+            return [_value(_VISIT, row) for (row,) in rows]
 
     def holders(self) -> Mapping[ContainerId, AbstractSet[PeerId]]:
         """All holders (JobStore.holders)."""
@@ -140,9 +129,8 @@ class SqliteJobStore:
         sets: dict[str, frozenset[PeerId]] = {}
         found = {}
         with self._transaction() as connection:
-            for container_id, row in connection.execute(
-                select(_holders.c.container_id, _holders.c.datanodes)
-            ):
+            rows = connection.execute("SELECT container_id, datanodes FROM holders")
+            for container_id, row in rows:
                 if row not in sets:
                     sets[row] = _value(_PEERS, row)
                 found[ContainerId(container_id)] = sets[row]
@@ -165,53 +153,56 @@ class SqliteJobStore:
             }
             for job in jobs
         ]
-        visit_rows = [
-            {"container_id": visit.container_id, "visit": _VISIT.dump_json(visit).decode()}
-            for visit in visits
-        ]
+        visit_rows = [(visit.container_id, _VISIT.dump_json(visit).decode()) for visit in visits]
         with self._transaction() as connection:
-            if job_rows:
-                upsert = insert(_jobs)
-                changed = {"state": upsert.excluded.state, "job": upsert.excluded.job}
-                connection.execute(
-                    upsert.on_conflict_do_update(index_elements=["job_id"], set_=changed), job_rows
-                )
-                if any(row["state"] in _TERMINAL for row in job_rows):
-                    _drop_old(connection, self._ended_jobs_kept)
-            if visit_rows:
-                upsert = insert(_visits)
-                kept = upsert.on_conflict_do_update(
-                    index_elements=["container_id"], set_={"visit": upsert.excluded.visit}
-                )
-                connection.execute(kept, visit_rows)
+            connection.executemany(_SAVE_JOB, job_rows)
+            if any(row["state"] in _TERMINAL for row in job_rows):
+                connection.execute(_DROP_OLD, (self._ended_jobs_kept,))
+            connection.executemany(_SAVE_VISIT, visit_rows)
             _save_holders(connection, holders)
 
     def next_term(self) -> int:
         """A new term, already on disk (JobStore.next_term)."""
         with self._transaction() as connection:
-            term = int(connection.execute(select(_terms.c.term)).scalar() or 0) + 1
-            connection.execute(_terms.delete())
-            connection.execute(_terms.insert().values(term=term))
+            (last,) = connection.execute("SELECT max(term) FROM terms").fetchone()
+            term = int(last or 0) + 1
+            connection.execute("DELETE FROM terms")
+            connection.execute("INSERT INTO terms VALUES (?)", (term,))
             return term
 
     def close(self) -> None:
         """Close the file and release the lock; idempotent."""
-        self._engine.dispose()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
     @contextmanager
-    def _transaction(self) -> Iterator[Connection]:
-        try:
-            with self._engine.begin() as connection:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        connection = self._connection
+        assert connection is not None
+        with _named_errors(self._path):
+            connection.execute("BEGIN IMMEDIATE")
+            try:
                 yield connection
-        except SQLAlchemyError as error:
-            raise DatabaseError(f"{self._path}: {_cause(error)}", path=str(self._path)) from error
-        except ValueError as error:
-            raise DatabaseError(
-                f"{self._path}: a row has an invalid value", path=str(self._path)
-            ) from error
+                connection.execute("COMMIT")
+            except BaseException:
+                # Of some errors, such as a full disk, SQLite itself rolls back.
+                with contextlib.suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+
+
+@contextmanager
+def _named_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise DatabaseError(f"{path}: {error}", path=str(path)) from error
+    except ValueError as error:
+        raise DatabaseError(f"{path}: a row has an invalid value", path=str(path)) from error
 
 
 def _value(kind: TypeAdapter[_T], row: str) -> _T:
@@ -243,22 +234,20 @@ def _lock(path: Path) -> int:
     return descriptor
 
 
-def _engine(path: Path) -> Engine:
-    engine = create_engine(URL.create("sqlite", database=str(path)))
-
-    @event.listens_for(engine, "connect")
-    def configure(connection: DBAPIConnection, _record: ConnectionPoolEntry) -> None:
-        cursor = connection.cursor()
+def _open(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    try:
         # Readers, such as a backup, do not block us; commits survive a power failure.
-        cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=FULL")
-        cursor.close()
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=FULL")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
-    return engine
 
-
-def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]) -> None:
-    version = int(connection.execute(text("PRAGMA user_version")).scalar() or 0)
+def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(migrations):
         raise ConfigError(
             f"{path}: has schema version {version}; this program supports up to {len(migrations)}",
@@ -266,47 +255,13 @@ def _migrate(connection: Connection, path: Path, migrations: Sequence[Migration]
         )
     for migration in migrations[version:]:
         migration(connection)
-    connection.execute(text(f"PRAGMA user_version={len(migrations)}"))
+    connection.execute(f"PRAGMA user_version={len(migrations)}")
 
 
 def _save_holders(
-    connection: Connection, holders: Mapping[ContainerId, AbstractSet[PeerId]]
+    connection: sqlite3.Connection, holders: Mapping[ContainerId, AbstractSet[PeerId]]
 ) -> None:
-    rows = [
-        {"container_id": number, "datanodes": json.dumps(sorted(peers))}
-        for number, peers in holders.items()
-        if peers
-    ]
-    if rows:
-        upsert = insert(_holders)
-        changed = {"datanodes": upsert.excluded.datanodes}
-        connection.execute(
-            upsert.on_conflict_do_update(index_elements=["container_id"], set_=changed), rows
-        )
-    gone = [{"gone": number} for number, peers in holders.items() if not peers]
-    if gone:
-        connection.execute(
-            _holders.delete().where(_holders.c.container_id == bindparam("gone")), gone
-        )
-
-
-def _drop_old(connection: Connection, kept: int) -> None:
-    ended = _jobs.c.state.in_(_TERMINAL)
-    # All jobs of one request have one creation time, so the ID is a part of the order.
-    age = tuple_(_jobs.c.created_at_s, _jobs.c.job_id)
-    newest_first = (_jobs.c.created_at_s.desc(), _jobs.c.job_id.desc())
-    dropped = (
-        select(_jobs.c.created_at_s, _jobs.c.job_id)
-        .where(ended)
-        .order_by(*newest_first)
-        .offset(kept)
-        .limit(1)
-    )
-    newest_dropped = connection.execute(dropped).one_or_none()
-    if newest_dropped is not None:
-        connection.execute(_jobs.delete().where(ended, age <= tuple_(*newest_dropped)))
-
-
-def _cause(error: SQLAlchemyError) -> str:
-    cause = error.orig if isinstance(error, DBAPIError) else error
-    return str(cause)
+    rows = [(number, json.dumps(sorted(peers))) for number, peers in holders.items() if peers]
+    connection.executemany(_SAVE_HOLDERS, rows)
+    gone = [(number,) for number, peers in holders.items() if not peers]
+    connection.executemany("DELETE FROM holders WHERE container_id = ?", gone)

@@ -262,7 +262,7 @@ class ControllerService:
         named = _container_ids(request.container_ids, IDS_MAX)
         reason, requested_by = (
             _check_text(request.reason, "reason"),
-            self._access.requester(context, _check_text(request.requested_by, "requester")),
+            self._requester(request.requested_by, context),
         )
         with self._lock:
             outcomes = self._controller.reconcile(
@@ -287,15 +287,15 @@ class ControllerService:
     def get_job(self, request: pb.GetJobRequest, _: grpc.ServicerContext) -> pb.Job:
         """One job with its evidence."""
         with self._lock:
-            return self._job_to(self._controller.job(JobId(request.job_id)))
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(self._controller.job(job_id))
 
-    def cancel_job(self, request: pb.CancelJobRequest, _: grpc.ServicerContext) -> pb.Job:
+    def cancel_job(self, request: pb.CancelJobRequest, context: grpc.ServicerContext) -> pb.Job:
         """Request the end of a job."""
-        requested_by = _check_text(request.requested_by, "requester")
+        requested_by = self._requester(request.requested_by, context)
         with self._lock:
-            job = self._controller.cancel(
-                JobId(request.job_id), self._clock(), requested_by=requested_by
-            )
+            job_id = self._controller.job_id_of(request.job_id)
+            job = self._controller.cancel(job_id, self._clock(), requested_by=requested_by)
             return self._job_to(job)
 
     def list_datanodes(
@@ -309,13 +309,17 @@ class ControllerService:
             roles_enforced=self._access.is_enforced,
         )
 
-    def scan(self, request: pb.ScanRequest, _: grpc.ServicerContext) -> pb.ScanResponse:
+    def scan(self, request: pb.ScanRequest, context: grpc.ServicerContext) -> pb.ScanResponse:
         """Order scans of the live replicas."""
         container_ids = _container_ids(request.container_ids, IDS_MAX)
-        requested_by = _check_text(request.requested_by, "requester")
+        requested_by = self._requester(request.requested_by, context)
         with self._lock:
             unknown, commands = self._controller.scan(container_ids, requested_by=requested_by)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
+
+    def _requester(self, claimed: str, context: grpc.ServicerContext) -> str:
+        """Who the certificate says, or without TLS the client, marked as unproven."""
+        return self._access.requester(context, _check_text(claimed, "requester"))
 
     def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
         return job_to(job, self._controller.queries.compared(job.container_id), brief=brief)

@@ -13,6 +13,7 @@ replaces them.
 """
 
 import json
+import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA
 from merkle.columns import TreeColumns
 from merkle.errors import ReconcileError
 from merkle.tree import root_hex
+from protos.errors import unambiguous
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.exact import ReplicaId, trees_of
@@ -255,6 +257,37 @@ class History:
         for name in self._disk.names(self._folder):
             if name not in kept:
                 self._disk.remove_folder(self._folder / name)
+
+
+# The UUID of a datanode, given whole.
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}(/|$)")
+
+
+def whole_names(output: SweepStore, names: Sequence[str]) -> tuple[str, ...]:
+    """The names with whole UUIDs: of a datanode, or DATANODE/VOLUME, the datanode may
+    be given by the beginning of its UUID. A name that no kept sweep knows stays.
+
+    Raises:
+        AmbiguousIdError: several datanodes begin so.
+    """
+    if all(_UUID.match(name) or name.startswith("container=") for name in names):
+        return tuple(names)
+    known = set[str]()
+    for sweep_id in output.sweeps():
+        # A run says itself what it cannot read of earlier ones.
+        with suppress(DiskError):
+            known |= output.datanodes(sweep_id)
+            for piece in output.pieces(SweepTable.UNSEEN, sweep_id, ["datanode"]):
+                known.update(piece["datanode"].unique().to_pylist())
+    return tuple(_whole_name(name, known) for name in names)
+
+
+def _whole_name(name: str, known: AbstractSet[str]) -> str:
+    datanode, slash, volume = name.partition("/")
+    found = sorted(one for one in known if one.startswith(datanode))
+    if not found or not datanode or datanode in known:
+        return name
+    return unambiguous(datanode, found, "datanodes") + slash + volume
 
 
 def _earlier_sweeps(output: SweepStore, sweep_id: str) -> list[str]:

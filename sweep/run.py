@@ -30,7 +30,7 @@ from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
 from sweep.faults import list_once
 from sweep.gather import Gatherer
-from sweep.history import History
+from sweep.history import History, whole_names
 from sweep.inputs import (
     ALL_OR_NONE,
     NO_ROWS,
@@ -104,6 +104,7 @@ def sweep(
         DiskError: results cannot be stored.
         ChunkTableError: an input cannot be read any more.
         UsageError: a name is invalid, or `out` is inside a table.
+        AmbiguousIdError: what is gone is the beginning of several datanodes' IDs.
     """
     for name in (str(request.out), *request.tables, *request.volumes):
         check_name(name)
@@ -112,6 +113,7 @@ def sweep(
     disk.make_folder(request.out)
     with exclusive(request.out), ExitStack() as stack:
         work, output = WorkFolders(request.out, disk), SweepStore(request.out, disk)
+        request = replace(request, gone=whole_names(output, request.gone))
         scratch = request.out / "work" / "shadows"
         disk.remove_folder(scratch)
         stack.callback(disk.remove_folder, scratch)

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import tempfile
 from types import FunctionType
 
 import pytest
@@ -23,6 +24,10 @@ settings.load_profile("shared")
 
 # Of every Spark that a test starts, in whichever process.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+
+# What commands keep for their user is not kept for who runs the tests.
+_STATE_HOME = tempfile.TemporaryDirectory(prefix="treefold-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE_HOME.name
 
 # Fixtures of servers that tests of several folders share; who imports another comes
 # after it, or that one's assertions would not be rewritten.

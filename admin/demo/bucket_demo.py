@@ -112,7 +112,9 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
         highlight=False,
         width=_COLUMNS if svg else None,
     )
-    table = Table(box=box.ROUNDED, header_style="bold")
+    # No boxes in a log.
+    is_boxed = svg is not None or out.file.isatty()
+    table = Table(box=box.ROUNDED if is_boxed else None, header_style="bold")
     for column in ("what happened to the copy", "what the proof says", "bytes", "trips"):
         table.add_column(column, justify="right" if column in ("bytes", "trips") else "left")
     rows = list[dict[str, object]]()

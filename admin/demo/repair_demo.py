@@ -13,7 +13,7 @@ import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -27,8 +27,8 @@ from rich.text import Text
 
 from admin.demo.cluster import LocalCluster, ScannedReplica
 from admin.demo.damage import DamageMethod, inflict
+from admin.demo.healed_picture import write_healed_picture
 from admin.demo.offline_check import prove
-from admin.demo.picture import write_picture
 from admin.demo.result import AgentKill, DemoResult, containers_text, report
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
@@ -52,6 +52,7 @@ class _DemoOptions:
     fixture: Path | None = None
     keep: Path | None = None
     pictures: bool = True
+    svg: Path | None = None
     damage: DamageMethod | None = None
     # The agent to kill, counted from 1.
     kill: int | None = None
@@ -65,6 +66,8 @@ class _Demo:
         self._console = console
         self._started = time.monotonic()
         self.outcome = DemoResult()
+        # The trees after each scan, by container and replica.
+        self._seen: list[dict[ContainerId, dict[str, ContainerTree]]] = []
 
     def run(self) -> DemoResult:
         """Heal the volumes, and verify them.
@@ -102,6 +105,8 @@ class _Demo:
                 log.unlink()
             self.outcome.proof = prove(volumes, scratch / "proof", reference=reference)
             self._conclude(reference is not None)
+        if self._options.svg is not None:
+            write_healed_picture(self._options.svg, self.outcome, self._seen[0], self._seen[-1])
         self.outcome.elapsed_s = time.monotonic() - self._started
         return self.outcome
 
@@ -234,11 +239,25 @@ class _Demo:
                     f"container {replica.container_id} on {replica.replica} was not scanned:"
                     f" {replica.refusal}"
                 )
-        if not self._options.pictures:
+        if not self._options.pictures and self._options.svg is None:
             return
-        for container_id in sorted({replica.container_id for replica in scanned}):
+        seen = {
+            container_id: dict(
+                _trees(cluster, [one for one in scanned if one.container_id == container_id])
+            )
+            for container_id in sorted({replica.container_id for replica in scanned})
+        }
+        self._seen.append(seen)
+        if self._options.pictures:
+            self._draw(seen, scanned)
+
+    def _draw(
+        self,
+        seen: Mapping[ContainerId, Mapping[str, ContainerTree]],
+        scanned: Sequence[ScannedReplica],
+    ) -> None:
+        for container_id, trees in seen.items():
             replicas = [replica for replica in scanned if replica.container_id == container_id]
-            trees = dict(_trees(cluster, replicas))
             if not trees:
                 continue
             comparison = compare(trees)
@@ -250,12 +269,15 @@ class _Demo:
             self._console.print(
                 Text(f"\n    container {container_id}  {comparison.verdict.value}", "bold")
             )
-            self._console.print(Padding(strips(cells(trees, comparison), beside), (0, 0, 0, 4)))
+            drawn = strips(cells(trees, comparison), beside, self._console.width - 4)
+            self._console.print(Padding(drawn, (0, 0, 0, 4)))
         self._console.print(Padding(legend(), (1, 0, 1, 4)))
 
     def _print(self, text: str) -> None:
         line = f"[{time.monotonic() - self._started:5.1f}s] {text}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        # In a log a line stays one; on a terminal no word is broken.
+        soft = not self._console.is_terminal
+        self._console.print(line, markup=False, highlight=False, soft_wrap=soft)
 
     @contextmanager
     def _work_folder(self, scratch: Path) -> Iterator[Path]:
@@ -393,7 +415,7 @@ def _trees(
 @click.option(
     "--svg",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also save the output as a picture in this file.",
+    help="Also draw the replicas before and after as a picture in this file.",
 )
 def demo(
     fixture: Path | None,
@@ -422,16 +444,12 @@ def demo(
         raise UsageError(
             "--kill and --during go together", hint="For example: --kill 2 --during repair"
         )
-    out = Console(
-        file=console(stderr=as_json).file,
-        record=svg is not None,
-        highlight=False,
-        width=100 if svg else None,
-    )
+    out = Console(file=console(stderr=as_json).file, highlight=False)
     options = _DemoOptions(
         fixture=fixture,
         keep=keep,
         pictures=not (check or as_json),
+        svg=svg,
         damage=DamageMethod(damage) if damage else None,
         kill=kill,
     )
@@ -439,8 +457,6 @@ def demo(
     status = outcome.exit_status
     style = {ExitCode.CLEAN: "bold green", ExitCode.REFUSED: "bold yellow"}.get(status, "bold red")
     out.print(Text(f"[{outcome.elapsed_s:5.1f}s] {outcome.summary}", style))
-    if svg:
-        write_picture(out, svg, "treefold demo")
     if as_json:
         print_json(
             {"schema_version": 1, "command": "demo", "ok": status == 0, "data": report(outcome)}

@@ -27,6 +27,7 @@ from ozone.volume import Hold, open_volume
 from protos.convert import record_to_bytes
 from runtime.disk import Disk
 from tests.support.oracle import Seen, faults, look
+from tests.support.processes import ROOT
 from tests.support.volumes import ERASURE_CODED, container_folder, copy_volume, owned, unpack
 
 NAMES = ("dn1", "dn2", "dn3")
@@ -268,10 +269,12 @@ def test_what_is_lost_or_contradicts_is_named_and_everything_else_heals(
 
 def test_the_healed_volumes_are_kept_as_a_fixture_and_nothing_else(tmp_path: Path) -> None:
     """The agent of the second datanode is killed after its first write, and has to
-    finish.
+    finish. The picture of it is that of the README: `make pictures` draws it anew.
     """
-    kept = tmp_path / "kept"
-    status, answer = _demo("--keep", str(kept), "--kill", "2", "--during", "repair")
+    kept, picture = tmp_path / "kept", tmp_path / "healed.svg"
+    words = ("--kill", "2", "--during", "repair", "--svg", str(picture))
+    status, answer = _demo("--keep", str(kept), *words)
+    assert picture.read_text() == (ROOT / "docs" / "healed.svg").read_text()
     assert (status, answer["proof"]["flaws"]) == (0, [])
     assert answer["kill"]["replica"] == "dn2"
     assert answer["kill"]["windowsWritten"] >= 1

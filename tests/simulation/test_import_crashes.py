@@ -29,7 +29,7 @@ def config(folder: Path, hold: Hold) -> AgentConfig:
     return AgentConfig(
         volumes=(VolumeSettings(path=folder / "v", hold=hold),),
         state_folder=folder / "state",
-        repair=RepairSettings(enabled=True),
+        repair=RepairSettings(enabled=hold is Hold.OWNER),
     )
 
 

@@ -145,8 +145,9 @@ def _message(replica: ContainerReplica) -> pb.ReplicaReport:
         fingerprint=replica.fingerprint,
     )
     if replica.data_scan_timestamp_ms is not None:
-        # Controllers that are real processes have today's clock.
-        message.data_scan_timestamp = int(time.time() * 1000)
+        # Controllers that are real processes have today's clock: any small time is now.
+        at_ms, now_ms = replica.data_scan_timestamp_ms, int(time.time() * 1000)
+        message.data_scan_timestamp = at_ms if at_ms > now_ms // 2 else now_ms
     if replica.data_checksum is not None:
         message.data_checksum = replica.data_checksum
     return message

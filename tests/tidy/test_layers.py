@@ -43,7 +43,6 @@ ONLY_IMPORTER = {
         "runtime/audit_check.py",
         "runtime/s3_signing.py",
     },
-    "sqlalchemy": {"scm/job_store.py"},
     "yaml": {"ozone/descriptor.py"},
 }
 # Messages of a wire are converted to values here, and seen nowhere else.

@@ -7,10 +7,14 @@ import subprocess
 import sys
 import tomllib
 import zipfile
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+from admin.lazy_commands import missing_extra
 from spark.pack import PACKAGES as EXECUTOR_PACKAGES
 from tests.tidy.test_layers import PACKAGES, RANKS, ROOT, imported, modules
 
@@ -29,6 +33,50 @@ def test_the_wheel_and_the_type_checker_take_every_package() -> None:
     tool = PYPROJECT["tool"]
     assert set(tool["hatch"]["build"]["targets"]["wheel"]["packages"]) == set(PACKAGES)
     assert set(tool["mypy"]["packages"]) == {*PACKAGES, "benchmarks", "tools"}
+
+
+def test_the_core_without_extras_is_small() -> None:
+    """The installed size of what ours requires, directly or not: a machine with only an
+    agent, a controller and the commands for them.
+
+    Files count in whole blocks, as `du` counts. Bytecode, which `pip` writes besides,
+    counts as much as its sources. Folders and large bytecode are the margin below 150
+    MiB: where this gave 137, `du` found 148.
+    """
+    installed_bytes, waiting, seen = 0, list(PYPROJECT["project"]["dependencies"]), set[str]()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        name = canonicalize_name(requirement.name)
+        if name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(name)
+        package = distribution(name)
+        waiting += package.requires or []
+        for file in package.files or []:
+            if file.suffix != ".pyc":
+                blocks = file.locate().stat().st_blocks * 512
+                installed_bytes += blocks * (2 if file.suffix == ".py" else 1)
+    ours = sum(path.stat().st_size for path in modules())
+    assert "botocore" not in seen
+    assert installed_bytes + 2 * ours <= 138 << 20, installed_bytes + 2 * ours
+
+
+def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> None:
+    """Those that a command imports; numba is done without, and Spark says it itself."""
+    extras = PYPROJECT["project"]["optional-dependencies"]
+    # Of the packages of two extras the first is enough.
+    for extra in ("tls", "sweep", "bucket"):
+        for text in extras[extra]:
+            name = Requirement(text).name
+            if name in ("treefold", "botocore"):
+                continue
+            named = missing_extra(ModuleNotFoundError(name=f"{name}.inner"))
+            assert named is not None
+            assert named.hint == f"pip install 'treefold[{extra}]'"
+    named = missing_extra(ModuleNotFoundError(name="cryptography"), "bucket")
+    assert named is not None
+    assert named.hint == "pip install 'treefold[bucket]'"
+    assert missing_extra(ModuleNotFoundError(name="admin.nothing")) is None
 
 
 def test_the_architecture_draws_the_ranks() -> None:

@@ -55,7 +55,7 @@ heartbeat_interval_s = "30s"
 database_volumes = ["/ssd/1", "/ssd/2"]
 metrics = "127.0.0.1:9892"
 audit_file = "/var/log/treefold/audit.jsonl"
-volumes = [{path = "/data/1", hold = "owner"}, {path = "/data/2", hold = "read-only"}]
+volumes = [{path = "/data/1", hold = "owner"}, {path = "/data/2", hold = "owner"}]
 [scan]
 bytes_per_second = "40MiB/s"
 [repair]
@@ -71,7 +71,7 @@ key = "/pki/key.pem"
 ca = "/pki/ca.pem"
 """,
     )
-    assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.READ_ONLY]
+    assert [volume.hold for volume in config.volumes] == [Hold.OWNER, Hold.OWNER]
     assert (config.export.to, config.export.interval_s) == ("s3://backup/tables?region=eu", 21_600)
     assert config.export.source is TreeSource.DATA
     assert config.audit_path == Path("/var/log/treefold/audit.jsonl")
@@ -99,6 +99,15 @@ ca = "/pki/ca.pem"
             "export.to: must not lie inside the volume",
         ),
         ('state_folder = "/s"\n' + VOLUME + '[export]\nto = ""', "export.to: "),
+        (
+            'state_folder = "/s"\n' + VOLUME + "[repair]\nenabled = true",
+            "repair.enabled: /data/1 is read-only, so nothing can be repaired there",
+        ),
+        (
+            'state_folder = "/s"\n[repair]\nenabled = true\n[[volumes]]\npath = "/data/0"\n'
+            'hold = "owner"\n' + VOLUME,
+            "repair.enabled: /data/1 is read-only",
+        ),
         (
             'state_folder = "/s"\n' + VOLUME + '[export]\nto = "s3://key:word@b/p"',
             "export.to: credentials belong in",

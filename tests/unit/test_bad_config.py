@@ -428,6 +428,20 @@ def test_state_where_no_folder_can_be_is_an_error_of_the_disk(
         refused_start("disk_failed", 1, command, config)
 
 
+@pytest.mark.parametrize("words", [[], ["--check-config"]], ids=["start", "check"])
+def test_repair_of_a_read_only_volume_is_refused(
+    tmp_path: Path, volume: Path, words: list[str]
+) -> None:
+    config = written(
+        tmp_path, agent(volume, state=tmp_path / "state", tables="[repair]\nenabled = true\n")
+    )
+    with unchanged(tmp_path):
+        result = run("agent", "run", "--config", str(config), *words)
+    assert result.exit_code == 2
+    assert f"repair.enabled: {volume} is read-only" in result.stderr
+    assert 'hold = "owner"' in result.stderr
+
+
 @pytest.mark.parametrize("key", ["listen", "metrics"])
 @pytest.mark.parametrize("command", ["agent", "scm"])
 def test_an_address_that_is_taken_is_named(

@@ -111,7 +111,7 @@ def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
         )
     )
     home = tmp_path / ".config" / "treefold"
-    (text,) = re.findall(r"client.toml`:\n\n```toml\n(.*?)```", README, re.DOTALL)
+    (text,) = re.findall(r"```toml\n# \S+/client.toml\n(.*?)```", README, re.DOTALL)
     written(home / "client.toml", text.replace("10.0.0.2:9896", server.address))
     ours = tls_in(certificate(authority, tmp_path, "ours", "operator/alice"))
     for path, name in ((ours.cert, "client.pem"), (ours.key, "client.key"), (ours.ca, "ca.pem")):
@@ -132,9 +132,9 @@ def test_the_sequence_of_the_readme_reaches_the_controller_as_printed(
     environment: dict[str, str],
 ) -> None:
     """What it answers without any agent is the controller's own."""
-    (block,) = re.findall(r"```sh\ntreefold scm run (.*?)```", README, re.DOTALL)
-    lines = [line.partition(" #")[0] for line in block.splitlines()[2:]]
-    assert len(lines) == 4
+    (block,) = re.findall(r"```sh\n(treefold scan .*?)```", README, re.DOTALL)
+    lines = [line.partition(" #")[0] for line in block.splitlines()]
+    assert len(lines) == 6
     for line in lines:
         done = run(environment, *shlex.split(line)[1:])
         assert "No live agent reports to the controller" in done.output, line

@@ -46,7 +46,7 @@ class Place:
         self.config = folder / "agent.toml"
         self.config.write_text(
             f'state_folder = "{folder}/state"\n[[volumes]]\npath = "{self.volume}"\nhold ='
-            f' "{hold.value}"\n[repair]\nenabled = true\n'
+            f' "{hold.value}"\n[repair]\nenabled = {str(hold is Hold.OWNER).lower()}\n'
         )
         with self.opened() as volume:
             store = ContainerStore(volume, Disk())

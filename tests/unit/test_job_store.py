@@ -4,6 +4,7 @@ crash leaves.
 
 import json
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,7 +12,6 @@ from tempfile import TemporaryDirectory
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sqlalchemy import Connection, Engine, event
 
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
@@ -52,18 +52,49 @@ def test_the_file_is_in_wal_mode_and_bears_its_version(path: Path) -> None:
 
 def test_each_commit_is_synced(path: Path) -> None:
     """Asked of the store's own connection: the setting is not in the file."""
-    opened: list[sqlite3.Connection] = []
+    asked: list[tuple[int]] = []
 
-    def note(connection: sqlite3.Connection, _record: object) -> None:
-        opened.append(connection)
+    def ask(connection: sqlite3.Connection) -> None:
+        asked.append(connection.execute("PRAGMA synchronous").fetchone())
 
-    event.listen(Engine, "connect", note)
-    try:
-        store = SqliteJobStore(path)
-    finally:
-        event.remove(Engine, "connect", note)
+    SqliteJobStore(path, migrations=(*MIGRATIONS, ask)).close()
     full = 2
-    assert [own.execute("PRAGMA synchronous").fetchone() for own in opened] == [(full,)]
+    assert asked == [(full,)]
+
+
+def test_a_migration_that_fails_leaves_the_file_as_it_was(path: Path) -> None:
+    SqliteJobStore(path).close()
+
+    def half(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE notes (note TEXT)")
+        connection.execute("INSERT INTO nowhere VALUES (1)")
+
+    with pytest.raises(DatabaseError, match="nowhere"):
+        SqliteJobStore(path, migrations=(*MIGRATIONS, half))
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
+        notes = "SELECT count(*) FROM sqlite_master WHERE name = 'notes'"
+        assert connection.execute(notes).fetchone() == (0,)
+
+
+def test_a_file_that_sqlalchemy_wrote_is_continued(path: Path) -> None:
+    """The tables of the first versions, to the letter."""
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(
+            "CREATE TABLE jobs (job_id VARCHAR NOT NULL, container_id INTEGER NOT NULL, state"
+            " VARCHAR NOT NULL, created_at_s FLOAT NOT NULL, job VARCHAR NOT NULL, PRIMARY KEY"
+            " (job_id)); CREATE INDEX ix_jobs_state ON jobs (state); CREATE INDEX"
+            " ix_jobs_created_at_s ON jobs (created_at_s); CREATE TABLE visits (container_id"
+            " INTEGER NOT NULL, visit VARCHAR NOT NULL, PRIMARY KEY (container_id)); CREATE TABLE"
+            " terms (term INTEGER NOT NULL, PRIMARY KEY (term)); INSERT INTO terms VALUES (4);"
+            " PRAGMA user_version=1;"
+        )
+    store = SqliteJobStore(path)
+    assert store.next_term() == 5
+    store.save([job(1)], [Visit(ContainerId(1), "j", 0, 0.0)], {ContainerId(1): {DN1}})
+    store.save([job(1, ended=True)])
+    assert list(store.jobs()) == [job(1, ended=True)]
+    assert store.holders() == {ContainerId(1): {DN1}}
     store.close()
 
 
@@ -88,8 +119,8 @@ def test_an_older_file_is_brought_up_step_by_step(path: Path) -> None:
     store.save([job(1)])
     store.close()
 
-    def add_notes(connection: Connection) -> None:
-        connection.exec_driver_sql("CREATE TABLE notes (note TEXT)")
+    def add_notes(connection: sqlite3.Connection) -> None:
+        connection.execute("CREATE TABLE notes (note TEXT)")
 
     store = SqliteJobStore(path, migrations=(*MIGRATIONS, add_notes))
     assert list(store.jobs()) == [job(1)]

@@ -97,3 +97,4 @@ def test_the_doctor_calls_it_a_problem_and_goes_on(volumes: list[Path], place: s
     assert result.exit_code in (0, 3), result.output
     if place not in ("chunks", "a block"):
         assert "ermission denied" in result.stdout
+        assert f"datanode's user, {owner_of(volumes[0])}" in result.stdout

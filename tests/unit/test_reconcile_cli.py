@@ -9,7 +9,9 @@ import json
 import re
 import socket
 import threading
+import time
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -33,6 +35,7 @@ from scm.server import ControllerServer
 from tests.support.cluster_reports import replica
 from tests.support.peers import MemoryReplica, replica_of
 from tests.support.reporting_agents import DoWork, ReportingAgent, done, report_of
+from tests.support.short_ids import shortest
 from tests.support.waiting import wait_until
 
 DNS = ("dn-1", "dn-2", "dn-3")
@@ -387,7 +390,7 @@ def test_what_is_still_out_of_service_after_a_reconciliation_is_said(
     [warning] = warnings_of_state(document)
     assert "container 1: still UNHEALTHY, so out of service: dn-2" in warning
     assert ("treefold job show" in warning) is returns
-    assert ("dn-2 (return_to_closed is off)" in warning) is not returns
+    assert ("dn-2 (host-dn-2): return_to_closed is off" in warning) is not returns
 
 
 def test_nothing_is_said_of_replicas_that_are_in_service(cluster: Cluster) -> None:
@@ -433,8 +436,8 @@ def test_one_command_goes_on_until_all_have_what_one_put_together(cluster: Clust
         (1, 1),
     ]
     shown = cluster.run("job", "show", str(job["jobID"])).stdout
-    assert "datanode dn-1: done in round 2, verdict REPAIRABLE" in shown
-    assert "datanode dn-3: done, verdict REPAIRABLE" in shown
+    assert "datanode dn-1 (host-dn-1): done in round 2, verdict REPAIRABLE" in shown
+    assert "datanode dn-3 (host-dn-3): done, verdict REPAIRABLE" in shown
 
 
 def jobs(document: dict[str, object]) -> list[dict[str, object]]:
@@ -748,7 +751,7 @@ def test_a_job_is_not_done_while_replicas_that_it_could_not_write_differ(cluster
     plan = cluster.json("reconcile", "1", "--dry-run")["data"]
     assert isinstance(plan, dict)
     assert plan["plan"][0]["notWritten"] == {"dn-2": "read-only", "dn-3": "read-only"}
-    assert "dn-2 is not written: read-only" in " ".join(
+    assert "dn-2 (host-dn-2) is not written: read-only" in " ".join(
         cluster.run("reconcile", "1", "--dry-run").stdout.split()
     )
     work(cluster)
@@ -840,7 +843,11 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
     with healing_cluster(tmp_path) as (cluster, replicas):
         document = cluster.json("container", "diff", "1")
         assert document["exit"] == 3
-        assert document["data"] == {
+        data = document["data"]
+        assert isinstance(data, dict)
+        named = {one["id"]: one["hostname"] for one in data.pop("datanodes")}
+        assert named == {peer: f"host-{peer}" for peer in DNS}
+        assert data == {
             "containerID": 1,
             "verdict": "REPAIRABLE",
             "differences": [
@@ -853,10 +860,9 @@ def test_diff_compares_the_trees_of_the_agents(tmp_path: Path) -> None:
                 }
             ],
         }
-        assert (
-            "corrupt_chunk: block 20 at 0: dn-2 <- dn-1, dn-3"
-            in cluster.run("container", "diff", "1").stdout
-        )
+        shown = cluster.run("container", "diff", "1").stdout
+        assert "at 0: dn-2 (host-dn-2) <- dn-1 (host-dn-1), dn-3 (host-dn-3)" in shown
+        assert re.search(r"^dn-1 +host-dn-1 +[0-9a-f]+ +\d", shown, re.M)
         for held in replicas.values():
             held.files = replicas["dn-1"].files
             store_tree(held)
@@ -970,14 +976,131 @@ def test_an_unknown_job_is_an_error_with_a_code(cluster: Cluster, words: list[st
     assert "job_not_found" in cluster.run("job", *words, "nope").stderr
 
 
+def test_a_job_is_named_by_a_beginning_that_no_other_has(cluster: Cluster) -> None:
+    cluster.report(*(one for number in (1, 2) for one in cluster.roots(1, 2, container_id=number)))
+    ids = [str(one["jobID"]) for one in jobs(cluster.json("reconcile", "1", "2", "--yes"))]
+    short = {one: shortest(one, ids) for one in ids}
+    for one in ids:
+        document = cluster.json("job", "show", short[one])
+        assert isinstance(document["data"], dict)
+        assert document["data"]["jobID"] == one
+    assert f"job {ids[0]} of container 1" in cluster.run("job", "cancel", short[ids[0]]).stdout
+    states = {str(one["jobID"]): one["state"] for one in jobs(cluster.json("job", "list"))}
+    assert (states[ids[0]], states[ids[1]] == "CANCELLED") == ("CANCELLED", False)
+    # Nobody means a job by nothing.
+    assert errors(cluster.json("job", "show", ""))[0]["code"] == "job_not_found"
+
+
+def test_a_beginning_of_several_jobs_is_refused_with_them(cluster: Cluster) -> None:
+    numbers = range(1, 20)
+    cluster.report(*(one for number in numbers for one in cluster.roots(1, 2, container_id=number)))
+    ids = [
+        str(one["jobID"]) for one in jobs(cluster.json("reconcile", *map(str, numbers), "--yes"))
+    ]
+    # 19 IDs of 16 possible first digits.
+    digit, most = Counter(one[0] for one in ids).most_common(1)[0]
+    assert most > 1
+    for words in (["show"], ["watch"], ["cancel"]):
+        document = cluster.json("job", *words, digit)
+        (error,) = errors(document)
+        assert (document["exit"], error["code"]) == (2, "ambiguous_id")
+        named = re.findall(r"\b[0-9a-f]{12}\b", str(error["message"]))
+        assert sorted(named) == sorted(one for one in ids if one[0] == digit)
+
+
+def test_host_names_are_beside_the_ids_of_datanodes(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    work(cluster)
+    document = cluster.json("reconcile", "1", "--yes", "--wait")
+    (job,) = jobs(document)
+    for shown in (job, cluster.json("job", "show", str(job["jobID"]))["data"]):
+        assert isinstance(shown, dict)
+        assert {one["id"]: one["hostname"] for one in shown["datanodes"]} == {
+            peer: f"host-{peer}" for peer in DNS
+        }
+    text = cluster.run("job", "show", str(job["jobID"])).stdout
+    for peer in DNS:
+        assert f"datanode {peer} (host-{peer}): done" in text
+
+
 def test_a_scan_reaches_every_agent(cluster: Cluster) -> None:
     cluster.report(*cluster.roots(1, 2, 3))
     document = cluster.json("scan", "1", "9")
-    assert document["data"] == {"scansOrdered": 3, "unknownContainerIDs": [9]}
+    data = document["data"]
+    assert isinstance(data, dict)
+    assert (data["scansOrdered"], data["unknownContainerIDs"]) == (3, [9])
     assert document["exit"] == 1
     for agent in cluster.agents.values():
         [command] = agent.beat().commands
         assert command.scan.container_id == 1
+
+
+def test_a_scan_says_how_old_the_result_is_that_is_shown_until_it_ends(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    old = (
+        replace(one, data_scan_timestamp_ms=hour_ago_ms + number * 60_000)
+        for number, one in enumerate(cluster.roots(1, 1, 1))
+    )
+    never = (
+        replace(one, data_scan_timestamp_ms=None) for one in cluster.roots(1, 1, container_id=2)
+    )
+    cluster.report(*old, *never)
+    shown = cluster.run("scan", "1", "2").stdout
+    assert "container 1: until then its result is the old one, data scanned 1h ago" in shown
+    assert "container 2: until then its result is the old one, data scanned never" in shown
+    data = cluster.json("scan", "1", "2")["data"]
+    assert isinstance(data, dict)
+    first, second = data["lastScans"]
+    assert (first["containerID"], round(first["rootsAgeSeconds"] / 60)) == (1, 60)
+    assert (second["containerID"], second["rootsScannedAt"]) == (2, None)
+
+
+@contextmanager
+def scanning(cluster: Cluster, *, but: str = "") -> Iterator[None]:
+    """Each agent that is ordered to scan container 1 reports a scan of this moment."""
+
+    def work(peer: str, agent: ReportingAgent) -> None:
+        wait_until(lambda: any(one.HasField("scan") for one in agent.beat().commands), "an order")
+        if peer != but:
+            agent.report(replica(peer, 1, root=2 if peer == "dn-2" else 1))
+
+    threads = [threading.Thread(target=work, args=item) for item in cluster.agents.items()]
+    for thread in threads:
+        thread.start()
+    yield
+    for thread in threads:
+        thread.join()
+
+
+def test_a_scan_that_is_waited_for_tells_what_it_found(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    cluster.report(
+        *(replace(one, data_scan_timestamp_ms=hour_ago_ms) for one in cluster.roots(1, 1, 1))
+    )
+    with scanning(cluster):
+        result = cluster.run("scan", "1", "--wait", "--timeout", "60")
+    assert result.stdout.splitlines()[0] == "3 scans ordered"
+    assert "container 1: diverged" in result.stdout
+    assert "old one" not in result.stdout
+    assert result.exit_code == 3
+
+
+def test_a_replica_that_is_not_scanned_in_time_is_named(cluster: Cluster) -> None:
+    hour_ago_ms = round((time.time() - 3600) * 1000)
+    cluster.report(
+        *(replace(one, data_scan_timestamp_ms=hour_ago_ms) for one in cluster.roots(1, 1, 1))
+    )
+    with scanning(cluster, but="dn-3"):
+        document = cluster.json("scan", "1", "--wait", "--timeout", "1s")
+    assert document["exit"] == 5
+    assert "container 1 on host-dn-3 (dn-3) was not scanned within 1s" in str(document["warnings"])
+    assert cluster.run("scan", "1", "--wait", "--timeout", "soon").exit_code == 2
+
+
+def test_a_scan_of_nothing_says_so(cluster: Cluster) -> None:
+    result = cluster.run("scan", "-", stdin="")
+    assert (result.exit_code, result.stdout) == (0, "0 scans ordered\n")
+    assert result.stderr == "Standard input has no container ID: there is nothing to do.\n"
 
 
 EVERY_COMMAND = [

@@ -23,7 +23,6 @@ UNNEEDED = {
     "replicator.verifier.client",
     "rich",
     "rocksdict",
-    "sqlalchemy",
     "structlog",
     "tenacity",
 }

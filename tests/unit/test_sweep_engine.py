@@ -4,6 +4,7 @@ however the rows lie.
 
 import json
 from contextlib import chdir
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,11 +15,14 @@ from admin.demo.ground_truth import GroundTruth
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.outcome import Verdict
+from protos.errors import AmbiguousIdError
 from runtime.disk import Disk
 from sweep.errors import SweepInputError
+from sweep.history import whole_names
 from sweep.model import REPLICA_SCHEMA
 from sweep.output import SkippedInput, SweepStore, SweepTable
 from sweep.report import write_report
+from tests.support.short_ids import shortest
 from tests.support.sweeps import OnePartWaves, findings_of, run, table_of, tear, verdicts_of
 
 SMALL = SyntheticCluster(seed=3, datanodes=5, containers=120, blocks=6, chunks=8)
@@ -131,6 +135,26 @@ def test_a_datanode_that_an_earlier_sweep_had_is_missed_until_it_is_said_to_be_g
     assert run(tmp_path / "out", tmp_path / "table", keep=3, gone=[datanode]).skipped == ()
     # Retention has dropped the sweep that had it.
     assert run(tmp_path / "out", tmp_path / "table", keep=3).skipped == ()
+
+
+def test_what_is_gone_is_named_by_a_beginning_that_no_other_datanode_has(tmp_path: Path) -> None:
+    # 17 datanodes have 16 possible first digits.
+    cluster = SyntheticCluster(seed=3, datanodes=17, containers=60, blocks=2, chunks=1)
+    synthetic(tmp_path / "table", cluster, healthy=True)
+    summary = run(tmp_path / "out", tmp_path / "table")
+    store = SweepStore(tmp_path / "out", Disk())
+    known = sorted(store.datanodes(summary.sweep_id))
+    alike = next([a, b] for a, b in pairwise(known) if a[0] == b[0])
+    alike = [one for one in known if one[0] == alike[0][0]]
+
+    for one in alike:
+        short = shortest(one, known)
+        assert whole_names(store, [short, f"{short}/DS-1"]) == (one, f"{one}/DS-1")
+    as_given = (alike[0], "", "/DS-1", "zz", "container=7")
+    assert whole_names(store, as_given) == as_given
+    with pytest.raises(AmbiguousIdError, match=", ".join(alike)) as refused:
+        run(tmp_path / "out", tmp_path / "table", gone=[alike[0][0]])
+    assert refused.value.exit_status == 2
 
 
 def test_an_empty_folder_among_exports_is_skipped_by_name(tmp_path: Path) -> None:

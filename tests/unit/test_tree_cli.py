@@ -782,7 +782,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from admin.cli import treefold\ntreefold.main(['--help'],"
         " standalone_mode=False)\nheavy = {'rocksdict', 'numpy', 'numba', 'grpc',"
-        " 'google.protobuf', 'sqlalchemy', 'rich', 'pydantic'}\nsys.exit(', '.join(heavy &"
+        " 'google.protobuf', 'rich', 'pydantic'}\nsys.exit(', '.join(heavy &"
         " set(sys.modules)) or 0)"
     )
 

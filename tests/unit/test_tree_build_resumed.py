@@ -1,0 +1,221 @@
+"""`treefold tree build` prints each container as it ends, and what an interrupted build
+has read is not read again, unless it has changed.
+"""
+
+import contextlib
+import fcntl
+import io
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from admin.build_results import BuildResult, BuildResults
+from admin.cli import treefold
+from merkle.tree import ContainerId
+from ozone.containers import ContainerStore
+from ozone.volume import Hold, open_volume
+from runtime.disk import Disk
+from runtime.errors import BusyError
+from runtime.exit_codes import ExitCode
+from tests.support.handmade import VolumeMaker, whole
+from tests.support.volumes import flip
+
+CONTAINERS = 3
+
+
+class InterruptedStream(io.StringIO):
+    """Standard output of someone who presses Ctrl-C at the row of one container."""
+
+    def __init__(self, container_id: int) -> None:
+        super().__init__()
+        self._row = f'{{"containerID": {container_id},'
+
+    def write(self, text: str) -> int:
+        if text.startswith(self._row):
+            raise KeyboardInterrupt
+        return super().write(text)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with VolumeMaker(tmp_path / "volume") as made:
+        for number in range(1, CONTAINERS + 1):
+            made.container(number)
+            made.block(number, 20, whole(3000))
+    return made.root
+
+
+def build(root: Path, *words: str) -> Result:
+    return CliRunner().invoke(treefold, ["tree", "build", str(root), *words])
+
+
+def interrupt(root: Path, at: int) -> tuple[list[int], str]:
+    """A build that is interrupted at the row of a container: the containers that it
+    printed, and what it said.
+    """
+    rows, said = InterruptedStream(at), io.StringIO()
+    with (
+        contextlib.redirect_stdout(rows),
+        contextlib.redirect_stderr(said),
+        pytest.raises(SystemExit) as ended,
+    ):
+        treefold.main(["tree", "build", str(root), "--json"], prog_name="treefold")
+    assert ended.value.code == ExitCode.INTERRUPTED
+    printed = [json.loads(line) for line in rows.getvalue().splitlines()]
+    return [row["containerID"] for row in printed if "containerID" in row], said.getvalue()
+
+
+def results_file(root: Path) -> Path:
+    (file,) = (root.parent / "state" / "treefold" / "tree-build").iterdir()
+    return file
+
+
+def mark(root: Path) -> None:
+    """Change the kept results, so that a row shows whether it is from there."""
+    file = results_file(root)
+    file.write_text(file.read_text().replace('"CLOSED"', '"KEPT"'))
+
+
+def states(result: Result) -> dict[int, str]:
+    rows = [json.loads(line) for line in result.stdout.splitlines()]
+    return {row["containerID"]: row["state"] for row in rows}
+
+
+def test_each_container_is_printed_before_the_next_is_read(root: Path) -> None:
+    for at in range(1, CONTAINERS + 1):
+        printed, said = interrupt(root, at)
+        assert printed == list(range(1, at))
+        assert f"{at - 1} of {CONTAINERS} containers are done; the same command with" in said
+        assert "--resume" in said
+
+
+def test_what_was_read_is_not_read_again(root: Path) -> None:
+    interrupt(root, 3)
+    mark(root)
+
+    result = build(root, "--resume", "--json")
+
+    assert states(result) == {1: "KEPT", 2: "KEPT", 3: "CLOSED"}
+    assert "2 containers were read by the interrupted build" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_what_has_changed_since_is_read_again(root: Path) -> None:
+    interrupt(root, 3)
+    mark(root)
+    (block,) = (root / "hdds").rglob("current/containerDir0/1/chunks/20.block")
+    before = block.stat()
+    flip(block, 100)
+    # As a copy with its times would: only the time of the change shows it.
+    os.utime(block, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    result = build(root, "--resume", "--json")
+
+    assert states(result) == {1: "CLOSED", 2: "KEPT", 3: "CLOSED"}
+    assert "1 container was read" in result.stderr
+    assert result.exit_code == ExitCode.FINDINGS
+
+
+def test_findings_of_the_interrupted_build_count(root: Path) -> None:
+    (block,) = (root / "hdds").rglob("current/containerDir0/1/chunks/20.block")
+    flip(block, 100)
+    interrupt(root, 2)
+
+    result = build(root, "--resume")
+
+    assert result.exit_code == ExitCode.FINDINGS
+    assert "container 1: CORRUPT_CHUNK block 20 offset 0" in result.stdout
+
+
+def test_without_the_option_all_is_read_and_a_build_that_ends_leaves_nothing(root: Path) -> None:
+    interrupt(root, 3)
+    mark(root)
+    assert set(states(build(root, "--json")).values()) == {"CLOSED"}
+    assert not list((root.parent / "state" / "treefold" / "tree-build").iterdir())
+    result = build(root, "--resume", "--json")
+    assert set(states(result).values()) == {"CLOSED"}
+    assert "read by the interrupted build" not in result.stderr
+
+
+def test_results_of_other_sources_are_not_taken(root: Path) -> None:
+    interrupt(root, 3)
+    mark(root)
+    result = build(root, "--resume", "--source", "metadata", "--json")
+    assert set(states(result).values()) == {"CLOSED"}
+
+
+def test_two_builds_of_the_same_paths_are_refused(root: Path) -> None:
+    interrupt(root, 2)
+    with results_file(root).open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        result = build(root)
+    assert result.exit_code == BusyError.exit_status
+    assert "another build of the same paths is running" in result.stderr
+
+
+def test_without_a_folder_for_state_nothing_can_be_resumed(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (root.parent / "file").touch()
+    monkeypatch.setenv("XDG_STATE_HOME", str(root.parent / "file"))
+    result = build(root, "--json")
+    assert (result.exit_code, len(states(result))) == (0, CONTAINERS)
+    assert "note: this build cannot be resumed" in result.stderr
+    refused = build(root, "--resume")
+    assert (refused.exit_code, refused.stdout) == (1, "")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerStore]:
+    folder = tmp_path_factory.mktemp("results")
+    with VolumeMaker(folder / "volume") as made:
+        for number in range(1, CONTAINERS + 1):
+            made.container(number)
+    disk = Disk()
+    with open_volume(
+        made.root, hold=Hold.READ_ONLY, state_folder=folder / "scratch", disk=disk
+    ) as volume:
+        yield ContainerStore(volume, disk)
+
+
+@settings(max_examples=30)
+@given(
+    lines=st.integers(0, CONTAINERS),
+    torn=st.integers(0, 60),
+    tail=st.sampled_from([b"", b"\0\0\0", b"[]\n", b"7\n", b"{\n"]),
+)
+@example(lines=2, torn=1, tail=b"")
+def test_of_a_build_that_was_killed_whole_lines_are_taken_and_continued(
+    store: ContainerStore, lines: int, torn: int, tail: bytes
+) -> None:
+    """Law: whatever is left of the file, what it gives is a beginning of what was
+    added, and what is added then is found later.
+    """
+    folder = store.volume.root.parent / "kept"
+    containers = [store.get(ContainerId(number)) for number in range(1, CONTAINERS + 1)]
+    made = [BuildResult("x", {"containerID": n}, ("f",), ()) for n in range(1, CONTAINERS + 1)]
+
+    def opened(*, resume: bool) -> contextlib.closing[BuildResults]:
+        return contextlib.closing(BuildResults(folder, [store.volume.root], "data", resume=resume))
+
+    with opened(resume=False) as results:
+        for one, result in zip(containers, made, strict=True):
+            results.add(one, one.version(), result)
+    (file,) = folder.iterdir()
+    left = b"".join(file.read_bytes().splitlines(keepends=True)[:lines])
+    file.write_bytes(left[: max(0, len(left) - torn)] + tail)
+    with opened(resume=True) as results:
+        kept = [results.earlier(one) for one in containers]
+        known = sum(one is not None for one in kept)
+        assert kept == [*made[:known], *([None] * (CONTAINERS - known))]
+        results.add(containers[-1], containers[-1].version(), made[-1])
+    with opened(resume=True) as results:
+        assert results.earlier(containers[-1]) == made[-1]
+        assert [results.earlier(one) for one in containers[:known]] == made[:known]
