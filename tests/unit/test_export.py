@@ -207,6 +207,26 @@ def test_repairs_and_deletes_are_events_each_once(folder: Path, tmp_path: Path) 
     audit.close()
 
 
+def test_events_are_read_on_over_audit_files_that_became_full(folder: Path, tmp_path: Path) -> None:
+    path, walk = tmp_path / "audit.jsonl", MemoryWalk()
+    walk.put(replica(1, *blocks(3)))
+    audit = AuditLog(path, file_bytes_max=800)
+
+    def write(count: int) -> None:
+        for block in range(count):
+            audit.write(container=1, block=block, offset=0, length=1, source="dn-3", job="j1")
+
+    write(1)
+    assert run(folder, walk, audit_file=path).events == 1
+    write(9)
+    assert len(list(tmp_path.glob("audit-*.jsonl"))) > 1
+    assert run(folder, walk, audit_file=path).events == 9
+    assert run(folder, walk, audit_file=path).events == 0
+    write(1)
+    audit.close()
+    assert run(folder, walk, audit_file=path).events == 1
+
+
 def test_an_audit_file_that_was_begun_anew_is_read_from_its_start(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -277,6 +277,17 @@ def test_replicas_that_never_become_equal_do_not_get_rounds_for_ever() -> None:
     assert rounds == max(order.round for order in job.orders) == ROUNDS_MAX
 
 
+def test_a_plan_is_carried_out_in_one_round_whatever_that_could_bring() -> None:
+    unplanned = scattered()
+    assert any(order.round > 1 for order in unplanned.orders)
+    roots = tuple((peer, root, "") for peer, root in zip(PEERS, (1, 1, 2), strict=True))
+    job = replace(fresh(), roots=roots)
+    planned = replace(job, orders=tuple(replace(order, plan="d") for order in job.orders))
+    ended = round_of(planned, 1, 1, 7, verdict=Verdict.UNRECOVERABLE)
+    assert ended.state.is_terminal
+    assert {order.round for order in ended.orders} == {1}
+
+
 @pytest.mark.parametrize("round_", range(1, ROUNDS_MAX + 1))
 @pytest.mark.parametrize("job_id", ["12ab", "a.b", "a.1", "a.", ".2"])
 def test_a_round_is_known_by_a_name_of_its_own(job_id: str, round_: int) -> None:
