@@ -43,7 +43,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),
-    "job": LazyCommand("admin.jobs:job", "Show, follow and cancel the controller's jobs."),
+    "job": LazyCommand(
+        "admin.jobs:job", "Show, follow, pause, limit and cancel the controller's jobs."
+    ),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
     "scan": LazyCommand("admin.containers:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(

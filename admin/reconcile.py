@@ -7,9 +7,7 @@ unknown or there is nothing to compare with, `replicasMatch` is null, where Ozon
 true.
 """
 
-import getpass
 import json
-import socket
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -35,6 +33,7 @@ from admin.containers import (
     root_of,
 )
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
+from admin.requester import requester
 from merkle.comparison import Comparison
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -134,7 +133,7 @@ def reconcile(
         # refused.
         container_ids = [outcome.container_id for outcome in wanted]
         started = controller.reconcile(
-            container_ids, dry_run=False, reason=reason, requested_by=_who()
+            container_ids, dry_run=False, reason=reason, requested_by=requester()
         )
         _note_refusals(answer, started, views)
         outcomes = [*started, *(outcome for outcome in outcomes if not outcome.ruling.is_ok)]
@@ -455,14 +454,6 @@ def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) 
 
 def _comparison_text(view: ContainerStatus | None) -> str | None:
     return view.compared.comparison.value if view else None
-
-
-def _who() -> str:
-    """The user and host that are stored with a job."""
-    try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
-    except (KeyError, OSError):
-        return f"nobody@{socket.gethostname()}"
 
 
 @contextmanager

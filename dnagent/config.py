@@ -13,6 +13,8 @@ from runtime.rpc import Tls, check_exposure
 
 # For exports, which need an extra of the package.
 EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."
+# The limits that an agent takes over from its file while it runs.
+LIVE_LIMITS = ("scan.bytes_per_second", "repair.bytes_per_second", "repair.reconciliations_max")
 # Above the number of disks in any machine.
 _VOLUMES_MAX = 256
 

@@ -13,6 +13,7 @@ from dnagent.heartbeat import (
     PeerAddress,
     ReconcileCommand,
     ScanCommand,
+    ThrottleCommand,
 )
 from merkle.limits import PEERS_MAX
 from merkle.replica import PeerId, ReplicaState
@@ -85,10 +86,17 @@ def _command_of(sent: pb.Command) -> Command | None:
                 return None
             state = _RETURN_STATES.get(body.container_state)
             return ReconcileCommand(
-                ContainerId(body.container_id), body.job_id, peers, state, body.skip_final_scan
+                ContainerId(body.container_id),
+                body.job_id,
+                peers,
+                state,
+                body.skip_final_scan,
+                body.bytes_per_second,
             )
         case "cancel":
-            return CancelCommand(sent.cancel.job_id)
+            return CancelCommand(sent.cancel.job_id, ContainerId(sent.cancel.container_id))
+        case "throttle":
+            return ThrottleCommand(sent.throttle.job_id, sent.throttle.bytes_per_second)
         case "scan":
             return ScanCommand(ContainerId(sent.scan.container_id))
         case None:

@@ -19,7 +19,7 @@ from runtime.json_numbers import EXACT_MAX, exact
 # Events of any process. A package lists its own in its events.py.
 PROCESS_EVENTS = frozenset({
     "process_started", "process_stopping", "process_stopped", "server_started", "request_failed",
-    "thread_failed", "thread_lost", "notify_failed",
+    "thread_failed", "thread_lost", "reload_refused", "notify_failed",
 })  # fmt: skip
 # The field that carries a logger's list of events to `_check_event`.
 _CATALOGUE = "catalogue"

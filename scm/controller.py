@@ -9,7 +9,7 @@ restart of either side. Agents ignore repeated IDs of jobs and commands.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from merkle.outcome import RepairReport
@@ -23,6 +23,7 @@ from scm.dispatcher import Dispatcher
 from scm.eligibility import Eligibility, Ruling
 from scm.events import CONTROLLER_EVENTS
 from scm.job_index import JobIndex
+from scm.job_steps import name_unwritten, new_job, roots_covered_by_verdict, step
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
@@ -34,12 +35,11 @@ from scm.jobs import (
     OrderAbandoned,
     OrderAccepted,
     OrderState,
+    PauseRequested,
     ProgressReceived,
+    ResumeRequested,
+    ThrottleRequested,
     TimePassed,
-    name_unwritten,
-    new_job,
-    roots_covered_by_verdict,
-    step,
     task_of,
 )
 from scm.limits import LIMITS, ControllerLimits
@@ -70,6 +70,7 @@ class ProgressReport:
     state: OrderState
     progress: RepairReport
     round: int = 1
+    resumes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,15 +195,17 @@ class Controller:
                 self._step(job_id, AgentRestarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
-            job_id, round_ = task_of(command_id.partition("/")[0])
-            self._step(job_id, OrderAccepted(peer, round_), now_s)
+            job_id, round_, resumes = task_of(command_id.partition("/")[0])
+            self._step(job_id, OrderAccepted(peer, round_, resumes), now_s)
         # With its full report a datanode sends the progress again, and then with the
         # replica's current root.
         for report in heartbeat.progress if not effect.full_report_wanted else ():
             root = self._reported_root(report.job_id, peer)
             self._step(
                 report.job_id,
-                ProgressReceived(peer, report.state, report.progress, report.round, root),
+                ProgressReceived(
+                    peer, report.state, report.progress, report.round, root, report.resumes
+                ),
                 now_s,
             )
         self._save_and_dispatch([peer], now_s)
@@ -290,11 +293,76 @@ class Controller:
             request = CancelRequested(self._dispatcher.undelivered(job))
             self._unsaved.save([step(job, request, now_s)], now_s)
             self._step(job_id, request, now_s)
-            for order in self.job(job_id).orders:
+            job = self.job(job_id)
+            for order in job.orders:
                 if order.state.is_in_flight:
-                    self._dispatcher.send_cancel(job_id, order)
+                    self._dispatcher.send_cancel(job, order)
             self._try_save_changes(now_s)
         return self.job(job_id)
+
+    def pause(self, job_id: JobId, *, by: str, reason: str, now_s: float) -> Job:
+        """Stop a job at its next safe points until it is resumed; agents that may have
+        its orders are told. A job that is paused already keeps its reason.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the job continues.
+            JobNotFoundError: there is no such job.
+        """
+        request = PauseRequested(by, reason, self._dispatcher.undelivered(self.job(job_id)))
+        if self._request(job_id, request, now_s):
+            job = self.job(job_id)
+            for order in job.orders:
+                if order.is_stopping:
+                    self._dispatcher.send_cancel(job, order)
+        return self.job(job_id)
+
+    def resume(self, job_id: JobId, *, by: str, now_s: float) -> Job:
+        """Let a paused job go on.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the job stays paused.
+            JobNotFoundError: there is no such job.
+        """
+        if self._request(job_id, ResumeRequested(), now_s):
+            _log.info("job_resumed", job=job_id, requested_by=by)
+            for peer in sorted(self.job(job_id).peers):
+                self._dispatch(peer, now_s)
+            self._try_save_changes(now_s)
+        return self.job(job_id)
+
+    def throttle(self, job_id: JobId, request: ThrottleRequested, now_s: float) -> Job:
+        """Set limits of a job; agents that may have its orders are told.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the limits stay.
+            JobNotFoundError: there is no such job.
+        """
+        if self._request(job_id, request, now_s):
+            job = self.job(job_id)
+            _log.info(
+                "job_throttled",
+                job=job_id,
+                requested_by=request.by,
+                bytes_per_second=job.bytes_per_second.value,
+                containers_max=job.containers_max.value,
+            )
+            for order in job.orders:
+                if order.state.is_in_flight and not order.is_stopping:
+                    self._dispatcher.send_throttle(job, order)
+        return self.job(job_id)
+
+    def _request(self, job_id: JobId, request: Event, now_s: float) -> bool:
+        """Save and apply what someone requested of a job; returns whether it changed
+        anything.
+        """
+        job = self.job(job_id)
+        changed = step(job, request, now_s)
+        if changed is job:
+            return False
+        self._unsaved.save([changed], now_s)
+        self._step(job_id, request, now_s)
+        self._try_save_changes(now_s)
+        return True
 
     def scan(self, container_ids: Iterable[ContainerId]) -> tuple[list[ContainerId], int]:
         """Order a scan of every live replica; returns the unknown containers and the
@@ -335,6 +403,14 @@ class Controller:
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""
         return self._jobs.newest(state, limit)
+
+    def change_limits(self, *, orders_per_datanode: int, automatic_jobs: int) -> None:
+        """Go on with these limits; what runs is not interrupted."""
+        self._rules = replace(
+            self._rules, orders_per_datanode=orders_per_datanode, automatic_jobs=automatic_jobs
+        )
+        self._dispatcher.change_rules(self._rules)
+        self.queries.change_rules(self._rules)
 
     @property
     def term(self) -> int | None:
@@ -416,7 +492,7 @@ class Controller:
             replicas = self._registry.replicas(job.container_id)
             changed = name_unwritten(changed, unwritten(replicas, changed.peers))
         for before, after in self._jobs.put(changed):
-            self._dispatcher.withdraw(job_id, before, after)
+            self._dispatcher.withdraw(changed, before, after)
         self._unsaved.add_job(changed)
         if [order.state for order in changed.orders] != [order.state for order in job.orders]:
             self._unsaved.is_urgent = True

@@ -86,6 +86,8 @@ Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (
     lambda connection: _metadata.create_all(connection),
     lambda connection: _holders.create(connection, checkfirst=True),
+    # Jobs may be PAUSED or STALLED: an older program would call their rows invalid.
+    lambda connection: None,
 )
 
 

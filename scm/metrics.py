@@ -22,6 +22,10 @@ CONTROLLER_METRICS = (
         "Age of the oldest root: time since the last full scan of its data, by the hour.",
     ),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs with an order at a datanode."),
+    Metric("scm_jobs_paused", Kind.GAUGE, "Jobs that someone paused."),
+    Metric("scm_jobs_stalled", Kind.GAUGE, "Jobs whose datanodes report no progress."),
+    Metric("scm_orders_limit", Kind.GAUGE, "Limit on orders at one datanode at once."),
+    Metric("scm_automatic_jobs_limit", Kind.GAUGE, "Limit on jobs of automatic mode at once."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
     Metric(
         THREAD_FAILURES,

@@ -37,6 +37,9 @@ class ReconcileOrder:
     # For automatic jobs: without this scan no data is read if the trees agree.
     skip_final_scan: bool = False
     round: int = 1
+    resumes: int = 0
+    # What the datanode may fetch in a second for this job; 0 means no limit.
+    bytes_per_second: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,24 @@ class CancelOrder:
     term: int
     peer: PeerId
     job_id: JobId
+    container_id: ContainerId
     round: int = 1
+    resumes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleOrder:
+    """An order to change the rate of a round of a job that the datanode has; 0 means no
+    limit.
+    """
+
+    command_id: str
+    term: int
+    peer: PeerId
+    job_id: JobId
+    round: int
+    resumes: int
+    bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +80,7 @@ class ScanOrder:
     container_id: ContainerId
 
 
-AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ScanOrder
+AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ThrottleOrder | ScanOrder
 
 
 class CommandSink(Protocol):

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -23,16 +24,17 @@ from protos import controller_pb2 as pb
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
+from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
-from runtime.thread_health import ThreadHealth
-from scm.config import ControllerConfig
+from runtime.thread_health import STEP_S_MAX, ThreadHealth
+from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
-from scm.jobs import Job, JobId, JobState
+from scm.jobs import Job, JobId, JobState, ThrottleRequested
 from scm.messages import (
     command_to,
     container_id_from,
@@ -40,6 +42,7 @@ from scm.messages import (
     heartbeat_from,
     job_to,
     outcome_to,
+    status_response_to,
     status_to,
 )
 from scm.metrics import CONTROLLER_METRICS
@@ -138,7 +141,16 @@ class ControllerService:
         lock: threading.Lock,
         clock: Callable[[], float],
         metrics: Metrics,
+        *,
+        limits: Callable[[], Sequence[LiveLimit]] = tuple,
+        thread_health: ThreadHealth | None = None,
     ) -> None:
+        """`limits` has those in effect, and `thread_health` knows the process's
+        threads.
+        """
+        self._limits = limits
+        self._thread_health = thread_health or ThreadHealth()
+        self._started_s = clock()
         self._controller = controller
         self._outbox = outbox
         self._lock = lock
@@ -155,8 +167,12 @@ class ControllerService:
             ("ListJobs", self.list_jobs, pb.ListJobsRequest),
             ("GetJob", self.get_job, pb.GetJobRequest),
             ("CancelJob", self.cancel_job, pb.CancelJobRequest),
+            ("PauseJob", self.pause_job, pb.PauseJobRequest),
+            ("ResumeJob", self.resume_job, pb.ResumeJobRequest),
+            ("ThrottleJob", self.throttle_job, pb.ThrottleJobRequest),
             ("ListDatanodes", self.list_datanodes, pb.ListDatanodesRequest),
             ("Scan", self.scan, pb.ScanRequest),
+            ("GetStatus", self.get_status, pb.GetStatusRequest),
         )
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
@@ -283,6 +299,33 @@ class ControllerService:
         with self._lock:
             return self._job_to(self._controller.cancel(JobId(request.job_id), self._clock()))
 
+    def pause_job(self, request: pb.PauseJobRequest, _: grpc.ServicerContext) -> pb.Job:
+        """Stop a job until it is resumed."""
+        by = _check_text(request.requested_by, "requester")
+        reason = _check_text(request.reason, "reason")
+        job_id = JobId(request.job_id)
+        with self._lock:
+            return self._job_to(
+                self._controller.pause(job_id, by=by, reason=reason, now_s=self._clock())
+            )
+
+    def resume_job(self, request: pb.ResumeJobRequest, _: grpc.ServicerContext) -> pb.Job:
+        """Let a paused job go on."""
+        by, job_id = _check_text(request.requested_by, "requester"), JobId(request.job_id)
+        with self._lock:
+            return self._job_to(self._controller.resume(job_id, by=by, now_s=self._clock()))
+
+    def throttle_job(self, request: pb.ThrottleJobRequest, _: grpc.ServicerContext) -> pb.Job:
+        """Set limits of a job."""
+        limits = ThrottleRequested(
+            _check_text(request.requested_by, "requester"),
+            request.bytes_per_second if request.HasField("bytes_per_second") else None,
+            request.containers_max if request.HasField("containers_max") else None,
+        )
+        job_id = JobId(request.job_id)
+        with self._lock:
+            return self._job_to(self._controller.throttle(job_id, limits, self._clock()))
+
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
     ) -> pb.ListDatanodesResponse:
@@ -298,6 +341,19 @@ class ControllerService:
             unknown, commands = self._controller.scan(container_ids)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
+    def get_status(self, _: pb.GetStatusRequest, __: grpc.ServicerContext) -> pb.GetStatusResponse:
+        """What is wrong, in one answer."""
+        with self._lock:
+            now_s, queries = self._clock(), self._controller.queries
+            return status_response_to(
+                queries.gauges(now_s),
+                queries.job_counts(),
+                self._limits(),
+                started_age_s=now_s - self._started_s,
+                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
+                automatic=queries.is_automatic,
+            )
+
     def _job_to(self, job: Job, *, brief: bool = False) -> pb.Job:
         return job_to(job, self._controller.queries.compared(job.container_id), brief=brief)
 
@@ -307,8 +363,9 @@ class ControllerServer:
     its threads.
     """
 
-    def __init__(self, config: ControllerConfig) -> None:
-        """Open the store, start a new term, and listen.
+    def __init__(self, config: ControllerConfig, config_file: Path | None = None) -> None:
+        """Open the store, start a new term, and listen. The settings were read from
+        `config_file`.
 
         Raises:
             BusyError: another controller uses the state folder.
@@ -316,6 +373,8 @@ class ControllerServer:
             DatabaseError, DiskError: the state cannot be read or created.
         """
         self.thread_health = ThreadHealth()
+        self._config, self._config_file = config, config_file
+        self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
@@ -338,7 +397,13 @@ class ControllerServer:
                 ),
             )
             service = ControllerService(
-                self._controller, outbox, self._lock, self._clock, self._metrics
+                self._controller,
+                outbox,
+                self._lock,
+                self._clock,
+                self._metrics,
+                limits=lambda: self._limits,
+                thread_health=self.thread_health,
             )
             if config.metrics:
                 host, port = split_address(config.metrics)
@@ -364,6 +429,20 @@ class ControllerServer:
         )
         self._ticker.start()
         _log.info("server_started", address=self.address, term=self._controller.term)
+
+    def reload(self, config: ControllerConfig) -> None:
+        """Take over the limits of these settings; the others need a restart."""
+        before = self._limits
+        after = limits_of(
+            config, LIVE_LIMITS, file=self._config_file, now_s=time.time(), earlier=before
+        )
+        with self._lock:
+            self._limits = after
+            self._controller.change_limits(
+                orders_per_datanode=config.orders_per_datanode,
+                automatic_jobs=config.automatic.jobs_max,
+            )
+        log_reload(_log, before, after, other_changes(self._config, config, LIVE_LIMITS))
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""

@@ -228,7 +228,8 @@ class World:
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
         progress = RepairReport(**{"peers": heard, **figures})
-        self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
+        report = ProgressReport(job.job_id, state, progress, order.round, order.resumes)
+        self.beat(peer, progress=(report,))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
         for peer in peers:

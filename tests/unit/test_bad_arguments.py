@@ -127,6 +127,11 @@ USAGE: list[tuple[str, str, str]] = [
     ("job show", "", "click"),
     ("job show 1 2", "", "click"),
     ("job cancel", "", "click"),
+    ("job pause", "", "click"),
+    ("job resume 1 2", "", "click"),
+    ("job throttle x", "", "usage"),
+    ("job throttle x --max-containers -1", "", "click"),
+    ("job throttle x --bytes-per-second 1ZiB", "", "usage"),
     ("scan", "", "usage"),
     ("scan 0", "", "usage"),
     ("scan 1 -", "", "usage"),
@@ -175,6 +180,9 @@ UNREACHABLE = [
     "job show x",
     "job watch x",
     "job cancel x",
+    "job pause x",
+    "job resume x",
+    "job throttle x --bytes-per-second 0",
     "scan 1",
 ]
 
@@ -199,6 +207,9 @@ REFUSED: list[tuple[str, str, str, int]] = [
     ("job show none", "", "[job_not_found]", 1),
     ("job watch none", "", "[job_not_found]", 1),
     ("job cancel none", "", "[job_not_found]", 1),
+    ("job pause none", "", "[job_not_found]", 1),
+    ("job resume none", "", "[job_not_found]", 1),
+    ("job throttle none --max-containers 1", "", "[job_not_found]", 1),
     ("job show ../../etc/passwd", "", "[job_not_found]", 1),
     ("job show ''", "", "[job_not_found]", 1),
 ]

@@ -94,6 +94,9 @@ COMMAND_WORDS = {
     "show",
     "watch",
     "cancel",
+    "pause",
+    "resume",
+    "throttle",
     "scan",
 }
 
@@ -963,7 +966,46 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     assert job_id in cluster.run("job", "list", "--state", "CANCELLED").stdout
 
 
-@pytest.mark.parametrize("words", [["show"], ["watch"], ["cancel"]], ids=lambda words: words[0])
+def test_a_job_is_paused_limited_and_goes_on_by_commands(cluster: Cluster) -> None:
+    """R4, R9: who paused or limited it, and why, is said in text and in JSON."""
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    paused = cluster.run("job", "pause", job_id, "--reason", "peak hours")
+    assert (paused.exit_code, "PAUSED" in paused.stdout) == (0, True)
+    data = cluster.json("job", "show", job_id)["data"]
+    assert isinstance(data, dict)
+    assert data["state"] == "PAUSED"
+    assert (data["pause"]["reason"], data["limits"]) == (
+        "peak hours",
+        {"bytesPerSecond": None, "maxContainers": None},
+    )
+    limits = ("--bytes-per-second", "20MiB", "--max-containers", "2")
+    data = cluster.json("job", "throttle", job_id, *limits)["data"]
+    assert isinstance(data, dict)
+    assert data["limits"]["bytesPerSecond"]["value"] == 20 << 20
+    assert data["limits"]["maxContainers"] == {
+        "value": 2,
+        "setBy": data["pause"]["by"],
+        "setAt": data["limits"]["bytesPerSecond"]["setAt"],
+    }
+    shown = cluster.run("job", "show", job_id).stdout
+    assert f"20.0 MiB/s for all datanodes together, set by {data['pause']['by']}" in shown
+    assert "2 replicas at once, set by" in shown
+    assert "peak hours" in shown
+    agent = cluster.agents["dn-1"]
+    assert list(agent.beat().commands) == []
+    assert "QUEUED" in cluster.run("job", "resume", job_id).stdout or agent.beat().commands
+    [command] = agent.beat().commands
+    # Two replicas at once share it.
+    assert command.reconcile.bytes_per_second == 10 << 20
+    assert cluster.json("job", "throttle", job_id)["exit"] == 2
+    wrong = cluster.run("job", "throttle", job_id, "--bytes-per-second", "fast")
+    assert (wrong.exit_code, "--bytes-per-second" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["show"], ["watch"], ["cancel"], ["pause"], ["resume"]], ids=lambda words: words[0]
+)
 def test_an_unknown_job_is_an_error_with_a_code(cluster: Cluster, words: list[str]) -> None:
     document = cluster.json("job", *words, "nope")
     assert (document["exit"], errors(document)[0]["code"]) == (1, "job_not_found")
@@ -990,6 +1032,9 @@ EVERY_COMMAND = [
     ["job", "show", "x"],
     ["job", "watch", "x"],
     ["job", "cancel", "x"],
+    ["job", "pause", "x"],
+    ["job", "resume", "x"],
+    ["job", "throttle", "x", "--max-containers", "1"],
     ["scan", "1"],
 ]
 
