@@ -51,6 +51,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
     ),
+    "status": LazyCommand(
+        "admin.status:status", "Say what is wrong, how sure that is, and what to do next."
+    ),
     "sweep": LazyCommand(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
     ),

@@ -260,7 +260,7 @@ def _progress_reporter(output: ProgressStyle) -> Iterator[Callable[[Sequence[Job
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
         for one in [one for one in jobs if not one.state.is_terminal][:_LIVE_ROWS_MAX]:
-            click.echo(_progress_line(one), err=True)
+            click.echo(progress_line(one), err=True)
 
     yield report
 
@@ -269,12 +269,12 @@ def _live_table(jobs: Sequence[JobStatus]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     waiting = [one for one in jobs if not one.state.is_terminal]
     for one in waiting[:_LIVE_ROWS_MAX]:
-        table.add_row(_progress_line(one))
+        table.add_row(progress_line(one))
     table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
     return table
 
 
-def _progress_line(one: JobStatus) -> str:
+def progress_line(one: JobStatus) -> str:
     """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
     done, dn-2 running`.
     """
@@ -286,6 +286,8 @@ def _progress_line(one: JobStatus) -> str:
             f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
         )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
+        if one.bytes_per_second.value:
+            text += f" (limit {size_text(one.bytes_per_second.value)}/s)"
         if one.eta_s is not None:
             text += "  finishing" if one.eta_s == 0 else f"  ETA {one.eta_s:.0f}s"
     if one.detail:
@@ -467,7 +469,7 @@ def _print_job(one: JobStatus) -> None:
             f" {size_text(one.mean_rate_bytes_per_s)}/s"
         )
     else:
-        print_line(f"  progress:  {_progress_line(one)}")
+        print_line(f"  progress:  {progress_line(one)}")
     for part in one.orders:
         _print_datanode(part)
 
