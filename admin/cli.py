@@ -160,7 +160,14 @@ def treefold(ctx: click.Context) -> None:
     # Imported here, because it is slow and --help does not need it.
     from runtime.progress import ProgressStyle
 
-    ctx.obj = ProgressStyle(bars=sys.stderr.isatty() and "CI" not in os.environ)
+    ctx.obj = ProgressStyle(bars=may_draw_bars(sys.stderr.isatty(), os.environ))
+
+
+def may_draw_bars(is_terminal: bool, environment: Mapping[str, str]) -> bool:
+    """Whether stderr may get bars: nobody watches them in a pipe or a log of CI.
+    FORCE_COLOR asks for colours there, and for nothing else.
+    """
+    return is_terminal and "CI" not in environment
 
 
 def main() -> None:

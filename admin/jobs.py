@@ -470,6 +470,8 @@ def _print_job(one: JobStatus) -> None:
         )
     else:
         print_line(f"  progress:  {progress_line(one)}")
+        age = age_text(time.time() - one.last_progress_at_s)
+        print_line(f"  last progress {age}" if one.last_progress_at_s else "  no progress yet")
     for part in one.orders:
         _print_datanode(part)
 

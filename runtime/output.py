@@ -68,8 +68,10 @@ def print_table(
     from rich.table import Table
 
     out = console()
+    # Not `out.is_terminal`: FORCE_COLOR makes that true in a pipe, for colours only.
+    is_terminal = sys.stdout.isatty()
     table = Table(
-        box=box.ROUNDED if out.is_terminal else None, pad_edge=out.is_terminal, header_style="bold"
+        box=box.ROUNDED if is_terminal else None, pad_edge=is_terminal, header_style="bold"
     )
     for column in columns:
         justify: JustifyMethod = "right" if column in numbers else "left"

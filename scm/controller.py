@@ -38,6 +38,7 @@ from scm.jobs import (
     PauseRequested,
     ProgressReceived,
     ResumeRequested,
+    TakenOver,
     ThrottleRequested,
     TimePassed,
     task_of,
@@ -244,7 +245,7 @@ class Controller:
         now_s: float,
     ) -> list[ReconcileResponse]:
         """Start a job for each eligible container; with `dry_run` only return the
-        rulings.
+        rulings. A job that automatic mode began is taken over.
 
         Raises:
             DatabaseError: the jobs cannot be saved; none is started.
@@ -253,9 +254,12 @@ class Controller:
         for container_id in dict.fromkeys(container_ids):
             ruling = self.queries.evaluate(container_id)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
-                outcomes.append(
-                    ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
-                )
+                active = self._jobs.active_job_of(container_id)
+                if active is not None and not dry_run:
+                    # A job of automatic mode keeps nobody from asking for one, and then
+                    # does not count for that mode's limit.
+                    self._request(active, TakenOver(requested_by, reason), now_s)
+                outcomes.append(ReconcileResponse(container_id, ruling, active))
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
             elif self._jobs.active_count + len(jobs) >= self._limits.jobs_active_max:

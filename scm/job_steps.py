@@ -36,6 +36,7 @@ from scm.jobs import (
     PauseRequested,
     ProgressReceived,
     ResumeRequested,
+    TakenOver,
     ThrottleRequested,
     TimePassed,
 )
@@ -97,15 +98,13 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return _change(job, peer, now_s, _requeue_after_restart)
         case OrderAbandoned(peer, reason):
             # Nobody is to be missed while the job is paused.
-            return (
-                job
-                if job.pause
-                else _change(
-                    job,
-                    peer,
-                    now_s,
-                    lambda order, _: replace(order, state=OrderState.EXPIRED, detail=reason),
-                )
+            if job.pause:
+                return job
+            return _change(
+                job,
+                peer,
+                now_s,
+                lambda order, _: replace(order, state=OrderState.EXPIRED, detail=reason),
             )
         case CancelRequested(undelivered):
             return _cancel(job, now_s, undelivered)
@@ -113,6 +112,9 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return _pause(job, event, now_s)
         case ResumeRequested():
             return _resume(job, now_s)
+        case TakenOver(by, reason):
+            taken = replace(job, automatic=False, requested_by=by, reason=reason)
+            return taken if job.automatic else job
         case ThrottleRequested():
             return _throttle(job, event, now_s)
         case TimePassed(live, command_deadline_s):
@@ -307,15 +309,15 @@ def _restart_deadlines(job: Job, now_s: float) -> Job:
 def _check_deadlines(
     job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float
 ) -> Job:
+    if job.pause is not None:
+        return _update_state(job, now_s, live)
     is_grace_over = (
         job.cancel_requested_at_s is not None
         and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
     )
     orders = []
     for order in job.orders:
-        if job.pause is not None:
-            pass
-        elif order.state.is_in_flight and is_grace_over:
+        if order.state.is_in_flight and is_grace_over:
             order = replace(
                 order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped"
             )
@@ -331,8 +333,11 @@ def _check_deadlines(
         (now_s - order.advanced_at_s for order in job.orders if order.state.is_in_flight),
         default=0.0,
     )
-    is_expected = job.state is JobState.RUNNING and not job.pause
-    if not is_expected or job.cancel_requested_at_s is not None or idle_s < STALLED_AFTER_S:
+    if (
+        job.state is not JobState.RUNNING
+        or job.cancel_requested_at_s is not None
+        or idle_s < STALLED_AFTER_S
+    ):
         return job
     silent = ", ".join(order.peer for order in job.orders if order.state.is_in_flight)
     detail = f"no progress for {STALLED_AFTER_S:.0f} s at datanode {silent}"

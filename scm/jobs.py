@@ -326,6 +326,14 @@ class ThrottleRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Someone requested what automatic mode had begun: the job is theirs now."""
+
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Time passed; `live` are the live datanodes."""
 
@@ -350,6 +358,7 @@ Event: TypeAlias = (
     | PauseRequested
     | ResumeRequested
     | ThrottleRequested
+    | TakenOver
     | TimePassed
     | ControllerResumed
 )

@@ -10,6 +10,12 @@ CONTROLLER_METRICS = (
     Metric(
         "scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."
     ),
+    Metric("scm_diverged_bytes", Kind.GAUGE, "Bytes of the containers whose replicas differ."),
+    Metric(
+        "scm_diverged_oldest_age_seconds",
+        Kind.GAUGE,
+        "How long this process has known of the oldest container whose replicas differ.",
+    ),
     Metric("scm_containers_unknown", Kind.GAUGE, "Containers whose comparison is unknown."),
     Metric(
         "scm_containers_unscanned",

@@ -155,6 +155,8 @@ class ClusterQueries:
             "scm_datanodes_live": len(self._registry.live()),
             "scm_containers": len(self._registry),
             "scm_containers_diverged": counts[RootComparison.DIVERGED],
+            "scm_diverged_bytes": self._registry.backlog.length_bytes,
+            "scm_diverged_oldest_age_seconds": self._registry.backlog.oldest_age_s(now_s),
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
             "scm_containers_unscanned": ages.never_scanned,
             "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,

@@ -102,7 +102,7 @@ def ran_seed(seed: int, parts: Parts | None) -> Counter[str]:
 
 @pytest.mark.timeout(600)
 def test_jobs_that_are_paused_in_a_storm_still_make_their_replicas_equal() -> None:
-    """R3, R6."""
+    """Operator rules R3, R6."""
     marks = ran(SEEDS)
     expected = ("paused", "paused in flight", "done after a pause", "sent again")
     assert [mark for mark in expected if not marks[mark]] == []

@@ -105,7 +105,7 @@ def test_a_process_has_its_rows_in_the_documents(command: str) -> None:
 
 @pytest.mark.parametrize("command", LONG_RUNNING)
 def test_a_process_has_a_place_in_the_status(command: str) -> None:
-    """Whether it answered or not; R11: and where it did not, that is said."""
+    """Operator rule R11: where it did not answer, that is said."""
     begins = LONG_RUNNING[command].status
     silent = ClusterAnswer(
         0.0, "a:1", True, None, "silent", verifiers=(VerifierAnswer("b:2", error="silent"),)

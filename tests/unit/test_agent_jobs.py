@@ -328,7 +328,7 @@ def test_a_cancel_while_a_job_connects_to_its_peers_is_not_lost(rig: Rig, *, is_
 def test_more_jobs_run_at_once_when_the_limit_rises_and_none_is_interrupted_when_it_falls(
     rig: Rig,
 ) -> None:
-    """R9: without a restart."""
+    """Operator rule R9: without a restart."""
     jobs = rig.jobs()
     jobs.submit(command())
     jobs.submit(command(TWO, "job-2"))
@@ -343,7 +343,7 @@ def test_more_jobs_run_at_once_when_the_limit_rises_and_none_is_interrupted_when
 
 
 def test_a_limit_of_a_job_is_reported_and_changes_while_it_runs(rig: Rig) -> None:
-    """R9: the lower one of its own and the agent's is in effect."""
+    """Operator rule R9: the lower one of its own and the agent's is in effect."""
     jobs = rig.jobs(limit_bytes_per_second=lambda: 500)
     jobs.submit(replace(command(), bytes_per_second=300))
     assert rig.peer.asked.wait(20)
@@ -358,7 +358,7 @@ def test_a_limit_of_a_job_is_reported_and_changes_while_it_runs(rig: Rig) -> Non
 
 
 def test_a_job_that_waits_for_bandwidth_stops_at_once(rig: Rig) -> None:
-    """R3, R9: at a byte a second its one chunk would take an hour."""
+    """Operator rules R3, R9: at a byte a second its one chunk would take an hour."""
     rig.peer.let.set()
     jobs = rig.jobs()
     jobs.submit(replace(command(), bytes_per_second=1))

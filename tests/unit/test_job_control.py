@@ -69,7 +69,7 @@ def states(job: Job) -> list[str]:
 
 
 def test_a_job_is_paused_once_its_agents_have_stopped_and_says_who_and_why() -> None:
-    """R4."""
+    """Operator rule R4."""
     job = after(issued(), PAUSE)
     assert (job.state, job.detail) == (JobState.RUNNING, "pausing by root@vm: peak hours")
     job = after(job, stopped(DN1), stopped(DN2))
@@ -93,7 +93,9 @@ def test_a_pause_in_a_silence_says_that_it_waits() -> None:
 
 
 def test_what_was_done_before_a_pause_counts_once_it_goes_on() -> None:
-    """R3, R13: figures of both runs add up, and the plan has what is left."""
+    """Operator rules R3, R13: figures of both runs add up, and the plan has what is
+    left.
+    """
     ran = {"bytes_fetched": 30, "bytes_planned": 100, "chunks_repaired": 3}
     job = after(issued(), PAUSE, stopped(DN1, verdict=Verdict.UNKNOWN, **ran))
     order = job.orders[0]
@@ -142,7 +144,7 @@ def test_no_deadline_runs_out_in_a_pause() -> None:
 
 
 def test_the_time_of_a_pause_counts_neither_for_the_rate_nor_for_the_eta() -> None:
-    """R2."""
+    """Operator rule R2."""
     job = issued()
     for now_s in range(1, 41):
         progress = told(DN1, OrderState.RUNNING, bytes_fetched=now_s * 100, bytes_planned=8000)
@@ -179,13 +181,13 @@ def test_a_paused_job_can_be_cancelled() -> None:
 
 
 def test_a_job_whose_last_agents_are_done_before_they_stop_is_done() -> None:
-    """R6."""
+    """Operator rule R6."""
     ends = [told(peer, OrderState.DONE, verdict=Verdict.MATCH) for peer in PEERS]
     assert after(issued(), PAUSE, *ends).state is JobState.DONE
 
 
 def test_a_job_without_progress_is_stalled_until_there_is_some() -> None:
-    """R4: hung is told apart from paused, and from slow."""
+    """Operator rule R4: hung is told apart from paused, and from slow."""
     job = after(issued(), TimePassed(LIVE, 3600.0), now_s=STALLED_AFTER_S - 1)
     assert job.state is JobState.RUNNING
     job = after(job, TimePassed(LIVE, 3600.0), now_s=STALLED_AFTER_S)
@@ -199,7 +201,7 @@ def test_a_job_without_progress_is_stalled_until_there_is_some() -> None:
 
 
 def test_a_limit_keeps_its_value_and_who_set_it_until_another_is_set() -> None:
-    """R9."""
+    """Operator rule R9."""
     job = after(issued(), ThrottleRequested("a", bytes_per_second=900), now_s=5)
     job = after(job, ThrottleRequested("b", containers_max=2), now_s=6)
     assert (job.bytes_per_second.value, job.bytes_per_second.set_by) == (900, "a")
@@ -224,24 +226,22 @@ def test_a_lower_limit_on_orders_interrupts_none_and_sends_no_more() -> None:
 def test_the_shares_of_a_job_never_add_up_to_more_than_its_limit(
     limit: int, history: list[PeerId | int]
 ) -> None:
-    """R9: as the controller does it. An order gets its share when it is sent, and those
-    in flight get a new one with each change of the limits.
+    """Operator rule R9: as the controller does it. An order gets its share when it is
+    sent, and those in flight get a new one with each change of the limits.
     """
     targets = tuple(Target(peer, tuple(p for p in PEERS if p != peer)) for peer in PEERS)
     job = new_job(JobId("j"), ContainerId(1), targets, now_s=0.0)
     job = after(job, ThrottleRequested("me", bytes_per_second=limit))
     shares: dict[PeerId, int] = {}
     for what in history:
+        order = None if isinstance(what, int) else job.order(what)
         if isinstance(what, int):
             job = after(job, ThrottleRequested("me", containers_max=what))
             shares = dict.fromkeys(shares, job.bytes_per_second_of_each)
-            continue
-        order = job.order(what)
-        assert order is not None
-        if order.state is OrderState.QUEUED and job.may_send:
+        elif order and order.state is OrderState.QUEUED and job.may_send:
             shares[what] = job.bytes_per_second_of_each
             job = after(job, OrderIssued(what))
-        elif order.state.is_in_flight:
+        elif order and order.state.is_in_flight:
             job = after(job, told(what, OrderState.DONE))
             del shares[what]
         assert set(shares) == {o.peer for o in job.orders if o.state.is_in_flight}
@@ -261,7 +261,9 @@ def test_the_shares_of_a_job_never_add_up_to_more_than_its_limit(
     )
 )
 def test_whatever_comes_in_a_pause_no_order_starts_or_is_lost(events: list[Event]) -> None:
-    """R3: a pause ends nothing that was not asked to end, and starts nothing."""
+    """Operator rule R3: a pause ends nothing that was not asked to end, and starts
+    nothing.
+    """
     job = after(issued(), PAUSE)
     for number, event in enumerate(events):
         before, job = job, after(job, event, now_s=1000.0 * number)

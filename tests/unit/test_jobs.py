@@ -121,7 +121,7 @@ def test_a_job_that_nobody_carried_out_failed(state: OrderState) -> None:
 
 
 def test_an_order_that_makes_no_progress_expires_and_the_rest_goes_on() -> None:
-    """R7."""
+    """Operator rule R7."""
     job = after(issued(), told(PEERS[0], bytes_fetched=1), now_s=500)
     job = after(job, TimePassed(LIVE, DEADLINE_S), now_s=600)
     assert [order.state for order in job.orders] == [
@@ -164,7 +164,7 @@ def test_a_restart_of_an_agent_that_had_no_order_changes_nothing() -> None:
 
 
 def test_figures_of_a_restarted_agent_do_not_fall() -> None:
-    """R13."""
+    """Operator rule R13."""
     job = after(issued(), told(PEERS[0], bytes_fetched=70, bytes_planned=100))
     job = after(
         job,
@@ -462,8 +462,8 @@ events: st.SearchStrategy[Event] = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(st.tuples(events, st.floats(0, 100)), max_size=30))
 def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, float]]) -> None:
-    """R6, R13: terminal states are final, figures never fall, and the state is what the
-    orders say.
+    """Operator rules R6, R13: terminal states are final, figures never fall, and the
+    state is what the orders say.
     """
     job, now_s = fresh(), 0.0
     for event, wait_s in history:

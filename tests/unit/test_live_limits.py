@@ -31,7 +31,7 @@ def values(limits: tuple[LiveLimit, ...]) -> Mapping[str, tuple[int, str]]:
 
 
 def test_a_limit_says_where_it_was_set_and_keeps_that_while_it_stays(tmp_path: Path) -> None:
-    """R9."""
+    """Operator rule R9."""
     file = tmp_path / "controller.toml"
     file.write_text("orders_per_datanode = 4\n")
     first = limits_of(load(file, ControllerConfig), CONTROLLER_LIMITS, file=file, now_s=10)
@@ -53,7 +53,7 @@ def test_what_is_no_limit_needs_a_restart_and_is_named() -> None:
 
 
 def test_a_controller_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
-    """R9: beside the measured figures."""
+    """Operator rule R9: beside the measured figures."""
     file = tmp_path / "controller.toml"
     file.write_text("orders_per_datanode = 5\n")
     flags = {"listen": "127.0.0.1:0", "state_folder": tmp_path / "state"}
@@ -71,7 +71,9 @@ def test_a_controller_takes_over_its_limits_and_shows_them(tmp_path: Path) -> No
 
 
 def test_an_agent_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
-    """R9, R10: the limits in effect, beside the measured rates of each volume."""
+    """Operator rules R9, R10: the limits in effect, beside the measured rates of each
+    volume.
+    """
     config = {
         "volumes": [{"path": new_volume(tmp_path / "volume"), "hold": Hold.OWNER}],
         "state_folder": tmp_path / "state",

@@ -40,7 +40,7 @@ def limits(world: World, peer: str) -> list[int]:
 
 
 def test_agents_of_a_paused_job_are_told_to_stop_and_later_start_again() -> None:
-    """R3."""
+    """Operator rule R3."""
     world = World()
     job = running(world)
     pause(world, job)
@@ -58,7 +58,7 @@ def test_agents_of_a_paused_job_are_told_to_stop_and_later_start_again() -> None
 
 @pytest.mark.parametrize("has_stopped", [False, True])
 def test_a_pause_and_its_limits_outlive_a_restart(*, has_stopped: bool) -> None:
-    """R5, R9."""
+    """Operator rules R5, R9."""
     world = World()
     job = running(world)
     request = ThrottleRequested("me", bytes_per_second=300, containers_max=1)
@@ -84,7 +84,7 @@ def test_a_pause_and_its_limits_outlive_a_restart(*, has_stopped: bool) -> None:
 
 
 def test_a_limit_reaches_the_agents_that_run_and_those_that_start_later() -> None:
-    """R9."""
+    """Operator rule R9."""
     world = World()
     job = running(world)
     world.controller.throttle(
@@ -100,16 +100,20 @@ def test_a_limit_reaches_the_agents_that_run_and_those_that_start_later() -> Non
 
 
 def test_a_paused_job_keeps_no_other_waiting() -> None:
-    """R7: its orders take no slot of a datanode, and no place in its queue."""
+    """Operator rule R7: its orders take no slot of a datanode, and no place in its
+    queue.
+    """
     world = World(Rules(orders_per_datanode=1))
-    world.report(
-        *(replica(peer, one, root=root) for one in (1, 2) for root, peer in enumerate(DNS))
-    )
-    first, second = world.reconcile(1, 2)
-    assert world.controller.job(second.job_id).state is JobState.QUEUED
-    pause(world, first)
+    # More than are looked at in one search.
+    numbers = range(1, 103)
+    for root, peer in enumerate(DNS):
+        world.beat(peer, [replica(peer, one, root=root) for one in numbers])
+    *first, last = world.reconcile(*numbers)
+    assert world.controller.job(last.job_id).state is JobState.QUEUED
+    for job in first:
+        pause(world, job)
     world.pass_time(1, beating=DNS)
-    assert world.controller.job(second.job_id).state is JobState.RUNNING
+    assert world.controller.job(last.job_id).state is JobState.RUNNING
 
 
 def test_what_cannot_be_saved_is_not_paused() -> None:

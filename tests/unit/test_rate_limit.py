@@ -54,7 +54,9 @@ def test_rate_zero_sets_no_limit() -> None:
 
 @pytest.mark.parametrize(("rate", "ends_s"), [(4000, 1_001.75), (500, 1_007), (0, 1_001)])
 def test_a_rate_that_changes_counts_for_those_who_wait(rate: int, ends_s: float) -> None:
-    """R9: 4,000 bytes, the first second at 1,000 a second, then at another rate."""
+    """Operator rule R9: 4,000 bytes, the first second at 1,000 a second, then at
+    another rate.
+    """
     clock = Clock()
 
     def wait(seconds: float) -> bool:

@@ -308,7 +308,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(cluster: Cluster) -> None:
 
 
 def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -> None:
-    """R16."""
+    """Operator rule R16."""
     with healing_cluster(tmp_path) as (cluster, replicas):
         document = cluster.json("reconcile", "1", "--dry-run")
         data = document["data"]
@@ -966,8 +966,27 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     assert job_id in cluster.run("job", "list", "--state", "CANCELLED").stdout
 
 
+def test_a_job_that_ended_keeps_its_volume_rate_and_limits(cluster: Cluster) -> None:
+    """Operator rules R1, R19."""
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    cluster.json("job", "throttle", job_id, "--bytes-per-second", "1GiB")
+    for agent in cluster.agents.values():
+        agent.work(done("REPAIRABLE", bytes_fetched=4 << 20))
+    cluster.json("job", "watch", job_id)
+    data = cluster.json("job", "show", job_id)["data"]
+    assert isinstance(data, dict)
+    assert data["bytesDone"] == 12 << 20
+    assert data["meanRateBytesPerSecond"] > 0
+    assert data["lastProgressAt"]
+    assert data["limits"]["bytesPerSecond"]["value"] == 1 << 30
+    text = cluster.run("job", "show", job_id).stdout
+    assert "fetched 12.0 MiB at " in text
+    assert "1.0 GiB/s for all datanodes together, set by" in text
+
+
 def test_a_job_is_paused_limited_and_goes_on_by_commands(cluster: Cluster) -> None:
-    """R4, R9: who paused or limited it, and why, is said in text and in JSON."""
+    """Operator rules R4, R9: who paused or limited it, and why, is said."""
     cluster.report(*cluster.roots(1, 2, 3))
     job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
     paused = cluster.run("job", "pause", job_id, "--reason", "peak hours")
@@ -1052,7 +1071,7 @@ EVERY_COMMAND = [
 def test_every_error_is_a_document_with_json_and_a_sentence_without(
     words: list[str], options: list[str], code: str, exit_code: int
 ) -> None:
-    """R14."""
+    """Operator rule R14."""
     plain = CliRunner().invoke(treefold, [*words, *options])
     assert (plain.exit_code, plain.stdout) == (exit_code, "")
     assert f"error [{code}]" in plain.stderr

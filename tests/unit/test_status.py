@@ -162,7 +162,7 @@ def text_of(answer: ClusterAnswer) -> str:
 
 
 def test_a_healthy_cluster_says_so_and_shows_each_part() -> None:
-    """R10: rates stand beside their limits."""
+    """Operator rule R10: rates stand beside their limits."""
     health = health_of(problems_of(HEALTHY))
     assert (health, exit_status_of(health)) == (Health.HEALTHY, 0)
     text = text_of(HEALTHY)
@@ -192,7 +192,7 @@ def test_what_is_wrong_is_said_with_a_command_to_copy(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_what_is_not_known_is_never_called_healthy(name: str) -> None:
-    """R11: with the reason, and the age of what is known."""
+    """Operator rule R11: with the reason, and the age of what is known."""
     answer, words = UNKNOWN[name]
     health = health_of(problems_of(answer))
     assert (health, exit_status_of(health)) == (Health.UNKNOWN, 7)
@@ -229,7 +229,7 @@ parts = st.fixed_dictionaries(
 @settings(max_examples=25)
 @given(parts)
 def test_no_part_that_is_missing_leaves_a_healthy_word(part: dict[str, object]) -> None:
-    """R11: a law. Whatever did not answer, the whole is not healthy."""
+    """Operator rule R11: a law. Whatever did not answer, the whole is not healthy."""
     answer = replace(HEALTHY, **part)
     missing = (
         answer.controller is None
@@ -256,7 +256,7 @@ def test_a_screen_is_80_columns_wide_and_breaks_no_word(part: dict[str, object])
 
 
 def test_a_job_shows_rate_limit_and_eta() -> None:
-    """R1: bytes, rate and ETA, and R9: the limit beside it."""
+    """Operator rules R1, R9: bytes, rate and ETA, and the limit beside it."""
     text = text_of(with_job())
     assert "jobs: 1 RUNNING 4f1c2ab09d3e: container 7 RUNNING" in text
     assert "1.0 MiB/3.0 MiB 1.0 MiB/s (limit 5.0 MiB/s) ETA 2s" in text
