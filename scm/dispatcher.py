@@ -37,6 +37,9 @@ class Dispatcher:
         self._leadership = leadership
         self._started_at_s = started_at_s
         self._commands = 0
+        # The latest command with a limit for each order in flight: a later one takes
+        # its place, so that they do not gather for an agent that is away.
+        self._throttles: dict[tuple[JobId, PeerId], str] = {}
         sent_before = [
             (job.job_id, order)
             for job in jobs.active()
@@ -109,6 +112,7 @@ class Dispatcher:
     def withdraw(self, job: Job, before: Order, after: Order) -> None:
         """Withdraw an order that is no longer at its datanode."""
         may_run = not self._is_undelivered(job.job_id, before)
+        self._withdraw_throttle(job.job_id, before.peer)
         self._sink.withdraw(before.peer, command_id(job.job_id, before))
         if may_run and after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
             self.send_cancel(job, before)
@@ -145,9 +149,12 @@ class Dispatcher:
         term = self._leadership.term()
         if term is None or not job.bytes_per_second.set_at_s:
             return
+        self._withdraw_throttle(job.job_id, order.peer)
+        number = self._new_command_id("throttle", term)
+        self._throttles[job.job_id, order.peer] = number
         self._sink.send(
             ThrottleOrder(
-                self._new_command_id("throttle", term),
+                number,
                 term,
                 order.peer,
                 job.job_id,
@@ -156,6 +163,11 @@ class Dispatcher:
                 job.bytes_per_second_of_each,
             )
         )
+
+    def _withdraw_throttle(self, job_id: JobId, peer: PeerId) -> None:
+        number = self._throttles.pop((job_id, peer), None)
+        if number is not None:
+            self._sink.withdraw(peer, number)
 
     def _new_command_id(self, what: str, term: int) -> str:
         self._commands += 1

@@ -99,6 +99,16 @@ def test_a_limit_reaches_the_agents_that_run_and_those_that_start_later() -> Non
     assert [order.bytes_per_second for order in world.orders("dn-1")] == [100]
 
 
+def test_limits_do_not_gather_for_an_agent_that_is_away() -> None:
+    world = World()
+    job = running(world)
+    for rate in (300, 600, 900):
+        world.controller.throttle(job.job_id, ThrottleRequested("me", rate), world.now_s)
+    assert [limits(world, peer) for peer in DNS] == [[300], [300], [300]]
+    world.finish(job, "dn-1", verdict=Verdict.MATCH)
+    assert [len(limits(world, peer)) for peer in DNS] == [0, 1, 1]
+
+
 def test_a_paused_job_keeps_no_other_waiting() -> None:
     """Operator rule R7: its orders take no slot of a datanode, and no place in its
     queue.
