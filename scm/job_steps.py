@@ -236,7 +236,7 @@ def _record_progress(job: Job, event: ProgressReceived, now_s: float) -> Job:
 
 def _queue_stopped(order: Order, this_round: RepairReport, progress: RepairReport) -> Order:
     """The order after the run that a pause ended: its figures stay, what it said of the
-    replicas does not. The next run plans anew what is left.
+    replicas does not. The next run plans the bytes anew that are left.
     """
     so_far = replace(
         this_round,
@@ -244,8 +244,13 @@ def _queue_stopped(order: Order, this_round: RepairReport, progress: RepairRepor
         evidence=(),
         error_code="",
         message="",
-        blocks_planned=this_round.blocks_done,
         bytes_planned=this_round.bytes_fetched,
+        # The next run finds these by the tree, which an interrupted run did not store,
+        # and counts them again.
+        blocks_planned=0,
+        blocks_done=0,
+        chunks_repaired=0,
+        tombstones_adopted=0,
     )
     shown = replace(progress, verdict=None, evidence=(), error_code="", message="")
     return replace(_queue_again(order), paused_runs=so_far, progress=shown)

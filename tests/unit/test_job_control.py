@@ -103,7 +103,7 @@ def test_what_was_done_before_a_pause_counts_once_it_goes_on() -> None:
     assert (order.progress.error_code, job.bytes_done, job.bytes_planned) == ("", 30, 100)
     job = after(job, stopped(DN2), stopped(DN3), ResumeRequested(), OrderIssued(DN1))
     job = after(job, OrderAccepted(DN1, resumes=1))
-    rest = {"bytes_fetched": 70, "bytes_planned": 70, "chunks_repaired": 7}
+    rest = {"bytes_fetched": 70, "bytes_planned": 70, "chunks_repaired": 10}
     job = after(job, told(DN1, OrderState.DONE, resumes=1, verdict=Verdict.REPAIRABLE, **rest))
     assert (job.bytes_done, job.bytes_planned) == (100, 100)
     assert job.orders[0].progress.chunks_repaired == 10
