@@ -48,11 +48,16 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),
-    "job": LazyCommand("admin.jobs:job", "Show, follow, cancel and undo the controller's jobs."),
+    "job": LazyCommand(
+        "admin.jobs:job", "Show, follow, pause, limit, cancel and undo the controller's jobs."
+    ),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
     "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
+    ),
+    "status": LazyCommand(
+        "admin.status:status", "Say what is wrong, how sure that is, and what to do next."
     ),
     "sweep": LazyCommand(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."

@@ -24,7 +24,7 @@ class DatanodeNames:
     @classmethod
     def of_controller(cls, controller: ControllerClient) -> Self:
         """Those of all datanodes that ever reported to a controller."""
-        return cls(controller.datanodes())
+        return cls(view.datanode for view in controller.datanodes())
 
     @classmethod
     def of_containers(cls, views: Iterable[ContainerStatus]) -> Self:

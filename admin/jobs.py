@@ -1,5 +1,5 @@
-"""`treefold job`: show, follow and cancel the controller's jobs; admin.job_undo has
-`job undo`.
+"""`treefold job`: show, follow, pause, limit and cancel the controller's jobs;
+admin.job_undo has `job undo`.
 """
 
 import time
@@ -11,20 +11,22 @@ from rich.live import Live
 from rich.table import Table
 
 from admin.answer import controller_options, json_option
-from admin.command_result import command_result
+from admin.command_result import CommandResult, command_result
 from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.job_undo import undo
 from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
+from runtime.config import parse_rate
+from runtime.errors import UsageError
 from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
 from runtime.output import JsonObject, console, print_line, print_table, size_text
 from runtime.progress import LINE_EVERY_S, ProgressStyle
 from scm.client import ControllerClient
-from scm.jobs import JobState
+from scm.jobs import JobLimit, JobState
 from scm.views import JobStatus, OrderStatus
 
 # Interval of requests for the state of watched jobs.
@@ -50,7 +52,7 @@ _REASONS_SHOWN = 2
 
 @click.group()
 def job() -> None:
-    """Show, follow, cancel and undo the controller's jobs.
+    """Show, follow, pause, limit, cancel and undo the controller's jobs.
 
     JOB is a job's ID, or a beginning of it that no other job has.
     """
@@ -142,6 +144,88 @@ def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 job.add_command(undo)
 
 
+@job.command("pause")
+@click.argument("job_id", metavar="JOB")
+@click.option("--reason", default="", help="Why; shown with the job.")
+@json_option
+@controller_options
+def pause(*, controller: ControllerClient, job_id: str, reason: str, as_json: bool) -> None:
+    """Pause a job until `treefold job resume`.
+
+    Agents stop after the window or chunk that they are at; what they wrote stays, and
+    no deadline runs out meanwhile. The pause outlives a restart of the controller.
+    """
+    with command_result("job pause", as_json=as_json) as answer:
+        one = controller.pause(job_id, reason=reason, requested_by=requester())
+        _print_change(answer, one)
+
+
+@job.command("resume")
+@click.argument("job_id", metavar="JOB")
+@json_option
+@controller_options
+def resume(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
+    """Let a paused job go on.
+
+    A job that is not paused is not changed.
+    """
+    with command_result("job resume", as_json=as_json) as answer:
+        one = controller.resume(job_id, requested_by=requester())
+        _print_change(answer, one)
+
+
+@job.command("throttle")
+@click.argument("job_id", metavar="JOB")
+@click.option(
+    "--bytes-per-second",
+    metavar="RATE",
+    help="All its datanodes together fetch at most this: 20MiB, or 0 for no limit.",
+)
+@click.option(
+    "--max-containers",
+    type=click.IntRange(0, 64),
+    help="Repair at most this many replicas of its container at once; 0 for no limit.",
+)
+@json_option
+@controller_options
+def throttle(
+    *,
+    controller: ControllerClient,
+    job_id: str,
+    bytes_per_second: str | None,
+    max_containers: int | None,
+    as_json: bool,
+) -> None:
+    """Limit a job, also while it runs.
+
+    The limits are kept with the job, and apply besides those of each agent. A lower
+    --max-containers interrupts nothing that runs. `treefold job show` has the limits
+    in effect, and who set them.
+    """
+    with command_result("job throttle", as_json=as_json) as answer:
+        if bytes_per_second is None and max_containers is None:
+            raise UsageError("give --bytes-per-second, --max-containers or both")
+        try:
+            rate = None if bytes_per_second is None else parse_rate(bytes_per_second)
+        except ValueError as error:
+            raise UsageError(f"--bytes-per-second: {error}") from error
+        one = controller.throttle(
+            job_id, bytes_per_second=rate, containers_max=max_containers, requested_by=requester()
+        )
+        _print_change(answer, one)
+
+
+def _print_change(answer: CommandResult, one: JobStatus) -> None:
+    """The job after a request to change how it goes on."""
+    answer.data = job_json(one)
+    if one.state.is_terminal:
+        answer.warn(f"job {one.job_id} had already ended: {one.state.value}")
+    parts = [f"job {one.job_id} of container {one.container_id}: {one.state.value}", one.detail]
+    answer.print(" ".join(part for part in parts if part))
+    for line in _limit_lines(one):
+        answer.print(line)
+
+
 def await_jobs(
     controller: ControllerClient, jobs: Sequence[JobStatus], output: ProgressStyle
 ) -> list[JobStatus]:
@@ -189,7 +273,7 @@ def _progress_reporter(output: ProgressStyle) -> Iterator[Callable[[Sequence[Job
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
         for one in [one for one in jobs if not one.state.is_terminal][:_LIVE_ROWS_MAX]:
-            click.echo(_progress_line(one), err=True)
+            click.echo(progress_line(one), err=True)
 
     yield report
 
@@ -198,12 +282,12 @@ def _live_table(jobs: Sequence[JobStatus]) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     waiting = [one for one in jobs if not one.state.is_terminal]
     for one in waiting[:_LIVE_ROWS_MAX]:
-        table.add_row(_progress_line(one))
+        table.add_row(progress_line(one))
     table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
     return table
 
 
-def _progress_line(one: JobStatus) -> str:
+def progress_line(one: JobStatus) -> str:
     """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
     done, dn-2 running`.
     """
@@ -215,6 +299,8 @@ def _progress_line(one: JobStatus) -> str:
             f"  {done}/{planned} blocks  {size_text(one.bytes_done)}/{size_text(one.bytes_planned)}"
         )
         text += f"  {size_text(one.rate_bytes_per_s)}/s"
+        if one.bytes_per_second.value:
+            text += f" (limit {size_text(one.bytes_per_second.value)}/s)"
         if one.eta_s is not None:
             text += "  finishing" if one.eta_s == 0 else f"  ETA {duration_text(one.eta_s)}"
     if one.detail:
@@ -300,9 +386,23 @@ def job_json(one: JobStatus) -> JsonObject:
         "bytesDone": one.bytes_done,
         "bytesPlanned": one.bytes_planned,
         "rateBytesPerSecond": round(one.rate_bytes_per_s, 1),
+        "meanRateBytesPerSecond": round(one.mean_rate_bytes_per_s, 1),
+        "limits": {
+            "bytesPerSecond": _limit_json(one.bytes_per_second),
+            "maxContainers": _limit_json(one.containers_max),
+        },
+        "pause": {"by": one.pause.by, "reason": one.pause.reason, "at": time_text(one.pause.at_s)}
+        if one.pause
+        else None,
         "etaSeconds": None if one.eta_s is None else round(one.eta_s, 1),
         "datanodes": [_datanode_json(part) for part in one.orders],
     }
+
+
+def _limit_json(limit: JobLimit) -> JsonObject | None:
+    if not limit.set_at_s:
+        return None
+    return {"value": limit.value, "setBy": limit.set_by, "setAt": time_text(limit.set_at_s)}
 
 
 def _datanode_json(part: OrderStatus) -> JsonObject:
@@ -313,6 +413,8 @@ def _datanode_json(part: OrderStatus) -> JsonObject:
         "round": part.round,
         "verdict": _verdict_text(progress.verdict),
         "bytesFetched": progress.bytes_fetched,
+        "bytesScanned": progress.bytes_scanned,
+        "limitBytesPerSecond": progress.limit_bytes_per_second or None,
         "bytesWritten": progress.bytes_written,
         "windowsWritten": progress.windows_written,
         "chunksRepaired": progress.chunks_repaired,
@@ -372,12 +474,32 @@ def _print_job(one: JobStatus) -> None:
         print_line(f"  now:       {one.compared.comparison.value}{note}")
     created = time_text(one.created_at_s)
     print_line(f"  created:   {created} by {one.requested_by or 'nobody'} {one.reason}".rstrip())
+    for line in _limit_lines(one):
+        print_line(line)
     if one.finished_at_s:
-        print_line(f"  finished:  {time_text(one.finished_at_s)}")
+        print_line(
+            f"  finished:  {time_text(one.finished_at_s)}, fetched {size_text(one.bytes_done)} at"
+            f" {size_text(one.mean_rate_bytes_per_s)}/s"
+        )
     else:
-        print_line(f"  progress:  {_progress_line(one)}")
+        print_line(f"  progress:  {progress_line(one)}")
+        age = age_text(time.time() - one.last_progress_at_s)
+        print_line(f"  last progress {age}" if one.last_progress_at_s else "  no progress yet")
     for part in one.orders:
         _print_datanode(part)
+
+
+def _limit_lines(one: JobStatus) -> Iterator[str]:
+    """The limits that were ever set, and who set them."""
+    rate, most = one.bytes_per_second, one.containers_max
+    for limit, what, value in (
+        (rate, "bytes per second", f"{size_text(rate.value)}/s for all datanodes together"),
+        (most, "replicas at once", f"{most.value} replicas at once"),
+    ):
+        if limit.set_at_s:
+            shown = value if limit.value else f"none on {what}"
+            when = age_text(time.time() - limit.set_at_s)
+            yield f"  limit:     {shown}, set by {limit.set_by or 'nobody'} {when}"
 
 
 def _print_datanode(part: OrderStatus) -> None:
@@ -393,6 +515,8 @@ def _print_datanode(part: OrderStatus) -> None:
         f" {progress.chunks_repaired} chunks repaired, {progress.tombstones_adopted} deletes"
         " learned"
     )
+    if progress.limit_bytes_per_second and not part.state.is_terminal:
+        print_line(f"    limit in effect {size_text(progress.limit_bytes_per_second)}/s")
     if message:
         print_line(f"    {message}")
     if progress.claimed_deleted:

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
-from dnagent.config import EXTRA_HINT, AgentConfig, VolumeSettings
+from dnagent.config import EXTRA_HINT, LIVE_LIMITS, AgentConfig, VolumeSettings
 from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import (
     CancelCommand,
@@ -20,6 +21,7 @@ from dnagent.heartbeat import (
     PeerAddress,
     ReconcileCommand,
     ScanCommand,
+    ThrottleCommand,
 )
 from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
@@ -28,7 +30,7 @@ from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
 from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.repair_server import RepairService
-from dnagent.scanner import Scanner, ScanPace
+from dnagent.scanner import Scanner, ScanPace, scan_coverage
 from dnagent.server import AgentService
 from dnagent.store import ReplicaStore
 from dnagent.undo_jobs import UndoJobs
@@ -51,11 +53,12 @@ from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
 from runtime.guard import ThreadGuard
+from runtime.live_limits import limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
-from runtime.rate_limit import RateLimiter, SystemClock
+from runtime.rate_limit import RateLimiter, RateMeter, SystemClock
 from runtime.rpc import open_channel, start_server
-from runtime.thread_health import ThreadHealth
+from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import FAULT
 from runtime.tls_renewal import RenewableTls
 
@@ -67,6 +70,13 @@ _SCAN_CALLS_MAX = 8
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
 _REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enabled in [repair]."
+# Requests to peers at once, over all jobs: their threads start when they are needed.
+_FETCHES_MAX = 64
+_LIMIT_METRICS = {
+    "scan.bytes_per_second": "dnagent_scan_limit_bytes_per_second",
+    "repair.bytes_per_second": "dnagent_repair_limit_bytes_per_second",
+    "repair.reconciliations_max": "dnagent_reconciliations_limit",
+}
 # Calls of agents and of the command line, and those of Ozone's datanodes.
 _RPC_THREADS, _OZONE_THREADS = 32, 16
 
@@ -82,13 +92,30 @@ class FailedVolume:
 class Agent:
     """One agent. `stop` ends everything that `start` started."""
 
-    def __init__(self, config: AgentConfig, *, refresh_s: float = _REFRESH_S) -> None:
-        """`refresh_s` is the interval of maintenance."""
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        config_file: Path | None = None,
+        refresh_s: float = _REFRESH_S,
+    ) -> None:
+        """The settings were read from `config_file`. `refresh_s` is the interval of
+        maintenance.
+        """
         self._config = config
+        self._config_file = config_file
+        self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
+        clock = self._clock = SystemClock()
+        self._repair_meter = RateMeter(clock)
         self._refresh_s = refresh_s
         self._disk = Disk()
         self._log = get_logger("agent", AGENT_EVENTS)
         self._stop = threading.Event()
+        self._repair_limiter = RateLimiter(config.repair.bytes_per_second, clock, self._stop.wait)
+        # Of the scans of jobs, and of exports.
+        self._scan_limiters = [
+            RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait) for _ in range(2)
+        ]
         self._stack = ExitStack()
         self._failed: list[FailedVolume] = []
         self._last_errors: dict[str, str] = {}
@@ -141,6 +168,24 @@ class Agent:
         finally:
             self._scan_calls.release()
 
+    def reload(self, config: AgentConfig) -> None:
+        """Take over the limits of these settings; the others need a restart. Nothing
+        that runs is interrupted.
+        """
+        before = self._limits
+        self._limits = limits_of(
+            config, LIVE_LIMITS, file=self._config_file, now_s=time.time(), earlier=before
+        )
+        self._repair_limiter.change(config.repair.bytes_per_second)
+        for limited in self._scan_limiters:
+            limited.change(config.scan.bytes_per_second)
+        for scanner in self._scanners.values():
+            scanner.limit(config.scan.bytes_per_second)
+        self._jobs.set_running_max(config.repair.reconciliations_max)
+        self._publish_limits()
+        others = other_changes(self._config, config, LIVE_LIMITS)
+        log_reload(self._log, before, self._limits, others)
+
     def schedule(self, container_id: ContainerId) -> None:
         """Request the build of a missing tree (ScanService.schedule)."""
         self._scanner_of(container_id).wake()
@@ -150,6 +195,11 @@ class Agent:
         volumes = []
         for volume in self._store.volumes:
             scanner = self._scanners[volume.name]
+            try:
+                coverage = scan_coverage(volume.candidates(), self._clock.now_ms())
+            except ReconcileError:
+                # Its error is shown: what was read once says nothing of a failed disk.
+                coverage = None, 0
             volumes.append(
                 VolumeStatus(
                     path=volume.name,
@@ -159,6 +209,9 @@ class Agent:
                     bytes_scanned=scanner.bytes_scanned,
                     containers_scanned=scanner.containers_scanned,
                     last_error=self._last_errors.get(volume.name) or scanner.last_error,
+                    scan_bytes_per_second=scanner.bytes_per_second,
+                    full_scan_age_s=coverage[0],
+                    never_scanned=coverage[1],
                 )
             )
         for failed in self._failed:
@@ -178,6 +231,9 @@ class Agent:
             tuple(volumes),
             self._jobs.status(),
             roles_enforced=self._config.tls is not None,
+            limits=self._limits,
+            repair_bytes_per_second=self._repair_meter.bytes_per_second(),
+            fault=self.thread_health.fault(self._clock.monotonic_s(), STEP_S_MAX),
         )
 
     def _start(self) -> None:
@@ -194,13 +250,12 @@ class Agent:
         self._stack.callback(audit.close)
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
-        repair, clock = config.repair, SystemClock()
-        fetch_limit = RateLimiter(repair.bytes_per_second, clock, self._stop.wait).take
+        repair = config.repair
         runner = Runner(
             self.datanode_id,
-            threads_max=min(repair.reconciliations_max * repair.fetches_max, 64),
+            threads_max=_FETCHES_MAX,
             audit=audit.write,
-            reserve=fetch_limit,
+            reserve=self._reserve,
         )
         self._store = ReplicaStore(
             volumes,
@@ -209,7 +264,7 @@ class Agent:
                 container_id, "the container is being deleted", timeout_s=_INTERRUPT_S
             ),
         )
-        self._start_jobs(runner, fetch_limit, clock)
+        self._start_jobs(runner)
         for volume in volumes:
             scanner = Scanner(
                 volume,
@@ -225,7 +280,7 @@ class Agent:
             scanner.start()
             self._stack.callback(scanner.stop)
         if config.export.to is not None:
-            self._start_exports(config.export.to, clock)
+            self._start_exports(config.export.to)
         upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
         self.thread_health.watch(upkeep)
         upkeep.start()
@@ -237,17 +292,14 @@ class Agent:
             volumes=len(volumes),
         )
 
-    def _start_jobs(
-        self, runner: Runner, fetch_limit: Callable[[int], None], clock: SystemClock
-    ) -> None:
-        config = self._config
-        repair = config.repair
+    def _start_jobs(self, runner: Runner) -> None:
+        repair = self._config.repair
         self._plans = RepairPlans(
             self.datanode_id,
             self._store,
             connect=self._connect,
             return_to_service=repair.return_to_closed,
-            reserve=fetch_limit,
+            reserve=self._reserve,
         )
         self._undos = UndoJobs(
             self.datanode_id,
@@ -255,21 +307,23 @@ class Agent:
             runner,
             connect=self._connect,
             audit=self._audit,
-            reserve=fetch_limit,
+            reserve=self._reserve,
         )
         self._jobs = Jobs(
             runner,
             self._store,
             connect=self._connect,
-            threads_max=repair.reconciliations_max,
+            running_max=repair.reconciliations_max,
             fetches_max=repair.fetches_max,
             return_to_service=repair.return_to_closed,
-            on_scan_bytes=RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_scan_bytes=self._scan_limiters[0].take,
             on_end=self._job_ended,
             audit=self._audit,
             plan_of=self._plans.get,
             metrics=self.metrics,
+            limit_bytes_per_second=lambda: self._repair_limiter.bytes_per_second,
         )
+        self._publish_limits()
         self._stack.callback(self._jobs.close)
 
     def _open_volumes(self) -> list[ManagedVolume]:
@@ -382,7 +436,7 @@ class Agent:
         self._heartbeats.start()
         self._stack.callback(self._heartbeats.stop)
 
-    def _start_exports(self, to: str, clock: SystemClock) -> None:
+    def _start_exports(self, to: str) -> None:
         # Imported here: it needs pyarrow, an optional dependency.
         try:
             from dnagent.export_schedule import scheduled_export
@@ -400,11 +454,20 @@ class Agent:
             audit_file=self._config.audit_path,
             disk=self._disk,
             metrics=self.metrics,
-            on_bytes=RateLimiter(self._config.scan.bytes_per_second, clock, self._stop.wait).take,
+            on_bytes=self._scan_limiters[1].take,
         )
         self.thread_health.watch(exports.thread)
         exports.start()
         self._stack.callback(exports.stop)
+
+    def _reserve(self, length_bytes: int) -> None:
+        self._repair_limiter.take(length_bytes)
+        self._repair_meter.count(length_bytes)
+
+    def _publish_limits(self) -> None:
+        values = {limit.name: limit.value for limit in self._limits}
+        for name, metric in _LIMIT_METRICS.items():
+            self.metrics.set(metric, values[name])
 
     def _scan_pace(self) -> ScanPace:
         scan = self._config.scan
@@ -437,8 +500,10 @@ class Agent:
         match command:
             case ReconcileCommand():
                 self._jobs.submit(command)
-            case CancelCommand(job_id):
-                self._jobs.cancel(job_id)
+            case CancelCommand():
+                self._jobs.cancel(command)
+            case ThrottleCommand(job_id, bytes_per_second):
+                self._jobs.throttle(job_id, bytes_per_second)
             case ScanCommand(container_id):
                 try:
                     self._scanner_of(container_id).request(container_id, ignore_gap=True)

@@ -93,8 +93,9 @@ def run(
     Volumes and a state folder must be set, in the file or by flags. Repair is off
     unless the file has enabled = true in [repair]; while it is off, every volume is
     opened read-only and nothing in it changes. docs/formats.md lists every key of
-    the file. One agent at a time may use a state folder: a second one ends with exit
-    status 8.
+    the file. At SIGHUP the limits scan.bytes_per_second, repair.bytes_per_second and
+    repair.reconciliations_max are read again. One agent at a time may use a state
+    folder: a second one ends with exit status 8.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
@@ -109,8 +110,8 @@ def run(
         _check_reach(config)
         print_settings(config)
         return
-    with StopSignals() as stop:
-        running = Agent(config)
+    with StopSignals(reloads=True) as stop:
+        running = Agent(config, config_file=config_path)
         running.start()
         log = get_logger("agent")
         try:
@@ -119,7 +120,13 @@ def run(
             status = f"agent of datanode {running.datanode_id} is ready on {running.address}"
             click.echo(status, err=True)
             manager = ServiceManager(os.environ, os.getpid())
-            run_until_stopped(stop, manager, running.thread_health, status=status)
+            run_until_stopped(
+                stop,
+                manager,
+                running.thread_health,
+                status=status,
+                on_reload=lambda: running.reload(load(config_path, AgentConfig, overrides)),
+            )
             log.info("process_stopping")
         finally:
             running.stop()

@@ -1,5 +1,5 @@
-"""A client of the Agent service, for commands that scan, plan or undo at one
-replica.
+"""A client of the Agent service, for commands: scans, plans and undo at one replica,
+and the status.
 """
 
 from collections.abc import Mapping
@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import grpc
 
+from dnagent.ports import AgentStatus, ReconciliationStatus, VolumeStatus
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos.agent_pb2 import (
+    GetStatusRequest,
+    GetStatusResponse,
     Holder,
     PlanRepairRequest,
     PlanRepairResponse,
@@ -18,8 +21,10 @@ from protos.agent_pb2 import (
     UndoJobRequest,
     UndoJobResponse,
 )
+from protos.agent_pb2 import VolumeStatus as VolumeMessage
 from protos.agent_pb2_grpc import AgentStub
 from runtime.errors import PeerUnavailableError
+from runtime.live_limits import LiveLimit
 from runtime.rpc import named_errors
 
 
@@ -116,6 +121,52 @@ class AgentClient:
             answer: UndoJobResponse = self._stub.UndoJob(request, timeout=timeout_s)
         return UndoSummary(answer.plan, answer.undo_id, answer.state)
 
+    def status(self, *, timeout_s: float) -> AgentStatus:
+        """What the agent says of itself.
+
+        Raises:
+            PeerUnavailableError: the agent did not answer in time.
+            ReconcileError: the agent refused; the error has its reason.
+        """
+        with named_errors(self._target, PeerUnavailableError):
+            answer: GetStatusResponse = self._stub.GetStatus(GetStatusRequest(), timeout=timeout_s)
+        return AgentStatus(
+            PeerId(answer.datanode_id),
+            answer.repair_enabled,
+            tuple(_volume_from(volume) for volume in answer.volumes),
+            tuple(
+                ReconciliationStatus(
+                    one.job_id,
+                    ContainerId(one.container_id),
+                    one.phase,
+                    one.windows_written,
+                    one.bytes_fetched,
+                )
+                for one in answer.reconciliations
+            ),
+            tuple(
+                LiveLimit(one.name, one.value, one.set_by, one.set_at_s) for one in answer.limits
+            ),
+            answer.repair_bytes_per_second,
+            answer.fault,
+            answer.roles_enforced,
+        )
+
 
 def _holders(peers: Mapping[PeerId, str]) -> list[Holder]:
     return [Holder(datanode_id=peer, address=address) for peer, address in peers.items()]
+
+
+def _volume_from(message: VolumeMessage) -> VolumeStatus:
+    return VolumeStatus(
+        message.path,
+        message.storage_id,
+        message.hold,
+        message.containers,
+        message.bytes_scanned,
+        message.containers_scanned,
+        message.last_error,
+        message.scan_bytes_per_second,
+        message.full_scan_age_s if message.HasField("full_scan_age_s") else None,
+        message.never_scanned,
+    )

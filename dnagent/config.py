@@ -26,6 +26,8 @@ from runtime.tls_files import Tls
 
 # For exports, which need an extra of the package.
 EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."
+# The limits that an agent takes over from its file while it runs.
+LIVE_LIMITS = ("scan.bytes_per_second", "repair.bytes_per_second", "repair.reconciliations_max")
 # Above the number of disks in any machine.
 _VOLUMES_MAX = 256
 

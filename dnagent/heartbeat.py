@@ -69,6 +69,8 @@ class ReconcileCommand:
     # The state that an UNHEALTHY replica may return to; None if it may not.
     container_state: ReplicaState | None = None
     skip_final_scan: bool = False
+    # 0 means no limit but the agent's own.
+    bytes_per_second: int = 0
     # Who ordered the job, and why; for the audit file.
     requested_by: str = ""
     reason: str = ""
@@ -78,9 +80,18 @@ class ReconcileCommand:
 
 @dataclass(frozen=True, slots=True)
 class CancelCommand:
-    """A command to cancel a reconciliation."""
+    """A command to cancel a reconciliation of a container."""
 
     job_id: str
+    container_id: ContainerId
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleCommand:
+    """A command to change the rate of a reconciliation; 0 means no limit."""
+
+    job_id: str
+    bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,7 @@ class ScanCommand:
     container_id: ContainerId
 
 
-Command = ReconcileCommand | CancelCommand | ScanCommand
+Command = ReconcileCommand | CancelCommand | ThrottleCommand | ScanCommand
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,12 +115,15 @@ class CommandEnvelope:
 
 @dataclass(frozen=True, slots=True)
 class JobReport:
-    """Progress or result of a reconciliation; `state` is None while it runs."""
+    """Progress or result of a reconciliation; `state` is None while it runs.
+    `is_absent` if the agent has no such job: that it ended is all that it knows.
+    """
 
     job_id: str
     container_id: ContainerId
     state: OutcomeState | None
     report: RepairReport
+    is_absent: bool = False
 
     @property
     def is_final(self) -> bool:
@@ -197,6 +211,9 @@ class HeartbeatState:
     def add_result(self, progress: JobReport) -> None:
         """Keep the result of a reconciliation until the controller confirms it."""
         assert progress.is_final
+        # The result of a job that has just ended says more than that it is absent.
+        if progress.is_absent and progress.job_id in self._results:
+            return
         self._results[progress.job_id] = progress.within_limits()
         if len(self._results) > PROGRESS_MAX:
             self._results.popitem(last=False)

@@ -1,5 +1,7 @@
 """Reconcile commands on this datanode: a queue, a few threads, and progress reports.
 
+How many run at once, and how fast each may fetch, can change while they run.
+
 A container has one job at a time. A command for a container that has another job is
 refused; Ozone drops it. The refusal is reported like any other result, so that the
 controller never waits for a job that does not run. A command that is sent again while
@@ -9,12 +11,12 @@ its job waits or runs is ignored. `JobTable` makes these decisions, without thre
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from dnagent.events import AGENT_EVENTS
-from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
+from dnagent.heartbeat import CancelCommand, JobReport, PeerAddress, ReconcileCommand
 from dnagent.metrics import THREAD_FAILURES
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
@@ -32,9 +34,12 @@ from runtime.errors import BusyError, DiskError, InternalError, OperationInterru
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
+from runtime.rate_limit import Clock, RateLimiter, SystemClock
 
 # Ozone's own limit on a datanode's command queue.
 JOBS_MAX = 5000
+# The most that the settings allow to run at once.
+_RUNNING_MAX = 64
 
 
 class JobTable:
@@ -42,6 +47,7 @@ class JobTable:
 
     def __init__(self) -> None:
         self._commands: dict[ContainerId, ReconcileCommand] = {}
+        self._running: set[ContainerId] = set()
 
     def admit(self, command: ReconcileCommand) -> bool:
         """Add a job; returns False if it is already in the table.
@@ -62,6 +68,22 @@ class JobTable:
         self._commands[container_id] = command
         return True
 
+    def start_next(self, running_max: int) -> ReconcileCommand | None:
+        """The job that starts now, oldest first; None if none waits, or if so many run
+        already.
+        """
+        if len(self._running) >= running_max:
+            return None
+        for container_id, command in self._commands.items():
+            if container_id not in self._running:
+                self._running.add(container_id)
+                return command
+        return None
+
+    def is_running(self, command: ReconcileCommand) -> bool:
+        """Whether the job has started."""
+        return command.container_id in self._running
+
     def find(self, job_id: str) -> ReconcileCommand | None:
         """The command of a waiting or running job; None if there is no such job."""
         return next(
@@ -71,9 +93,21 @@ class JobTable:
     def remove(self, command: ReconcileCommand) -> None:
         """Remove a job that ended."""
         self._commands.pop(command.container_id, None)
+        self._running.discard(command.container_id)
 
     def __len__(self) -> int:
         return len(self._commands)
+
+
+@dataclass(slots=True, eq=False)
+class _Control:
+    """What can be done to a job from outside, and what it has read so far."""
+
+    limiter: RateLimiter
+    # Set when the job is to stop, and when it has ended: nothing waits for bandwidth
+    # after it.
+    stop: threading.Event = field(default_factory=threading.Event)
+    bytes_scanned: int = 0
 
 
 class Jobs:
@@ -85,7 +119,7 @@ class Jobs:
         store: ReplicaStore,
         *,
         connect: Callable[[PeerAddress], Peer],
-        threads_max: int,
+        running_max: int,
         fetches_max: int,
         return_to_service: bool,
         on_scan_bytes: Callable[[int], None],
@@ -93,9 +127,12 @@ class Jobs:
         audit: AuditLog,
         plan_of: Callable[[str], ReplicaPlan],
         metrics: Metrics,
+        limit_bytes_per_second: Callable[[], int] = lambda: 0,
+        clock: Clock | None = None,
     ) -> None:
         """`connect` opens a connection to a peer. `on_end` gets each job's final
         report. `plan_of` returns the plan of a digest, or raises PlanUnknownError.
+        `limit_bytes_per_second` has the limit of all jobs, which `runner` keeps.
         """
         self._runner = runner
         self._store = store
@@ -107,11 +144,15 @@ class Jobs:
         self._audit = audit
         self._plan_of = plan_of
         self._metrics = metrics
-        self._pool = ThreadPoolExecutor(threads_max, thread_name_prefix="job")
+        self._limit_bytes_per_second = limit_bytes_per_second
+        self._clock = clock or SystemClock()
+        # It starts a thread only when a job needs one.
+        self._pool = ThreadPoolExecutor(_RUNNING_MAX, thread_name_prefix="job")
         self._lock = threading.Lock()
+        self._running_max = running_max
+        self._is_closed = False
         self._table = JobTable()
-        self._futures: dict[ContainerId, Future[None]] = {}
-        self._cancelled: set[str] = set()
+        self._controls: dict[ContainerId, _Control] = {}
         self._log = get_logger("jobs", AGENT_EVENTS)
         self._guard = ThreadGuard("job", metrics, THREAD_FAILURES)
 
@@ -120,24 +161,30 @@ class Jobs:
         try:
             with self._lock:
                 if self._table.admit(command):
-                    self._futures[command.container_id] = self._pool.submit(self._run, command)
+                    stop = threading.Event()
+                    limiter = RateLimiter(command.bytes_per_second, self._clock, stop.wait)
+                    self._controls[command.container_id] = _Control(limiter, stop)
+                    self._start_waiting()
                     self._metrics.set("dnagent_reconciliations_queued", len(self._table))
         except BusyError as refusal:
             self._refuse(command, refusal)
 
-    def cancel(self, job_id: str) -> None:
-        """Cancel a waiting or running job; without such a job, do nothing."""
+    def cancel(self, cancel: CancelCommand) -> None:
+        """Cancel a waiting or running job. Without such a job report that it does not
+        run: the command to start it may have been lost.
+        """
         with self._lock:
-            command = self._table.find(job_id)
-            future = self._futures[command.container_id] if command else None
+            command = self._table.find(cancel.job_id)
+            is_running = command is not None and self._table.is_running(command)
             if command is not None:
                 # Before the interrupt, which finds no run while the job connects to its
                 # peers.
-                self._cancelled.add(job_id)
-        if command is None or future is None:
-            return
-        if future.cancel():
-            self._remove(command)
+                self._controls[command.container_id].stop.set()
+                if not is_running:
+                    self._drop(command)
+        if command is None:
+            self._on_end(absence_report(cancel))
+        elif not is_running:
             self._report_error(
                 command,
                 OperationInterruptedError("the job was cancelled before it started"),
@@ -147,10 +194,26 @@ class Jobs:
             # Do not wait: `_run` reports the result.
             self._runner.interrupt(command.container_id, "the job was cancelled", timeout_s=0)
 
+    def throttle(self, job_id: str, bytes_per_second: int) -> None:
+        """Change the rate of a waiting or running job, 0 for no limit; without such a
+        job, do nothing.
+        """
+        with self._lock:
+            command = self._table.find(job_id)
+            control = self._controls[command.container_id] if command else None
+        if control is not None:
+            control.limiter.change(bytes_per_second)
+
+    def set_running_max(self, running_max: int) -> None:
+        """Change how many jobs run at once. Those that run are not interrupted."""
+        with self._lock:
+            self._running_max = running_max
+            self._start_waiting()
+
     def running(self) -> list[JobReport]:
         """Progress reports of the running jobs."""
         return [
-            running_report(job.job_id, job.container_id, progress)
+            self._with_limits(running_report(job.job_id, job.container_id, progress))
             for job, progress in self._runner.running()
         ]
 
@@ -169,14 +232,20 @@ class Jobs:
     def close(self) -> None:
         """End all jobs and wait for the threads."""
         with self._lock:
-            futures = list(self._futures.values())
-        for future in futures:
-            future.cancel()
+            self._is_closed = True
+            for control in self._controls.values():
+                control.stop.set()
         self._runner.close()
         self._pool.shutdown(cancel_futures=True)
 
     def _run(self, command: ReconcileCommand) -> None:
         container_id, job_id = command.container_id, command.job_id
+        control = self._controls[container_id]
+
+        def on_scan_bytes(length_bytes: int) -> None:
+            control.bytes_scanned += length_bytes
+            self._on_scan_bytes(length_bytes)
+
         self._log.info(
             "reconcile_started", container_id=container_id, job_id=job_id, peers=len(command.peers)
         )
@@ -195,9 +264,10 @@ class Jobs:
                         self._options(command, plan),
                         plan.rules if plan else None,
                     ),
-                    lambda cancelled: self._open(command, plan, cancelled),
+                    lambda cancelled: self._open(command, plan, cancelled, on_scan_bytes),
                     peers,
-                    is_cancelled=lambda: job_id in self._cancelled,
+                    is_cancelled=control.stop.is_set,
+                    reserve=control.limiter.take,
                 )
         except OperationInterruptedError as error:
             self._remove(command)
@@ -216,10 +286,11 @@ class Jobs:
             self._remove(command)
             self._refuse(command, error)
             return
+        report = self._with_limits(report_of(job_id, outcome))
         self._remove(command)
         self._record_end(command, outcome)
         # Reported first: nothing may keep the controller waiting.
-        self._on_end(report_of(job_id, outcome))
+        self._on_end(report)
         self._record_outcome(command, outcome)
 
     def _plan(self, command: ReconcileCommand) -> ReplicaPlan | None:
@@ -237,10 +308,14 @@ class Jobs:
         return options_of(command, self._fetches_max, self._return_to_service)
 
     def _open(
-        self, command: ReconcileCommand, plan: ReplicaPlan | None, cancelled: threading.Event
+        self,
+        command: ReconcileCommand,
+        plan: ReplicaPlan | None,
+        cancelled: threading.Event,
+        on_bytes: Callable[[int], None],
     ) -> ReplicaAccess:
         replica = self._store.open_replica(
-            command.container_id, command.job_id, cancelled=cancelled, on_bytes=self._on_scan_bytes
+            command.container_id, command.job_id, cancelled=cancelled, on_bytes=on_bytes
         )
         return PlannedReplica(plan, replica) if plan else replica
 
@@ -333,10 +408,32 @@ class Jobs:
 
     def _remove(self, command: ReconcileCommand) -> None:
         with self._lock:
-            self._table.remove(command)
-            self._futures.pop(command.container_id, None)
-            self._cancelled.discard(command.job_id)
-            self._metrics.set("dnagent_reconciliations_queued", len(self._table))
+            self._drop(command)
+            self._start_waiting()
+
+    def _drop(self, command: ReconcileCommand) -> None:
+        self._table.remove(command)
+        # A thread of the runner may still wait for bandwidth.
+        self._controls.pop(command.container_id).stop.set()
+        self._metrics.set("dnagent_reconciliations_queued", len(self._table))
+
+    def _start_waiting(self) -> None:
+        while not self._is_closed and (command := self._table.start_next(self._running_max)):
+            self._pool.submit(self._run, command)
+
+    def _with_limits(self, report: JobReport) -> JobReport:
+        """The report with the bytes that the job's scans have read, and its limit."""
+        with self._lock:
+            control = self._controls.get(report.container_id)
+        if control is None:
+            return report
+        limits = (control.limiter.bytes_per_second, self._limit_bytes_per_second())
+        whole = replace(
+            report.report,
+            bytes_scanned=control.bytes_scanned,
+            limit_bytes_per_second=min((limit for limit in limits if limit), default=0),
+        )
+        return replace(report, report=whole)
 
 
 def options_of(
@@ -357,6 +454,14 @@ def error_report(
     """The final report of a job that ended with an error, without an outcome."""
     report = RepairReport(error_code=error.code, message=error.message)
     return JobReport(command.job_id, command.container_id, state, report)
+
+
+def absence_report(cancel: CancelCommand) -> JobReport:
+    """The answer to a command to cancel a job that this agent does not have."""
+    report = RepairReport(error_code="interrupted", message="the agent has no such job")
+    return JobReport(
+        cancel.job_id, cancel.container_id, OutcomeState.INTERRUPTED, report, is_absent=True
+    )
 
 
 def report_of(job_id: str, outcome: RepairOutcome) -> JobReport:

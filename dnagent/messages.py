@@ -13,6 +13,7 @@ from dnagent.heartbeat import (
     PeerAddress,
     ReconcileCommand,
     ScanCommand,
+    ThrottleCommand,
 )
 from merkle.limits import PEERS_MAX
 from merkle.replica import PeerId, ReplicaState
@@ -91,12 +92,15 @@ def _command_of(sent: pb.Command) -> Command | None:
                 peers,
                 state,
                 body.skip_final_scan,
+                body.bytes_per_second,
                 body.requested_by,
                 body.reason,
                 body.plan,
             )
         case "cancel":
-            return CancelCommand(sent.cancel.job_id)
+            return CancelCommand(sent.cancel.job_id, ContainerId(sent.cancel.container_id))
+        case "throttle":
+            return ThrottleCommand(sent.throttle.job_id, sent.throttle.bytes_per_second)
         case "scan":
             return ScanCommand(ContainerId(sent.scan.container_id))
         case None:

@@ -36,6 +36,17 @@ AGENT_METRICS = (
         "When every replica had been scanned.",
         ("volume",),
     ),
+    Metric(
+        "dnagent_scan_limit_bytes_per_second",
+        Kind.GAUGE,
+        "Limit of each of a volume's two scanners; 0 is none.",
+    ),
+    Metric(
+        "dnagent_repair_limit_bytes_per_second",
+        Kind.GAUGE,
+        "Limit on what all repairs fetch; 0 is none.",
+    ),
+    Metric("dnagent_reconciliations_limit", Kind.GAUGE, "Limit on reconciliations at once."),
     Metric("dnagent_volumes_failed", Kind.GAUGE, "Volumes that could not be opened."),
     Metric("dnagent_containers", Kind.GAUGE, "Replicas held.", ("volume",)),
     Metric("dnagent_containers_duplicated", Kind.GAUGE, "Containers on several volumes."),

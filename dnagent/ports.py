@@ -6,6 +6,7 @@ from typing import Protocol
 
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId
+from runtime.live_limits import LiveLimit
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class VolumeStatus:
     bytes_scanned: int = 0
     containers_scanned: int = 0
     last_error: str = ""
+    # Over the last minute.
+    scan_bytes_per_second: float = 0.0
+    # Since the oldest data scan of a replica; None if one was never scanned, if there
+    # is none, or if the volume failed.
+    full_scan_age_s: float | None = None
+    never_scanned: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +89,19 @@ class ReconciliationStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The state of an agent: its volumes and running reconciliations, and whether its
-    callers need a role.
+    """The state of an agent: volumes, running reconciliations, limits and rates, and
+    whether its callers need a role.
     """
 
     datanode_id: PeerId
     repair_enabled: bool
     volumes: tuple[VolumeStatus, ...] = ()
     reconciliations: tuple[ReconciliationStatus, ...] = ()
+    limits: tuple[LiveLimit, ...] = ()
+    # Fetched by all repairs, over the last minute.
+    repair_bytes_per_second: float = 0.0
+    # Why a thread does not get on; empty if all do.
+    fault: str = ""
     roles_enforced: bool = False
 
 

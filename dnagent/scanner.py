@@ -26,7 +26,7 @@ from runtime.errors import BusyError, OperationInterruptedError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
-from runtime.rate_limit import Clock, RateLimiter, SystemClock
+from runtime.rate_limit import Clock, RateLimiter, RateMeter, SystemClock
 from runtime.retry import Backoff, call_with_retry
 from runtime.thread_health import ThreadHealth
 
@@ -107,6 +107,16 @@ def _next_to_check(
         and not 0 <= now_ms - checked_ms.get(c.container_id, -1) < CHECK_INTERVAL_MS
     )
     return min(due, default=None)
+
+
+def scan_coverage(candidates: Iterable[ScanCandidate], now_ms: int) -> tuple[float | None, int]:
+    """Seconds since the oldest data scan of a replica, and how many replicas were never
+    scanned. None if one was never, or without replicas that are scanned.
+    """
+    times = [c.last_scan_ms for c in candidates if c.state in _SCANNED_STATES]
+    known = [time_ms for time_ms in times if time_ms is not None]
+    never = len(times) - len(known)
+    return None if never or not known else max(0, now_ms - min(known)) / 1000, never
 
 
 class ScanDepth(Enum):
@@ -316,9 +326,20 @@ class Scanner:
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
             threading.Thread(target=self._run_background, name=f"scan-background-{volume.name}"),
         )
+        self._meter = RateMeter(self._clock)
         self.bytes_scanned = 0
         self.containers_scanned = 0
         self.last_error = ""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bytes read in a second, over the last minute."""
+        return self._meter.bytes_per_second()
+
+    def limit(self, bytes_per_second: int) -> None:
+        """Change the limit of each of its two threads; 0 means no limit."""
+        for limiter in self._limiters:
+            limiter.change(bytes_per_second)
 
     def start(self) -> None:
         """Start both threads."""
@@ -458,6 +479,7 @@ class Scanner:
 
         def on_bytes(length_bytes: int) -> None:
             self.bytes_scanned += length_bytes
+            self._meter.count(length_bytes)
             self._metrics.count("dnagent_scan_bytes_total", length_bytes, volume=self._volume.name)
             limiter.take(length_bytes)
 

@@ -28,6 +28,7 @@ from protos.agent_pb2 import (
     GetContainerHashPagesRequest,
     GetStatusRequest,
     GetStatusResponse,
+    Limit,
     ReadWindowsRequest,
     ReconciliationStatus,
     ScanContainerRequest,
@@ -243,6 +244,9 @@ class AgentService:
                     bytes_scanned=volume.bytes_scanned,
                     containers_scanned=volume.containers_scanned,
                     last_error=volume.last_error,
+                    scan_bytes_per_second=volume.scan_bytes_per_second,
+                    full_scan_age_s=volume.full_scan_age_s,
+                    never_scanned=volume.never_scanned,
                 )
                 for volume in found.volumes
             ],
@@ -256,6 +260,17 @@ class AgentService:
                 )
                 for one in found.reconciliations
             ],
+            limits=[
+                Limit(
+                    name=limit.name,
+                    value=limit.value,
+                    set_by=limit.set_by,
+                    set_at_s=limit.set_at_s,
+                )
+                for limit in found.limits
+            ],
+            repair_bytes_per_second=found.repair_bytes_per_second,
+            fault=found.fault,
             roles_enforced=found.roles_enforced,
         )
 

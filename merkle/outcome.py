@@ -119,6 +119,7 @@ class RepairCounters:
     tombstones_adopted: int = 0
     rounds: int = 0
     scans: int = 0
+    bytes_scanned: int = 0
 
     def at_least(self, earlier: "RepairCounters") -> Self:
         """The maximum of each counter and its `earlier` value.
@@ -153,6 +154,8 @@ class RepairReport(RepairCounters):
     evidence: tuple[Evidence, ...] = ()
     claimed_deleted: tuple[BlockId, ...] = ()
     peers: tuple[PeerOutcome, ...] = ()
+    # What the datanode lets this repair fetch in a second; 0 means no limit.
+    limit_bytes_per_second: int = 0
 
     @classmethod
     def of(cls, counters: RepairCounters) -> Self:

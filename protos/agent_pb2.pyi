@@ -116,7 +116,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class VolumeStatus(_message.Message):
-    __slots__ = ("path", "storage_id", "hold", "containers", "bytes_scanned", "containers_scanned", "last_error")
+    __slots__ = ("path", "storage_id", "hold", "containers", "bytes_scanned", "containers_scanned", "last_error", "scan_bytes_per_second", "full_scan_age_s", "never_scanned")
     PATH_FIELD_NUMBER: _ClassVar[int]
     STORAGE_ID_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +124,9 @@ class VolumeStatus(_message.Message):
     BYTES_SCANNED_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_SCANNED_FIELD_NUMBER: _ClassVar[int]
     LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    SCAN_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FULL_SCAN_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    NEVER_SCANNED_FIELD_NUMBER: _ClassVar[int]
     path: str
     storage_id: str
     hold: str
@@ -131,7 +134,22 @@ class VolumeStatus(_message.Message):
     bytes_scanned: int
     containers_scanned: int
     last_error: str
-    def __init__(self, path: _Optional[str] = ..., storage_id: _Optional[str] = ..., hold: _Optional[str] = ..., containers: _Optional[int] = ..., bytes_scanned: _Optional[int] = ..., containers_scanned: _Optional[int] = ..., last_error: _Optional[str] = ...) -> None: ...
+    scan_bytes_per_second: float
+    full_scan_age_s: float
+    never_scanned: int
+    def __init__(self, path: _Optional[str] = ..., storage_id: _Optional[str] = ..., hold: _Optional[str] = ..., containers: _Optional[int] = ..., bytes_scanned: _Optional[int] = ..., containers_scanned: _Optional[int] = ..., last_error: _Optional[str] = ..., scan_bytes_per_second: _Optional[float] = ..., full_scan_age_s: _Optional[float] = ..., never_scanned: _Optional[int] = ...) -> None: ...
+
+class Limit(_message.Message):
+    __slots__ = ("name", "value", "set_by", "set_at_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    SET_AT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    set_by: str
+    set_at_s: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ..., set_by: _Optional[str] = ..., set_at_s: _Optional[float] = ...) -> None: ...
 
 class ReconciliationStatus(_message.Message):
     __slots__ = ("job_id", "container_id", "phase", "windows_written", "bytes_fetched")
@@ -148,18 +166,24 @@ class ReconciliationStatus(_message.Message):
     def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., phase: _Optional[str] = ..., windows_written: _Optional[int] = ..., bytes_fetched: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("datanode_id", "repair_enabled", "volumes", "reconciliations", "roles_enforced")
+    __slots__ = ("datanode_id", "repair_enabled", "volumes", "reconciliations", "limits", "repair_bytes_per_second", "fault", "roles_enforced")
     DATANODE_ID_FIELD_NUMBER: _ClassVar[int]
     REPAIR_ENABLED_FIELD_NUMBER: _ClassVar[int]
     VOLUMES_FIELD_NUMBER: _ClassVar[int]
     RECONCILIATIONS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    REPAIR_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
     ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     datanode_id: str
     repair_enabled: bool
     volumes: _containers.RepeatedCompositeFieldContainer[VolumeStatus]
     reconciliations: _containers.RepeatedCompositeFieldContainer[ReconciliationStatus]
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    repair_bytes_per_second: float
+    fault: str
     roles_enforced: bool
-    def __init__(self, datanode_id: _Optional[str] = ..., repair_enabled: bool = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., reconciliations: _Optional[_Iterable[_Union[ReconciliationStatus, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...
+    def __init__(self, datanode_id: _Optional[str] = ..., repair_enabled: bool = ..., volumes: _Optional[_Iterable[_Union[VolumeStatus, _Mapping]]] = ..., reconciliations: _Optional[_Iterable[_Union[ReconciliationStatus, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., repair_bytes_per_second: _Optional[float] = ..., fault: _Optional[str] = ..., roles_enforced: bool = ...) -> None: ...
 
 class Holder(_message.Message):
     __slots__ = ("datanode_id", "address")

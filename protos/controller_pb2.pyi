@@ -56,7 +56,7 @@ class ContainerReport(_message.Message):
     def __init__(self, full: bool = ..., replicas: _Optional[_Iterable[_Union[ReplicaReport, _Mapping]]] = ..., removed_container_ids: _Optional[_Iterable[int]] = ..., after_container_id: _Optional[int] = ..., through_container_id: _Optional[int] = ...) -> None: ...
 
 class ReconcileProgress(_message.Message):
-    __slots__ = ("job_id", "container_id", "state", "verdict", "bytes_fetched", "bytes_written", "windows_written", "bytes_planned", "blocks_done", "blocks_planned", "error_code", "message", "evidence", "chunks_repaired", "tombstones_adopted", "claimed_deleted_block_ids", "peers")
+    __slots__ = ("job_id", "container_id", "state", "verdict", "bytes_fetched", "bytes_written", "windows_written", "bytes_planned", "blocks_done", "blocks_planned", "error_code", "message", "evidence", "chunks_repaired", "tombstones_adopted", "claimed_deleted_block_ids", "peers", "bytes_scanned", "limit_bytes_per_second")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,8 @@ class ReconcileProgress(_message.Message):
     TOMBSTONES_ADOPTED_FIELD_NUMBER: _ClassVar[int]
     CLAIMED_DELETED_BLOCK_IDS_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_SCANNED_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     container_id: int
     state: str
@@ -91,7 +93,9 @@ class ReconcileProgress(_message.Message):
     tombstones_adopted: int
     claimed_deleted_block_ids: _containers.RepeatedScalarFieldContainer[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerOutcome]
-    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., verdict: _Optional[str] = ..., bytes_fetched: _Optional[int] = ..., bytes_written: _Optional[int] = ..., windows_written: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., blocks_done: _Optional[int] = ..., blocks_planned: _Optional[int] = ..., error_code: _Optional[str] = ..., message: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., chunks_repaired: _Optional[int] = ..., tombstones_adopted: _Optional[int] = ..., claimed_deleted_block_ids: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[PeerOutcome, _Mapping]]] = ...) -> None: ...
+    bytes_scanned: int
+    limit_bytes_per_second: int
+    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., verdict: _Optional[str] = ..., bytes_fetched: _Optional[int] = ..., bytes_written: _Optional[int] = ..., windows_written: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., blocks_done: _Optional[int] = ..., blocks_planned: _Optional[int] = ..., error_code: _Optional[str] = ..., message: _Optional[str] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ..., chunks_repaired: _Optional[int] = ..., tombstones_adopted: _Optional[int] = ..., claimed_deleted_block_ids: _Optional[_Iterable[int]] = ..., peers: _Optional[_Iterable[_Union[PeerOutcome, _Mapping]]] = ..., bytes_scanned: _Optional[int] = ..., limit_bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class Evidence(_message.Message):
     __slots__ = ("kind", "block_id", "offset", "detail")
@@ -132,12 +136,13 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., report: _Optional[_Union[ContainerReport, _Mapping]] = ..., progress: _Optional[_Iterable[_Union[ReconcileProgress, _Mapping]]] = ..., acknowledged_command_ids: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ReconcileCommand(_message.Message):
-    __slots__ = ("container_id", "job_id", "peers", "container_state", "skip_final_scan", "requested_by", "reason", "plan")
+    __slots__ = ("container_id", "job_id", "peers", "container_state", "skip_final_scan", "bytes_per_second", "requested_by", "reason", "plan")
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     PEERS_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_STATE_FIELD_NUMBER: _ClassVar[int]
     SKIP_FINAL_SCAN_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -146,16 +151,27 @@ class ReconcileCommand(_message.Message):
     peers: _containers.RepeatedCompositeFieldContainer[Datanode]
     container_state: str
     skip_final_scan: bool
+    bytes_per_second: int
     requested_by: str
     reason: str
     plan: str
-    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., skip_final_scan: bool = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ..., plan: _Optional[str] = ...) -> None: ...
+    def __init__(self, container_id: _Optional[int] = ..., job_id: _Optional[str] = ..., peers: _Optional[_Iterable[_Union[Datanode, _Mapping]]] = ..., container_state: _Optional[str] = ..., skip_final_scan: bool = ..., bytes_per_second: _Optional[int] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ..., plan: _Optional[str] = ...) -> None: ...
+
+class ThrottleCommand(_message.Message):
+    __slots__ = ("job_id", "bytes_per_second")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    bytes_per_second: int
+    def __init__(self, job_id: _Optional[str] = ..., bytes_per_second: _Optional[int] = ...) -> None: ...
 
 class CancelCommand(_message.Message):
-    __slots__ = ("job_id",)
+    __slots__ = ("job_id", "container_id")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     job_id: str
-    def __init__(self, job_id: _Optional[str] = ...) -> None: ...
+    container_id: int
+    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ...) -> None: ...
 
 class ScanCommand(_message.Message):
     __slots__ = ("container_id",)
@@ -164,18 +180,20 @@ class ScanCommand(_message.Message):
     def __init__(self, container_id: _Optional[int] = ...) -> None: ...
 
 class Command(_message.Message):
-    __slots__ = ("command_id", "term", "reconcile", "cancel", "scan")
+    __slots__ = ("command_id", "term", "reconcile", "cancel", "scan", "throttle")
     COMMAND_ID_FIELD_NUMBER: _ClassVar[int]
     TERM_FIELD_NUMBER: _ClassVar[int]
     RECONCILE_FIELD_NUMBER: _ClassVar[int]
     CANCEL_FIELD_NUMBER: _ClassVar[int]
     SCAN_FIELD_NUMBER: _ClassVar[int]
+    THROTTLE_FIELD_NUMBER: _ClassVar[int]
     command_id: str
     term: int
     reconcile: ReconcileCommand
     cancel: CancelCommand
     scan: ScanCommand
-    def __init__(self, command_id: _Optional[str] = ..., term: _Optional[int] = ..., reconcile: _Optional[_Union[ReconcileCommand, _Mapping]] = ..., cancel: _Optional[_Union[CancelCommand, _Mapping]] = ..., scan: _Optional[_Union[ScanCommand, _Mapping]] = ...) -> None: ...
+    throttle: ThrottleCommand
+    def __init__(self, command_id: _Optional[str] = ..., term: _Optional[int] = ..., reconcile: _Optional[_Union[ReconcileCommand, _Mapping]] = ..., cancel: _Optional[_Union[CancelCommand, _Mapping]] = ..., scan: _Optional[_Union[ScanCommand, _Mapping]] = ..., throttle: _Optional[_Union[ThrottleCommand, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("commands", "full_report_wanted", "term")
@@ -306,7 +324,7 @@ class ReconcileResponse(_message.Message):
     def __init__(self, outcomes: _Optional[_Iterable[_Union[ReconcileOutcome, _Mapping]]] = ...) -> None: ...
 
 class Job(_message.Message):
-    __slots__ = ("job_id", "container_id", "state", "detail", "created_at_s", "started_at_s", "finished_at_s", "last_progress_at_s", "bytes_done", "bytes_planned", "rate_bytes_per_s", "eta_s", "verdict", "reason", "requested_by", "datanodes", "comparison", "comparison_note")
+    __slots__ = ("job_id", "container_id", "state", "detail", "created_at_s", "started_at_s", "finished_at_s", "last_progress_at_s", "bytes_done", "bytes_planned", "rate_bytes_per_s", "eta_s", "verdict", "reason", "requested_by", "datanodes", "comparison", "comparison_note", "mean_rate_bytes_per_s", "bytes_per_second", "containers_max", "pause")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     CONTAINER_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -325,6 +343,10 @@ class Job(_message.Message):
     DATANODES_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_FIELD_NUMBER: _ClassVar[int]
     COMPARISON_NOTE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_RATE_BYTES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    PAUSE_FIELD_NUMBER: _ClassVar[int]
     job_id: str
     container_id: int
     state: str
@@ -343,7 +365,31 @@ class Job(_message.Message):
     datanodes: _containers.RepeatedCompositeFieldContainer[DatanodeProgress]
     comparison: str
     comparison_note: str
-    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., created_at_s: _Optional[float] = ..., started_at_s: _Optional[float] = ..., finished_at_s: _Optional[float] = ..., last_progress_at_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., rate_bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., datanodes: _Optional[_Iterable[_Union[DatanodeProgress, _Mapping]]] = ..., comparison: _Optional[str] = ..., comparison_note: _Optional[str] = ...) -> None: ...
+    mean_rate_bytes_per_s: float
+    bytes_per_second: JobLimit
+    containers_max: JobLimit
+    pause: JobPause
+    def __init__(self, job_id: _Optional[str] = ..., container_id: _Optional[int] = ..., state: _Optional[str] = ..., detail: _Optional[str] = ..., created_at_s: _Optional[float] = ..., started_at_s: _Optional[float] = ..., finished_at_s: _Optional[float] = ..., last_progress_at_s: _Optional[float] = ..., bytes_done: _Optional[int] = ..., bytes_planned: _Optional[int] = ..., rate_bytes_per_s: _Optional[float] = ..., eta_s: _Optional[float] = ..., verdict: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ..., datanodes: _Optional[_Iterable[_Union[DatanodeProgress, _Mapping]]] = ..., comparison: _Optional[str] = ..., comparison_note: _Optional[str] = ..., mean_rate_bytes_per_s: _Optional[float] = ..., bytes_per_second: _Optional[_Union[JobLimit, _Mapping]] = ..., containers_max: _Optional[_Union[JobLimit, _Mapping]] = ..., pause: _Optional[_Union[JobPause, _Mapping]] = ...) -> None: ...
+
+class JobLimit(_message.Message):
+    __slots__ = ("value", "set_by", "set_at_s")
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    SET_AT_S_FIELD_NUMBER: _ClassVar[int]
+    value: int
+    set_by: str
+    set_at_s: float
+    def __init__(self, value: _Optional[int] = ..., set_by: _Optional[str] = ..., set_at_s: _Optional[float] = ...) -> None: ...
+
+class JobPause(_message.Message):
+    __slots__ = ("by", "reason", "at_s")
+    BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    AT_S_FIELD_NUMBER: _ClassVar[int]
+    by: str
+    reason: str
+    at_s: float
+    def __init__(self, by: _Optional[str] = ..., reason: _Optional[str] = ..., at_s: _Optional[float] = ...) -> None: ...
 
 class DatanodeProgress(_message.Message):
     __slots__ = ("datanode_id", "progress", "round")
@@ -382,6 +428,36 @@ class CancelJobRequest(_message.Message):
     job_id: str
     requested_by: str
     def __init__(self, job_id: _Optional[str] = ..., requested_by: _Optional[str] = ...) -> None: ...
+
+class PauseJobRequest(_message.Message):
+    __slots__ = ("job_id", "reason", "requested_by")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    reason: str
+    requested_by: str
+    def __init__(self, job_id: _Optional[str] = ..., reason: _Optional[str] = ..., requested_by: _Optional[str] = ...) -> None: ...
+
+class ResumeJobRequest(_message.Message):
+    __slots__ = ("job_id", "requested_by")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    requested_by: str
+    def __init__(self, job_id: _Optional[str] = ..., requested_by: _Optional[str] = ...) -> None: ...
+
+class ThrottleJobRequest(_message.Message):
+    __slots__ = ("job_id", "requested_by", "bytes_per_second", "containers_max")
+    JOB_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_MAX_FIELD_NUMBER: _ClassVar[int]
+    job_id: str
+    requested_by: str
+    bytes_per_second: int
+    containers_max: int
+    def __init__(self, job_id: _Optional[str] = ..., requested_by: _Optional[str] = ..., bytes_per_second: _Optional[int] = ..., containers_max: _Optional[int] = ...) -> None: ...
 
 class ListDatanodesRequest(_message.Message):
     __slots__ = ()
@@ -422,3 +498,51 @@ class ScanResponse(_message.Message):
     unknown_container_ids: _containers.RepeatedScalarFieldContainer[int]
     commands: int
     def __init__(self, unknown_container_ids: _Optional[_Iterable[int]] = ..., commands: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class Limit(_message.Message):
+    __slots__ = ("name", "value", "set_by", "set_at_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    SET_BY_FIELD_NUMBER: _ClassVar[int]
+    SET_AT_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    value: int
+    set_by: str
+    set_at_s: float
+    def __init__(self, name: _Optional[str] = ..., value: _Optional[int] = ..., set_by: _Optional[str] = ..., set_at_s: _Optional[float] = ...) -> None: ...
+
+class JobCount(_message.Message):
+    __slots__ = ("state", "count")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    count: int
+    def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic")
+    STARTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_DIVERGED_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_UNSCANNED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_ROOT_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    JOBS_FIELD_NUMBER: _ClassVar[int]
+    LIMITS_FIELD_NUMBER: _ClassVar[int]
+    AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    started_age_s: float
+    fault: str
+    containers: int
+    containers_diverged: int
+    containers_unknown: int
+    containers_unscanned: int
+    oldest_root_age_s: float
+    jobs: _containers.RepeatedCompositeFieldContainer[JobCount]
+    limits: _containers.RepeatedCompositeFieldContainer[Limit]
+    automatic: bool
+    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ...) -> None: ...

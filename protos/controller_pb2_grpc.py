@@ -49,6 +49,21 @@ class ControllerStub(object):
                 request_serializer=protos_dot_controller__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=protos_dot_controller__pb2.Job.FromString,
                 )
+        self.PauseJob = channel.unary_unary(
+                '/treefold.controller.v1.Controller/PauseJob',
+                request_serializer=protos_dot_controller__pb2.PauseJobRequest.SerializeToString,
+                response_deserializer=protos_dot_controller__pb2.Job.FromString,
+                )
+        self.ResumeJob = channel.unary_unary(
+                '/treefold.controller.v1.Controller/ResumeJob',
+                request_serializer=protos_dot_controller__pb2.ResumeJobRequest.SerializeToString,
+                response_deserializer=protos_dot_controller__pb2.Job.FromString,
+                )
+        self.ThrottleJob = channel.unary_unary(
+                '/treefold.controller.v1.Controller/ThrottleJob',
+                request_serializer=protos_dot_controller__pb2.ThrottleJobRequest.SerializeToString,
+                response_deserializer=protos_dot_controller__pb2.Job.FromString,
+                )
         self.ListDatanodes = channel.unary_unary(
                 '/treefold.controller.v1.Controller/ListDatanodes',
                 request_serializer=protos_dot_controller__pb2.ListDatanodesRequest.SerializeToString,
@@ -58,6 +73,11 @@ class ControllerStub(object):
                 '/treefold.controller.v1.Controller/Scan',
                 request_serializer=protos_dot_controller__pb2.ScanRequest.SerializeToString,
                 response_deserializer=protos_dot_controller__pb2.ScanResponse.FromString,
+                )
+        self.GetStatus = channel.unary_unary(
+                '/treefold.controller.v1.Controller/GetStatus',
+                request_serializer=protos_dot_controller__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=protos_dot_controller__pb2.GetStatusResponse.FromString,
                 )
 
 
@@ -108,6 +128,26 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PauseJob(self, request, context):
+        """Stop a job at its next safe points, and let it go on later.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeJob(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ThrottleJob(self, request, context):
+        """Limit a job, also while it runs.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDatanodes(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -116,6 +156,13 @@ class ControllerServicer(object):
 
     def Scan(self, request, context):
         """Ask every live replica's agent for a scan.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """Counts, limits and threads: what is wrong, in one answer.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -159,6 +206,21 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=protos_dot_controller__pb2.CancelJobRequest.FromString,
                     response_serializer=protos_dot_controller__pb2.Job.SerializeToString,
             ),
+            'PauseJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseJob,
+                    request_deserializer=protos_dot_controller__pb2.PauseJobRequest.FromString,
+                    response_serializer=protos_dot_controller__pb2.Job.SerializeToString,
+            ),
+            'ResumeJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeJob,
+                    request_deserializer=protos_dot_controller__pb2.ResumeJobRequest.FromString,
+                    response_serializer=protos_dot_controller__pb2.Job.SerializeToString,
+            ),
+            'ThrottleJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.ThrottleJob,
+                    request_deserializer=protos_dot_controller__pb2.ThrottleJobRequest.FromString,
+                    response_serializer=protos_dot_controller__pb2.Job.SerializeToString,
+            ),
             'ListDatanodes': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDatanodes,
                     request_deserializer=protos_dot_controller__pb2.ListDatanodesRequest.FromString,
@@ -168,6 +230,11 @@ def add_ControllerServicer_to_server(servicer, server):
                     servicer.Scan,
                     request_deserializer=protos_dot_controller__pb2.ScanRequest.FromString,
                     response_serializer=protos_dot_controller__pb2.ScanResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=protos_dot_controller__pb2.GetStatusRequest.FromString,
+                    response_serializer=protos_dot_controller__pb2.GetStatusResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -299,6 +366,57 @@ class Controller(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
+    def PauseJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.controller.v1.Controller/PauseJob',
+            protos_dot_controller__pb2.PauseJobRequest.SerializeToString,
+            protos_dot_controller__pb2.Job.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ResumeJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.controller.v1.Controller/ResumeJob',
+            protos_dot_controller__pb2.ResumeJobRequest.SerializeToString,
+            protos_dot_controller__pb2.Job.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def ThrottleJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.controller.v1.Controller/ThrottleJob',
+            protos_dot_controller__pb2.ThrottleJobRequest.SerializeToString,
+            protos_dot_controller__pb2.Job.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
     def ListDatanodes(request,
             target,
             options=(),
@@ -329,5 +447,22 @@ class Controller(object):
         return grpc.experimental.unary_unary(request, target, '/treefold.controller.v1.Controller/Scan',
             protos_dot_controller__pb2.ScanRequest.SerializeToString,
             protos_dot_controller__pb2.ScanResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.controller.v1.Controller/GetStatus',
+            protos_dot_controller__pb2.GetStatusRequest.SerializeToString,
+            protos_dot_controller__pb2.GetStatusResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -60,6 +60,7 @@ def set_report(message: pb.ReconcileProgress, report: RepairReport, *, brief: bo
     message.verdict = report.verdict.value if report.verdict else ""
     message.error_code = report.error_code
     message.message = report.message
+    message.limit_bytes_per_second = report.limit_bytes_per_second
     if brief:
         return
     message.claimed_deleted_block_ids.extend(report.claimed_deleted)
@@ -78,6 +79,7 @@ def report_from(message: pb.ReconcileProgress) -> RepairReport:
         verdict=Verdict(message.verdict) if message.verdict else None,
         error_code=message.error_code[:TEXT_CHARACTERS_MAX],
         message=message.message[:TEXT_CHARACTERS_MAX],
+        limit_bytes_per_second=min(message.limit_bytes_per_second, _COUNTER_MAX),
         evidence=_evidence_from(message),
         claimed_deleted=tuple(
             BlockId(number) for number in islice(message.claimed_deleted_block_ids, CLAIMED_MAX)

@@ -218,6 +218,8 @@ class _Run:
     """A running reconciliation; `events` also carries the cancel."""
 
     job: RepairJob
+    # Called with the bytes of each read from a peer before it; may block.
+    reserve: Callable[[int], None]
     events: "SimpleQueue[Event | Future[Event]]" = field(default_factory=SimpleQueue)
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
@@ -260,12 +262,15 @@ class Runner:
         *,
         is_cancelled: Callable[[], bool] = lambda: False,
         on_progress: Callable[[RepairProgress], None] = lambda _: None,
+        reserve: Callable[[int], None] = lambda _: None,
     ) -> RepairOutcome:
         """Reconcile to the end and return the outcome, which also reports failures.
 
         `open_replica` gets an event that is set on cancel, so that a scan can stop.
         `is_cancelled` is asked once, when `interrupt` can already find the run: a
-        caller that first makes it true and then interrupts always cancels.
+        caller that first makes it true and then interrupts always cancels. `reserve`
+        limits the rate of this run, besides that of all; it must not block for long
+        after a cancel.
 
         Raises:
             OperationInterruptedError: it was cancelled before it began, or the runner
@@ -273,14 +278,16 @@ class Runner:
             BusyError: this container is already being reconciled.
             ReconcileError: our replica cannot be opened.
         """
-        with self.held(job) as cancelled:
+        with self.held(job, reserve) as cancelled:
             run = self._runs[job.container_id]
             if is_cancelled() or cancelled.is_set():
                 raise OperationInterruptedError("the job was cancelled before it began")
             return self._drive(run, open_replica(cancelled), peers, on_progress)
 
     @contextmanager
-    def held(self, job: RepairJob) -> Iterator[threading.Event]:
+    def held(
+        self, job: RepairJob, reserve: Callable[[int], None] = lambda _: None
+    ) -> Iterator[threading.Event]:
         """Keep reconciliations of a container away meanwhile; the event is set when the
         work must end.
 
@@ -288,7 +295,7 @@ class Runner:
             OperationInterruptedError: the runner is closed.
             BusyError: the container is being reconciled.
         """
-        run = _Run(job)
+        run = _Run(job, reserve)
         self._register(run)
         try:
             yield run.cancelled
@@ -396,8 +403,15 @@ class Runner:
         is not cancelled.
         """
 
+        def reserve(length_bytes: int) -> None:
+            run.reserve(length_bytes)
+            self._reserve(length_bytes)
+            # Nobody waits for these bytes any more.
+            if run.cancelled.is_set():
+                raise OperationInterruptedError("the job was cancelled")
+
         def attempt() -> Event:
-            event = execute_remote(request, run.job.container_id, peer, reserve=self._reserve)
+            event = execute_remote(request, run.job.container_id, peer, reserve=reserve)
             if isinstance(event, RequestFailed) and event.retryable and not run.cancelled.is_set():
                 raise _RetryError(event)
             return event

@@ -14,17 +14,16 @@ from typing import Self, TypeVar
 
 import click
 
+from merkle.errors import ReconcileError
 from runtime.config import Settings
 from runtime.errors import DiskError
-from runtime.log import LogFormat, LogLevel, get_logger
+from runtime.log import LogFormat, LogLevel, error_fields, get_logger
 from runtime.service_manager import ServiceManager
-from runtime.thread_health import ThreadHealth
+from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import Tls, read_files
 
-# Without a watchdog: how often threads are looked at, and how long a step may stand
-# still. Requests to stores with all their retries take minutes.
+# Without a watchdog: how often threads are looked at.
 _LOOK_EVERY_S = 60.0
-_STEP_S_MAX = 600.0
 _STDERR = 2
 _STOPPING = frozenset({signal.SIGTERM, signal.SIGINT})
 CommandT = TypeVar("CommandT", bound=Callable[..., object])
@@ -99,23 +98,27 @@ def print_settings(settings: Settings) -> None:
 
 
 class StopSignals:
-    """Whether SIGTERM or SIGINT came. Create it in the main thread, before others; a
-    context manager, after which signals are not waited for, and still ignored: a second
-    one must not break off the end of the process.
+    """Whether SIGTERM or SIGINT came, and with `reloads` SIGHUP. Create it in the main
+    thread, before others; a context manager, after which signals are not waited for,
+    and still ignored: a second one must not break off the end of the process.
 
     Not a `threading.Event`: a handler that sets one may run while its own thread holds
     the event's lock, and a handler whose signal comes just before the wait begins runs
     only after it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, reloads: bool = False) -> None:
         self._came = False
+        self._is_reload_due = False
         self._reader, self._writer = socket.socketpair()
         for end in (self._reader, self._writer):
             end.setblocking(False)
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for number in _STOPPING:
             signal.signal(number, self._note)
+        if reloads:
+            # Its number comes by the descriptor.
+            signal.signal(signal.SIGHUP, lambda _number, _frame: None)
         # By SIGABRT systemd's watchdog ends a process: it prints where every thread is.
         faulthandler.enable(_STDERR)
 
@@ -132,32 +135,54 @@ class StopSignals:
         return self._came
 
     def wait(self, seconds: float) -> bool:
-        """Wait for one, up to `seconds`; returns whether one came."""
+        """Wait for one, up to `seconds`; returns whether one came that stops. One that
+        asks for a reload ends the wait, too.
+        """
         deadline_s = time.monotonic() + seconds
-        while not self._came and (left_s := deadline_s - time.monotonic()) > 0:
+        while not (self._came or self._is_reload_due):
+            if (left_s := deadline_s - time.monotonic()) <= 0:
+                break
             if select.select([self._reader], [], [], left_s)[0]:
                 # The numbers of signals: their handler may run later than this.
-                self._came |= not _STOPPING.isdisjoint(self._reader.recv(4096))
+                numbers = self._reader.recv(4096)
+                self._came |= not _STOPPING.isdisjoint(numbers)
+                self._is_reload_due |= signal.SIGHUP in numbers
         return self._came
+
+    def take_reload(self) -> bool:
+        """Whether a reload was asked for since the last call."""
+        is_due, self._is_reload_due = self._is_reload_due, False
+        return is_due
 
     def _note(self, _number: int, _frame: FrameType | None) -> None:
         self._came = True
 
 
 def run_until_stopped(
-    stop: StopSignals, manager: ServiceManager, thread_health: ThreadHealth, *, status: str
+    stop: StopSignals,
+    manager: ServiceManager,
+    thread_health: ThreadHealth,
+    *,
+    status: str,
+    on_reload: Callable[[], None] = lambda: None,
 ) -> None:
     """Tell the service manager that the process is ready, and how it is until `stop`.
 
     The watchdog is kept from here, the main thread, and only while every watched thread
     lives and gets on: a timer would keep a process alive that does nothing else. A
-    thread that is lost is logged, with and without a watchdog.
+    thread that is lost is logged, with and without a watchdog. `on_reload` is called
+    for each SIGHUP; the process goes on with what it had if that fails.
     """
     manager.ready(status)
-    step_s_max = manager.watchdog_s or _STEP_S_MAX
+    step_s_max = manager.watchdog_s or STEP_S_MAX
     look_every_s = manager.watchdog_s / 2 if manager.watchdog_s else _LOOK_EVERY_S
     known_fault = ""
     while not stop.wait(look_every_s):
+        if stop.take_reload():
+            try:
+                on_reload()
+            except ReconcileError as error:
+                get_logger("process").error("reload_refused", **error_fields(error))
         fault = thread_health.fault(time.monotonic(), step_s_max)
         if bool(fault) != bool(known_fault):
             if fault:

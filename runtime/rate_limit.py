@@ -1,12 +1,17 @@
-"""Limits on rates of bytes, and the clocks that they and others wait by."""
+"""Limits on rates of bytes, meters of them, and the clocks that both and others use."""
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 # The longest single wait for bandwidth, so that a stop is noticed.
 _SLICE_S = 0.2
+# What is left below it is an error of rounding: no clock could wait for it.
+_BYTES_LEFT_MIN = 1e-3
+# The time that a meter measures over.
+_METER_S = 60.0
 
 
 class Clock(Protocol):
@@ -32,8 +37,8 @@ class SystemClock:
 
 
 class RateLimiter:
-    """Limits a rate of bytes: a caller waits until its bytes fit the rate.
-    Thread-safe.
+    """Limits a rate of bytes: a caller waits until its bytes fit the rate. The rate may
+    change while callers wait. Thread-safe.
     """
 
     def __init__(self, bytes_per_second: int, clock: Clock, wait: Callable[[float], bool]) -> None:
@@ -44,18 +49,77 @@ class RateLimiter:
         self._clock = clock
         self._wait = wait
         self._lock = threading.Lock()
-        self._free_at_s = clock.monotonic_s()
+        # Bytes that were taken, and how many of them the rate has allowed by then.
+        self._taken = 0
+        self._allowed = 0.0
+        self._at_s = clock.monotonic_s()
+
+    @property
+    def bytes_per_second(self) -> int:
+        """The rate; 0 means no limit."""
+        return self._rate
+
+    def change(self, bytes_per_second: int) -> None:
+        """Set another rate, also for those who wait now; 0 means no limit."""
+        with self._lock:
+            self._advance()
+            self._rate = bytes_per_second
 
     def take(self, length_bytes: int) -> None:
         """Count bytes just read, and wait until the rate is back under the limit."""
-        if not self._rate:
-            return
         with self._lock:
-            # Idle time gives no credit: the limit must also prevent a burst after it.
-            self._free_at_s = (
-                max(self._free_at_s, self._clock.monotonic_s()) + length_bytes / self._rate
-            )
-            free_at_s = self._free_at_s
-        while (left_s := free_at_s - self._clock.monotonic_s()) > 0:
+            self._advance()
+            self._taken += length_bytes
+            until = self._taken
+        while (left_s := self._left_s(until)) > 0:
             if self._wait(min(left_s, _SLICE_S)):
                 return
+
+    def _left_s(self, until: int) -> float:
+        with self._lock:
+            self._advance()
+            left = until - self._allowed
+            return left / self._rate if self._rate and left > _BYTES_LEFT_MIN else 0.0
+
+    def _advance(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._rate:
+            # Idle time gives no credit: the limit must also prevent a burst after it.
+            allowed = self._allowed + (now_s - self._at_s) * self._rate
+            self._allowed = min(float(self._taken), allowed)
+        else:
+            self._allowed = float(self._taken)
+        self._at_s = now_s
+
+
+class RateMeter:
+    """Measures a rate over the last minute. Thread-safe."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._started_s = clock.monotonic_s()
+        # Bytes by the second in which they came, oldest first.
+        self._seconds: deque[tuple[int, int]] = deque()
+
+    def count(self, length_bytes: int) -> None:
+        """Count bytes that went through now."""
+        now_s = self._clock.monotonic_s()
+        second = int(now_s)
+        with self._lock:
+            if self._seconds and self._seconds[-1][0] == second:
+                length_bytes += self._seconds.pop()[1]
+            self._seconds.append((second, length_bytes))
+            self._forget(now_s)
+
+    def bytes_per_second(self) -> float:
+        """The mean rate over the last minute, or since the start if that is less."""
+        now_s = self._clock.monotonic_s()
+        with self._lock:
+            self._forget(now_s)
+            total = sum(length for _, length in self._seconds)
+        return total / min(_METER_S, max(1.0, now_s - self._started_s))
+
+    def _forget(self, now_s: float) -> None:
+        while self._seconds and self._seconds[0][0] <= now_s - _METER_S:
+            self._seconds.popleft()

@@ -119,6 +119,10 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     _CONTROLLER + "ListJobs": _OPERATOR,
     _CONTROLLER + "GetJob": _OPERATOR,
     _CONTROLLER + "CancelJob": _OPERATOR,
+    _CONTROLLER + "PauseJob": _OPERATOR,
+    _CONTROLLER + "ResumeJob": _OPERATOR,
+    _CONTROLLER + "ThrottleJob": _OPERATOR,
+    _CONTROLLER + "GetStatus": _OPERATOR,
     _CONTROLLER + "ListDatanodes": _OPERATOR,
     _CONTROLLER + "Scan": _OPERATOR,
     # The answer has the secret of the profile, without which nothing can be compared.

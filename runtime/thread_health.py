@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from runtime.guard import ThreadGuard
 
+# How long a step may stand still where no watchdog says so. Requests to stores with all
+# their retries take minutes.
+STEP_S_MAX = 600.0
+
 
 @dataclass(slots=True)
 class _WatchedThread:

@@ -1,5 +1,5 @@
-"""The controller's audit file: who ordered, cancelled and scanned what and why, how
-each job ended, and what was refused.
+"""The controller's audit file: who ordered, changed and scanned what and why, how each
+job ended, and what was refused.
 
 A line is on disk before what it records is done; that of a job's end may be there
 twice, if the controller ends between the line and its own record of the end.
@@ -43,14 +43,15 @@ class ControllerAudit(AuditFile):
             ]
         )
 
-    def cancelled(self, job: Job, who: str) -> None:
-        """Record that the end of a job was requested.
+    def requested(self, kind: str, job: Job, who: str, why: str = "") -> None:
+        """Record what somebody requests of a job: "cancel", "pause", "resume",
+        "throttle", or "takeover" of one that automatic mode began.
 
         Raises:
-            DiskError: the line is not on disk; the job must go on.
+            DiskError: the line is not on disk; the job must go on as it is.
         """
         named = {"container": job.container_id, "job": job.job_id, "who": who}
-        self.append([{"kind": "cancel", **named, "why": ""}])
+        self.append([{"kind": kind, **named, "why": why}])
 
     def scans_ordered(self, container_ids: Sequence[ContainerId], who: str) -> None:
         """Record that scans of all replicas of these containers are about to be sent.

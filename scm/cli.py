@@ -56,7 +56,8 @@ def run(
 ) -> None:
     """Run a controller until SIGTERM or SIGINT.
 
-    All settings have defaults. docs/formats.md lists every key of the file.
+    All settings have defaults. docs/formats.md lists every key of the file. At SIGHUP
+    the limits orders_per_datanode and automatic.jobs_max are read again.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
@@ -65,14 +66,20 @@ def run(
     if check_config:
         print_settings(config)
         return
-    with StopSignals() as stop:
-        server = ControllerServer(config)
+    with StopSignals(reloads=True) as stop:
+        server = ControllerServer(config, config_path)
         try:
             if port_file:
                 announce(port_file, server.address)
             manager = ServiceManager(os.environ, os.getpid())
             status = f"controller is ready on {server.address}"
-            run_until_stopped(stop, manager, server.thread_health, status=status)
+            run_until_stopped(
+                stop,
+                manager,
+                server.thread_health,
+                status=status,
+                on_reload=lambda: server.reload(load(config_path, ControllerConfig, overrides)),
+            )
             get_logger("scm").info("process_stopping")
         finally:
             server.stop()

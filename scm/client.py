@@ -12,10 +12,16 @@ from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls
-from scm.messages import container_from, datanode_from, job_from, outcome_from
+from scm.messages import (
+    container_from,
+    controller_status_from,
+    datanode_view_from,
+    job_from,
+    outcome_from,
+)
 from scm.planned import PlannedOrder
 from scm.registry import Datanode
-from scm.views import ContainerStatus, JobStatus, ReconcileResponse
+from scm.views import ContainerStatus, ControllerStatus, DatanodeView, JobStatus, ReconcileResponse
 
 DEADLINE_S = 30.0
 # The controller's limits for one call.
@@ -139,20 +145,70 @@ class ControllerClient:
             )
         return job_from(job)
 
+    def pause(self, job_id: str, *, reason: str, requested_by: str) -> JobStatus:
+        """Stop a job until it is resumed; returns its state after the request.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
+        request = pb.PauseJobRequest(job_id=job_id, reason=reason, requested_by=requested_by)
+        with self._named_errors():
+            job: pb.Job = self._stub.PauseJob(request, timeout=DEADLINE_S)
+        return job_from(job)
+
+    def resume(self, job_id: str, *, requested_by: str) -> JobStatus:
+        """Let a paused job go on; returns its state after the request.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
+        request = pb.ResumeJobRequest(job_id=job_id, requested_by=requested_by)
+        with self._named_errors():
+            job: pb.Job = self._stub.ResumeJob(request, timeout=DEADLINE_S)
+        return job_from(job)
+
+    def throttle(
+        self,
+        job_id: str,
+        *,
+        bytes_per_second: int | None,
+        containers_max: int | None,
+        requested_by: str,
+    ) -> JobStatus:
+        """Set limits of a job: None leaves one as it is, 0 removes it.
+
+        Raises:
+            JobNotFoundError: there is no such job.
+        """
+        request = pb.ThrottleJobRequest(
+            job_id=job_id,
+            requested_by=requested_by,
+            bytes_per_second=bytes_per_second,
+            containers_max=containers_max,
+        )
+        with self._named_errors():
+            job: pb.Job = self._stub.ThrottleJob(request, timeout=DEADLINE_S)
+        return job_from(job)
+
+    def status(self) -> ControllerStatus:
+        """What the controller says of itself and its containers."""
+        with self._named_errors():
+            answer: pb.GetStatusResponse = self._stub.GetStatus(
+                pb.GetStatusRequest(), timeout=DEADLINE_S
+            )
+        return controller_status_from(answer)
+
     def live_datanodes(self) -> list[Datanode]:
         """The datanodes whose agents send heartbeats."""
-        return [datanode_from(view.datanode) for view in self._datanodes() if view.live]
+        return [view.datanode for view in self.datanodes() if view.is_live]
 
-    def datanodes(self) -> list[Datanode]:
-        """All known datanodes."""
-        return [datanode_from(view.datanode) for view in self._datanodes()]
-
-    def _datanodes(self) -> Sequence[pb.DatanodeView]:
+    def datanodes(self) -> list[DatanodeView]:
+        """All datanodes that the controller knows, by ID."""
         with self._named_errors():
             answer: pb.ListDatanodesResponse = self._stub.ListDatanodes(
                 pb.ListDatanodesRequest(), timeout=DEADLINE_S
             )
-        return answer.datanodes
+        return [datanode_view_from(view) for view in answer.datanodes]
 
     def scan(
         self, container_ids: Sequence[int], *, requested_by: str = ""

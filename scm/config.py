@@ -10,6 +10,8 @@ from runtime.rpc import check_exposure
 from runtime.tls_files import Tls
 from scm.rules import Rules
 
+# The limits that a controller takes over from its file while it runs.
+LIVE_LIMITS = ("orders_per_datanode", "automatic.jobs_max")
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Seconds = Annotated[Duration, Field(gt=0)]
 

@@ -9,10 +9,9 @@ restart of either side. Agents ignore repeated IDs of jobs and commands.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
-from merkle.outcome import RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos.errors import JobNotFoundError, unambiguous
@@ -22,7 +21,9 @@ from scm.automatic import AutomaticMode
 from scm.dispatcher import Dispatcher
 from scm.eligibility import Eligibility, Ruling
 from scm.events import CONTROLLER_EVENTS
+from scm.heartbeats import Heartbeat
 from scm.job_index import JobIndex
+from scm.job_steps import name_unwritten, new_job, roots_covered_by_verdict, step
 from scm.jobs import (
     AgentRestarted,
     CancelRequested,
@@ -33,13 +34,12 @@ from scm.jobs import (
     JobState,
     OrderAbandoned,
     OrderAccepted,
-    OrderState,
+    PauseRequested,
     ProgressReceived,
+    ResumeRequested,
+    TakenOver,
+    ThrottleRequested,
     TimePassed,
-    name_unwritten,
-    new_job,
-    roots_covered_by_verdict,
-    step,
     task_of,
 )
 from scm.limits import LIMITS, ControllerLimits
@@ -55,36 +55,12 @@ from scm.policy import (
 )
 from scm.ports import CommandSink, JobAudit, JobStore, Leadership, ScanOrder
 from scm.queries import ClusterQueries
-from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
+from scm.registry import HeartbeatEffect, Registry
 from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
 from scm.views import ReconcileResponse
 
 _log = get_logger("scm", CONTROLLER_EVENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class ProgressReport:
-    """A datanode's progress or result for one order."""
-
-    job_id: JobId
-    state: OrderState
-    progress: RepairReport
-    round: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    """A heartbeat of an agent. `incarnation` is higher at each start of the agent, and
-    `sequence` counts its heartbeats.
-    """
-
-    datanode: Datanode
-    incarnation: int
-    sequence: int
-    report: ReplicaReport | None = None
-    progress: tuple[ProgressReport, ...] = ()
-    acknowledged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +74,7 @@ class ControllerParts:
 
 
 class Controller:
-    """The decisions of the controller; `queries` answers questions. Not thread-safe:
-    the caller holds a lock.
-    """
+    """The decisions of the controller; `queries` answers questions. Not thread-safe."""
 
     def __init__(
         self,
@@ -197,15 +171,17 @@ class Controller:
                 self._step(job_id, AgentRestarted(peer), now_s)
         for command_id in heartbeat.acknowledged:
             self._sink.withdraw(peer, command_id)
-            job_id, round_ = task_of(command_id.partition("/")[0])
-            self._step(job_id, OrderAccepted(peer, round_), now_s)
+            job_id, round_, resumes = task_of(command_id.partition("/")[0])
+            self._step(job_id, OrderAccepted(peer, round_, resumes), now_s)
         # With its full report a datanode sends the progress again, and then with the
         # replica's current root.
         for report in heartbeat.progress if not effect.full_report_wanted else ():
             root = self._reported_root(report.job_id, peer)
             self._step(
                 report.job_id,
-                ProgressReceived(peer, report.state, report.progress, report.round, root),
+                ProgressReceived(
+                    peer, report.state, report.progress, report.round, root, report.resumes
+                ),
                 now_s,
             )
         self._save_and_dispatch([peer], now_s)
@@ -245,7 +221,8 @@ class Controller:
         plans: Sequence[PlannedOrder] = (),
     ) -> list[ReconcileResponse]:
         """Start a job for each eligible container; with `dry_run` only return the
-        rulings. A container in `plans` gets orders only for the replicas there.
+        rulings. A job that automatic mode began is taken over. A container in `plans`
+        gets orders only for the replicas there.
 
         Raises:
             DatabaseError: the jobs cannot be saved; none is started.
@@ -256,9 +233,13 @@ class Controller:
             planned = [one for one in plans if one.container_id == container_id]
             ruling = self._evaluate(container_id, planned)
             if ruling.eligibility is Eligibility.ALREADY_RUNNING:
-                outcomes.append(
-                    ReconcileResponse(container_id, ruling, self._jobs.active_job_of(container_id))
-                )
+                active = self._jobs.active_job_of(container_id)
+                if active is not None and not dry_run:
+                    # A job of automatic mode keeps nobody from asking for one, and then
+                    # does not count for that mode's limit.
+                    event = TakenOver(requested_by, reason)
+                    self._request("takeover", active, event, now_s, requested_by, reason)
+                outcomes.append(ReconcileResponse(container_id, ruling, active))
             elif not ruling.is_ok or dry_run:
                 outcomes.append(ReconcileResponse(container_id, ruling))
             elif self._jobs.active_count + len(jobs) >= self._limits.jobs_active_max:
@@ -302,15 +283,86 @@ class Controller:
         """
         job = self.job(job_id)
         if not job.state.is_terminal and job.cancel_requested_at_s is None:
-            self._audit.cancelled(job, requested_by)
+            self._audit.requested("cancel", job, requested_by)
             request = CancelRequested(self._dispatcher.undelivered(job))
             self._unsaved.save([step(job, request, now_s)], now_s)
             self._step(job_id, request, now_s)
-            for order in self.job(job_id).orders:
+            job = self.job(job_id)
+            for order in job.orders:
                 if order.state.is_in_flight:
-                    self._dispatcher.send_cancel(job_id, order)
+                    self._dispatcher.send_cancel(job, order)
             self._try_save_changes(now_s)
         return self.job(job_id)
+
+    def pause(self, job_id: JobId, *, by: str, reason: str, now_s: float) -> Job:
+        """Stop a job at its next safe points until it is resumed; agents that may have
+        its orders are told. A job that is paused already keeps its reason.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the job continues.
+            DiskError: the audit file cannot be written; likewise.
+            JobNotFoundError: there is no such job.
+        """
+        request = PauseRequested(by, reason, self._dispatcher.undelivered(self.job(job_id)))
+        if self._request("pause", job_id, request, now_s, by, reason):
+            job = self.job(job_id)
+            for order in job.orders:
+                if order.is_stopping:
+                    self._dispatcher.send_cancel(job, order)
+        return self.job(job_id)
+
+    def resume(self, job_id: JobId, *, by: str, now_s: float) -> Job:
+        """Let a paused job go on.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the job stays paused.
+            DiskError: the audit file cannot be written; likewise.
+            JobNotFoundError: there is no such job.
+        """
+        if self._request("resume", job_id, ResumeRequested(), now_s, by):
+            _log.info("job_resumed", job=job_id, requested_by=by)
+            for peer in sorted(self.job(job_id).peers):
+                self._dispatch(peer, now_s)
+            self._try_save_changes(now_s)
+        return self.job(job_id)
+
+    def throttle(self, job_id: JobId, request: ThrottleRequested, now_s: float) -> Job:
+        """Set limits of a job; agents that may have its orders are told.
+
+        Raises:
+            DatabaseError: the request cannot be saved; the limits stay.
+            DiskError: the audit file cannot be written; likewise.
+            JobNotFoundError: there is no such job.
+        """
+        if self._request("throttle", job_id, request, now_s, request.by):
+            job = self.job(job_id)
+            _log.info(
+                "job_throttled",
+                job=job_id,
+                requested_by=request.by,
+                bytes_per_second=job.bytes_per_second.value,
+                containers_max=job.containers_max.value,
+            )
+            for order in job.orders:
+                if order.state.is_in_flight and not order.is_stopping:
+                    self._dispatcher.send_throttle(job, order)
+        return self.job(job_id)
+
+    def _request(
+        self, kind: str, job_id: JobId, request: Event, now_s: float, who: str, why: str = ""
+    ) -> bool:
+        """Record, save and apply what someone requested of a job; returns whether it
+        changed anything.
+        """
+        job = self.job(job_id)
+        changed = step(job, request, now_s)
+        if changed is job:
+            return False
+        self._audit.requested(kind, job, who, why)
+        self._unsaved.save([changed], now_s)
+        self._step(job_id, request, now_s)
+        self._try_save_changes(now_s)
+        return True
 
     def scan(
         self, container_ids: Iterable[ContainerId], *, requested_by: str = ""
@@ -369,6 +421,14 @@ class Controller:
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""
         return self._jobs.newest(state, limit)
+
+    def change_limits(self, *, orders_per_datanode: int, automatic_jobs: int) -> None:
+        """Go on with these limits; what runs is not interrupted."""
+        self._rules = replace(
+            self._rules, orders_per_datanode=orders_per_datanode, automatic_jobs=automatic_jobs
+        )
+        self._dispatcher.change_rules(self._rules)
+        self.queries.change_rules(self._rules)
 
     @property
     def term(self) -> int | None:
@@ -465,7 +525,7 @@ class Controller:
             replicas = self._registry.replicas(job.container_id)
             changed = name_unwritten(changed, unwritten(replicas, changed.peers))
         for before, after in self._jobs.put(changed):
-            self._dispatcher.withdraw(job_id, before, after)
+            self._dispatcher.withdraw(changed, before, after)
         self._unsaved.add_job(changed)
         if [order.state for order in changed.orders] != [order.state for order in job.orders]:
             self._unsaved.is_urgent = True

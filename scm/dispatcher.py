@@ -8,7 +8,7 @@ from merkle.replica import PeerId
 from scm.job_index import JobIndex
 from scm.jobs import Job, JobId, Order, OrderAbandoned, OrderIssued, OrderState, task_id
 from scm.policy import free_slots
-from scm.ports import CancelOrder, CommandSink, Leadership, ReconcileOrder
+from scm.ports import CancelOrder, CommandSink, Leadership, ReconcileOrder, ThrottleOrder
 from scm.registry import Registry
 from scm.rules import Rules
 
@@ -36,7 +36,10 @@ class Dispatcher:
         self._sink = sink
         self._leadership = leadership
         self._started_at_s = started_at_s
-        self._cancels = 0
+        self._commands = 0
+        # The latest command with a limit for each order in flight: a later one takes
+        # its place, so that they do not gather for an agent that is away.
+        self._throttles: dict[tuple[JobId, PeerId], str] = {}
         sent_before = [
             (job.job_id, order)
             for job in jobs.active()
@@ -46,6 +49,10 @@ class Dispatcher:
         # Orders sent before the start may or may not have arrived.
         self._resend = [(job_id, order.peer) for job_id, order in sent_before]
         self._sent_before = {(order.peer, command_id(job, order)) for job, order in sent_before}
+
+    def change_rules(self, rules: Rules) -> None:
+        """Go on by these rules."""
+        self._rules = rules
 
     def resume(self, pause_s: float) -> None:
         """Leave out a time in which this process did not run."""
@@ -76,6 +83,8 @@ class Dispatcher:
             order = job.order(peer) if job else None
             assert job is not None
             assert order is not None
+            if not job.may_send:
+                continue
             if all(self.is_gone(other, now_s) for other in order.peers):
                 yield job_id, OrderAbandoned(peer, "all its peers are dead")
             elif self._send(job, replace(order, attempts=order.attempts + 1), now_s):
@@ -84,7 +93,7 @@ class Dispatcher:
 
     def resend(self, now_s: float) -> None:
         """Send the orders again that were in flight when this process started; those of
-        a cancelled job are cancelled again.
+        a cancelled or paused job are cancelled again.
         """
         waiting, self._resend = self._resend, []
         for job_id, peer in waiting:
@@ -92,17 +101,21 @@ class Dispatcher:
             order = job.order(peer) if job else None
             if job is None or order is None or not order.state.is_in_flight:
                 continue
-            if job.cancel_requested_at_s is not None:
-                self.send_cancel(job_id, order)
-            elif not self._send(job, order, now_s):
+            if job.cancel_requested_at_s is not None or order.is_stopping:
+                self.send_cancel(job, order)
+            elif self._send(job, order, now_s):
+                # An agent that has the order ignores it, and the limit within.
+                self.send_throttle(job, order)
+            else:
                 self._resend.append((job_id, peer))
 
-    def withdraw(self, job_id: JobId, before: Order, after: Order) -> None:
+    def withdraw(self, job: Job, before: Order, after: Order) -> None:
         """Withdraw an order that is no longer at its datanode."""
-        may_run = not self._is_undelivered(job_id, before)
-        self._sink.withdraw(before.peer, command_id(job_id, before))
+        may_run = not self._is_undelivered(job.job_id, before)
+        self._withdraw_throttle(job.job_id, before.peer)
+        self._sink.withdraw(before.peer, command_id(job.job_id, before))
         if may_run and after.state in (OrderState.EXPIRED, OrderState.CANCELLED):
-            self.send_cancel(job_id, before)
+            self.send_cancel(job, before)
 
     def undelivered(self, job: Job) -> frozenset[PeerId]:
         """The datanodes that cannot have their latest order of this job."""
@@ -110,17 +123,56 @@ class Dispatcher:
             order.peer for order in job.orders if self._is_undelivered(job.job_id, order)
         )
 
-    def send_cancel(self, job_id: JobId, order: Order) -> None:
+    def send_cancel(self, job: Job, order: Order) -> None:
         """Withdraw an order, and send its datanode a command to stop, with an ID of its
         own: that an earlier one was confirmed must not confirm this one.
         """
         term = self._leadership.term()
-        self._sink.withdraw(order.peer, command_id(job_id, order))
+        self._sink.withdraw(order.peer, command_id(job.job_id, order))
         if term is not None:
-            self._cancels += 1
-            # The term makes IDs unique across restarts.
-            number = f"cancel-{term}-{self._cancels}"
-            self._sink.send(CancelOrder(number, term, order.peer, job_id, order.round))
+            self._sink.send(
+                CancelOrder(
+                    self._new_command_id("cancel", term),
+                    term,
+                    order.peer,
+                    job.job_id,
+                    job.container_id,
+                    order.round,
+                    order.resumes,
+                )
+            )
+
+    def send_throttle(self, job: Job, order: Order) -> None:
+        """Send a datanode that has an order of this job the job's limit, if one was
+        ever set.
+        """
+        term = self._leadership.term()
+        if term is None or not job.bytes_per_second.set_at_s:
+            return
+        self._withdraw_throttle(job.job_id, order.peer)
+        number = self._new_command_id("throttle", term)
+        self._throttles[job.job_id, order.peer] = number
+        self._sink.send(
+            ThrottleOrder(
+                number,
+                term,
+                order.peer,
+                job.job_id,
+                order.round,
+                order.resumes,
+                job.bytes_per_second_of_each,
+            )
+        )
+
+    def _withdraw_throttle(self, job_id: JobId, peer: PeerId) -> None:
+        number = self._throttles.pop((job_id, peer), None)
+        if number is not None:
+            self._sink.withdraw(peer, number)
+
+    def _new_command_id(self, what: str, term: int) -> str:
+        self._commands += 1
+        # The term makes IDs unique across restarts.
+        return f"{what}-{term}-{self._commands}"
 
     def _is_undelivered(self, job_id: JobId, order: Order) -> bool:
         command = (order.peer, command_id(job_id, order))
@@ -156,6 +208,8 @@ class Dispatcher:
                 # on damage that only a scan finds.
                 skip_final_scan=job.automatic and order.round == 1,
                 round=order.round,
+                resumes=order.resumes,
+                bytes_per_second=job.bytes_per_second_of_each,
                 requested_by=job.requested_by,
                 reason=job.reason,
                 plan=order.plan,
@@ -167,4 +221,4 @@ def command_id(job_id: JobId, order: Order) -> str:
     """The ID of an order's command. It stays the same when the controller restarts, and
     changes when the agent does.
     """
-    return f"{task_id(job_id, order.round)}/{order.attempts}"
+    return f"{task_id(job_id, order.round, order.resumes)}/{order.attempts}"

@@ -70,12 +70,12 @@ class JobIndex:
         return found
 
     def queued_at(self, peer: PeerId) -> Iterable[JobId]:
-        """Jobs with an order queued for this datanode, oldest first."""
+        """Unpaused jobs with an order queued for this datanode, oldest first."""
         return self._queued.get(peer, {}).keys()
 
     @property
     def peers_with_queue(self) -> list[PeerId]:
-        """Datanodes with queued orders."""
+        """Datanodes with queued orders of jobs that are not paused."""
         return list(self._queued)
 
     @property
@@ -103,7 +103,8 @@ class JobIndex:
                 left.append((before, after))
         for order in job.orders:
             self._running[order.peer] += order.state.is_in_flight
-            if order.state is OrderState.QUEUED:
+            # An order of a paused job must not take a place in the dispatch search.
+            if order.state is OrderState.QUEUED and not job.pause:
                 self._queued.setdefault(order.peer, {}).setdefault(job.job_id)
             elif order.peer in self._queued:
                 self._queued[order.peer].pop(job.job_id, None)

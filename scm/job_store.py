@@ -76,6 +76,8 @@ Migration = Callable[[sqlite3.Connection], object]
 MIGRATIONS: tuple[Migration, ...] = (
     lambda connection: [connection.execute(statement) for statement in _TABLES],
     lambda connection: connection.execute(_HOLDERS),
+    # Jobs may be PAUSED or STALLED: an older program would call their rows invalid.
+    lambda connection: None,
 )
 
 

@@ -4,56 +4,48 @@ A round is one reconciliation by each datanode. A replica may be repaired only a
 another has compared itself with it. The other is then ordered again, for a further
 round of the same job (scm.policy.peers_to_reorder).
 
-The job is a pure state machine: `step(job, event, now_s)` returns the next job. Its
-state is derived only from its orders, so it cannot be RUNNING after all have ended.
-Terminal states are final: late or repeated events change nothing.
+These are a job's values and the events that change it; scm.job_steps has the state
+machine. A job's state is derived from its orders and its pause.
 """
 
-from collections.abc import Callable, Mapping
+import re
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
-from typing import NewType, TypeAlias, assert_never
+from typing import NewType, TypeAlias
 
-from merkle.outcome import (
-    FINAL_VERDICTS,
-    RepairReport,
-    Verdict,
-    worst_verdict,
-)
+from merkle.outcome import RepairReport, Verdict, worst_verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.policy import Root, Roots, RoundEnd, Target, peers_to_reorder
+from scm.policy import Root, Roots
 
 JobId = NewType("JobId", str)
 
-# An agent that restarted this often during one order will probably do so again.
-ATTEMPTS_MAX = 3
 # The second round spreads the repairs of the first; the third, late ones of the second.
 ROUNDS_MAX = 3
-_LATER_ROUNDS = {str(number) for number in range(2, ROUNDS_MAX + 1)}
-# How long a cancelled job waits for the agents that may have its orders to confirm.
-CANCEL_GRACE_S = 60.0
-# The rate is measured over the last minute of active time, so that waiting affects
-# neither rate nor ETA.
-_RATE_WINDOW_S = 60.0
 # No ETA is estimated until one of these is reached.
 _ETA_AFTER_S = 30.0
 _ETA_AFTER_SHARE = 0.01
-
+# A run of an order, as agents know it: a later round, or one that goes on after pauses.
+_LATER_ROUND = re.compile(rf"(.+)\.([2-{ROUNDS_MAX}])")
+_RESUMED = re.compile(rf"(.+)\.([1-{ROUNDS_MAX}])\.r([1-9][0-9]{{0,8}})")
 
 _NOTHING_REPORTED = RepairReport()
 
 
 class JobState(Enum):
-    """The state of a job. PARTIAL: some orders failed, damage remains, or a replica
-    that it could not write still differs.
+    """The state of a job.
+
+    WAITING: for what its detail names. STALLED: its datanodes report, but no progress.
+    PARTIAL: some orders failed, damage remains, or a replica that it could not write
+    still differs.
     """
 
     QUEUED = "QUEUED"
     RUNNING = "RUNNING"
+    PAUSED = "PAUSED"
     WAITING = "WAITING"
+    STALLED = "STALLED"
     DONE = "DONE"
     PARTIAL = "PARTIAL"
     FAILED = "FAILED"
@@ -104,10 +96,38 @@ class Order:
     round: int = 1
     # The progress of earlier rounds.
     rounds: RepairReport = _NOTHING_REPORTED
+    # The progress of the runs of this round that a pause ended.
+    paused_runs: RepairReport = _NOTHING_REPORTED
+    # How often a pause ended a run; the next run has a task ID of its own.
+    resumes: int = 0
+    # Whether the datanode was told to stop because the job was paused.
+    is_stopping: bool = False
+    restarts: int = 0
     # The root of the replica, as reported with the latest progress.
     root: Root | None = None
     # The digest of the plan to carry out; empty: no plan.
     plan: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """Who paused a job, why, and when, in seconds since the epoch."""
+
+    by: str
+    reason: str
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimit:
+    """A limit that someone set on a job; `value` 0 means none."""
+
+    value: int = 0
+    set_by: str = ""
+    set_at_s: float = 0.0
+
+
+NO_LIMIT = JobLimit()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +154,11 @@ class Job:
     samples: tuple[tuple[float, int], ...] = ()
     # The roots of the replicas before the latest round.
     roots: Roots = ()
+    pause: Pause | None = None
+    # What all its datanodes together may fetch in a second.
+    bytes_per_second: JobLimit = NO_LIMIT
+    # How many of the container's replicas may be repaired at once.
+    containers_max: JobLimit = NO_LIMIT
 
     def __post_init__(self) -> None:
         assert self.orders
@@ -159,11 +184,45 @@ class Job:
 
     @property
     def rate_bytes_per_s(self) -> float:
-        """The rate over the last minute of active time; 0 if unknown."""
-        if len(self.samples) < 2:
+        """The rate over the last minute of active time; 0 if unknown, or while the job
+        does not run.
+        """
+        if self.state is not JobState.RUNNING or len(self.samples) < 2:
             return 0.0
         (first_s, first_bytes), (last_s, last_bytes) = self.samples[0], self.samples[-1]
         return (last_bytes - first_bytes) / (last_s - first_s) if last_s > first_s else 0.0
+
+    @property
+    def mean_rate_bytes_per_s(self) -> float:
+        """The rate over all active time; 0 before there is any."""
+        return self.bytes_done / self.active_s if self.active_s > 0 else 0.0
+
+    @property
+    def bytes_per_second_of_each(self) -> int:
+        """The share of the job's rate that an order gets which is sent now; 0 means no
+        limit.
+
+        The shares of the orders in flight never add up to more than the limit: each was
+        divided by at least as many orders as there are in flight now.
+        """
+        limit = self.bytes_per_second.value
+        if not limit:
+            return 0
+        unended = sum(not order.state.is_terminal for order in self.orders)
+        at_once = min(unended, self.containers_max.value or unended)
+        # A lower limit on orders interrupts none of those that are in flight.
+        return max(1, limit // max(at_once, self.in_flight_count, 1))
+
+    @property
+    def in_flight_count(self) -> int:
+        """The number of orders at their datanodes."""
+        return sum(order.state.is_in_flight for order in self.orders)
+
+    @property
+    def may_send(self) -> bool:
+        """Whether a further order may be sent now."""
+        most = self.containers_max.value
+        return self.pause is None and (not most or self.in_flight_count < most)
 
     @property
     def eta_s(self) -> float | None:
@@ -202,6 +261,7 @@ class OrderAccepted:
 
     peer: PeerId
     round: int = 1
+    resumes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +275,7 @@ class ProgressReceived:
     progress: RepairReport
     round: int = 1
     root: Root | None = None
+    resumes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,6 +303,39 @@ class CancelRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class PauseRequested:
+    """Nothing more of the job is to run until it is resumed. No order was delivered to
+    the `undelivered` datanodes, so none of them has anything to stop.
+    """
+
+    by: str
+    reason: str = ""
+    undelivered: AbstractSet[PeerId] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeRequested:
+    """The job is to go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleRequested:
+    """Limits on the job were set; None leaves a limit as it is, 0 removes it."""
+
+    by: str
+    bytes_per_second: int | None = None
+    containers_max: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """Someone requested what automatic mode had begun: the job is theirs now."""
+
+    by: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Time passed; `live` are the live datanodes."""
 
@@ -263,334 +357,30 @@ Event: TypeAlias = (
     | AgentRestarted
     | OrderAbandoned
     | CancelRequested
+    | PauseRequested
+    | ResumeRequested
+    | ThrottleRequested
+    | TakenOver
     | TimePassed
     | ControllerResumed
 )
 
 
-def new_job(
-    job_id: JobId,
-    container_id: ContainerId,
-    targets: tuple[Target, ...],
-    *,
-    now_s: float,
-    automatic: bool = False,
-    reason: str = "",
-    requested_by: str = "",
-    roots: Roots = (),
-    plans: Mapping[PeerId, str] = MappingProxyType({}),
-) -> Job:
-    """A QUEUED job, with an order for each target, by its plan if it has one."""
-    job = Job(
-        job_id,
-        container_id,
-        tuple(Order(one.peer, one.peers, plan=plans.get(one.peer, "")) for one in targets),
-        created_at_s=now_s,
-        automatic=automatic,
-        reason=reason,
-        requested_by=requested_by,
-        last_progress_at_s=now_s,
-        counted_at_s=now_s,
-        roots=roots,
-    )
-    return _update_state(job, now_s)
+def task_id(job_id: JobId, round_: int, resumes: int = 0) -> str:
+    """The job ID that agents get for a run of an order.
 
-
-def step(job: Job, event: Event, now_s: float) -> Job:
-    """The job after the event; the same object if nothing changed, and always if the
-    job has ended.
+    It is unique for each round, and for each run that follows a pause, so that a late
+    report or a late command to stop is never taken for the next.
     """
-    if job.state.is_terminal:
-        return job
-    match event:
-        case OrderIssued(peer):
-            return _change(job, peer, now_s, _issue)
-        case OrderAccepted(peer, round_):
-            return _change(job, peer, now_s, lambda order, at_s: _accept(order, round_, at_s))
-        case ProgressReceived():
-            return _record_progress(job, event, now_s)
-        case AgentRestarted(peer):
-            return _change(job, peer, now_s, _requeue_after_restart)
-        case OrderAbandoned(peer, reason):
-            return _change(
-                job,
-                peer,
-                now_s,
-                lambda order, _: replace(order, state=OrderState.EXPIRED, detail=reason),
-            )
-        case CancelRequested(undelivered):
-            return _cancel(job, now_s, undelivered)
-        case TimePassed(live, command_deadline_s):
-            return _check_deadlines(job, now_s, live, command_deadline_s)
-        case ControllerResumed():
-            return _restart_deadlines(job, now_s)
-        case _:
-            assert_never(event)
-
-
-def name_unwritten(job: Job, reasons: Mapping[PeerId, str]) -> Job:
-    """A job that has ended, after a look at the replicas without an order: PARTIAL, not
-    DONE, if some of them differ from those that it repaired, for these reasons.
-    """
-    if not reasons or job.state not in (JobState.DONE, JobState.PARTIAL):
-        return job
-    named = [f"{peer} still differs: {reason}" for peer, reason in reasons.items()]
-    detail = "; ".join(part for part in (job.detail, *named) if part)
-    return replace(job, state=JobState.PARTIAL, detail=detail)
-
-
-def task_id(job_id: JobId, round_: int) -> str:
-    """The job ID that agents get for a round of a job.
-
-    It is unique for each round, so that a late report of one round is never taken for
-    the next.
-    """
+    if resumes:
+        return f"{job_id}.{round_}.r{resumes}"
     return job_id if round_ == 1 else f"{job_id}.{round_}"
 
 
-def task_of(text: str) -> tuple[JobId, int]:
-    """The job and the round of a `task_id`."""
-    job_id, _, round_ = text.rpartition(".")
-    return (JobId(job_id), int(round_)) if job_id and round_ in _LATER_ROUNDS else (JobId(text), 1)
-
-
-def roots_covered_by_verdict(job: Job) -> Roots:
-    """The roots for which a final verdict of the job holds: those of the datanode with
-    the verdict and of the peers that answered it.
-
-    The roots are those before the latest round, because a replica repaired since may
-    help the others. So may a replica on a datanode that was silent or is new.
-    """
-    most = frozenset[PeerId]()
-    for order in job.orders:
-        if order.progress.verdict in FINAL_VERDICTS:
-            answered = {peer.peer for peer in order.progress.peers if peer.outcome == "ok"}
-            most = max(most, frozenset({order.peer, *answered}), key=len)
-    return tuple(root for root in job.roots if root[0] in most)
-
-
-def _change(job: Job, peer: PeerId, now_s: float, change: Callable[[Order, float], Order]) -> Job:
-    order = job.order(peer)
-    if order is None or order.state.is_terminal:
-        return job
-    return _with_order(job, change(order, now_s), now_s)
-
-
-def _issue(order: Order, now_s: float) -> Order:
-    if order.state is not OrderState.QUEUED:
-        return order
-    return replace(
-        order, state=OrderState.ISSUED, attempts=order.attempts + 1, advanced_at_s=now_s, detail=""
-    )
-
-
-def _accept(order: Order, round_: int, now_s: float) -> Order:
-    # An agent without a response sends the confirmation of an earlier round again.
-    is_new = order.state is OrderState.ISSUED and order.round == round_
-    return replace(order, state=OrderState.RUNNING, advanced_at_s=now_s) if is_new else order
-
-
-def _requeue_after_restart(order: Order, now_s: float) -> Order:
-    if not order.state.is_in_flight:
-        return order
-    if order.attempts >= ATTEMPTS_MAX:
-        return replace(
-            order,
-            state=OrderState.FAILED,
-            detail=f"agent restarted {order.attempts} times during it",
-        )
-    return replace(order, state=OrderState.QUEUED, detail="agent restarted")
-
-
-def _record_progress(job: Job, event: ProgressReceived, now_s: float) -> Job:
-    order = job.order(event.peer)
-    if (
-        order is None
-        or order.state.is_terminal
-        or (order.state is OrderState.QUEUED and not order.attempts)
-    ):
-        return job
-    # An agent without a response sends the result of an earlier round again.
-    if event.round != order.round:
-        return job
-    progress = event.progress.after_rounds(order.rounds).at_least(order.progress)
-    has_advanced = progress != order.progress or event.state is not order.state
-    changed = replace(
-        order,
-        state=event.state,
-        progress=progress,
-        advanced_at_s=now_s if has_advanced else order.advanced_at_s,
-        detail=_error_text(progress)
-        if event.state.is_terminal and event.state is not OrderState.DONE
-        else "",
-        root=event.root,
-    )
-    if has_advanced:
-        job = replace(job, last_progress_at_s=now_s)
-    return _with_order(job, changed, now_s)
-
-
-def _error_text(progress: RepairReport) -> str:
-    return ": ".join(part for part in (progress.error_code, progress.message) if part)
-
-
-def _cancel(job: Job, now_s: float, undelivered: AbstractSet[PeerId]) -> Job:
-    if job.cancel_requested_at_s is not None:
-        return job
-    orders = tuple(
-        replace(order, state=OrderState.CANCELLED)
-        if order.state is OrderState.ISSUED and order.peer in undelivered
-        else order
-        for order in job.orders
-    )
-    return _update_state(replace(job, orders=orders, cancel_requested_at_s=now_s), now_s)
-
-
-def _restart_deadlines(job: Job, now_s: float) -> Job:
-    # Stored times cannot be compared with `now_s`: the system clock may have been set.
-    orders = tuple(
-        replace(order, advanced_at_s=now_s) if order.state.is_in_flight else order
-        for order in job.orders
-    )
-    cancelled_at_s = now_s if job.cancel_requested_at_s is not None else None
-    return replace(job, orders=orders, cancel_requested_at_s=cancelled_at_s, counted_at_s=now_s)
-
-
-def _check_deadlines(
-    job: Job, now_s: float, live: AbstractSet[PeerId], command_deadline_s: float
-) -> Job:
-    is_grace_over = (
-        job.cancel_requested_at_s is not None
-        and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
-    )
-    orders = []
-    for order in job.orders:
-        if order.state.is_in_flight and is_grace_over:
-            order = replace(
-                order, state=OrderState.CANCELLED, detail="datanode did not confirm that it stopped"
-            )
-        elif order.state.is_in_flight and now_s - order.advanced_at_s >= command_deadline_s:
-            order = replace(
-                order,
-                state=OrderState.EXPIRED,
-                detail=f"no progress for {command_deadline_s:.0f} s",
-            )
-        orders.append(order)
-    return _update_state(replace(job, orders=tuple(orders)), now_s, live)
-
-
-def _with_order(job: Job, changed: Order, now_s: float) -> Job:
-    orders = tuple(changed if order.peer == changed.peer else order for order in job.orders)
-    return job if orders == job.orders else _update_state(replace(job, orders=orders), now_s)
-
-
-def _update_state(job: Job, now_s: float, live: AbstractSet[PeerId] | None = None) -> Job:
-    """Update the active time, and derive the state from the orders; with `live` None
-    all datanodes count as live.
-    """
-    if job.cancel_requested_at_s is not None:
-        # This includes orders requeued because their agent restarted.
-        orders = (
-            replace(o, state=OrderState.CANCELLED) if o.state is OrderState.QUEUED else o
-            for o in job.orders
-        )
-        job = replace(job, orders=tuple(orders))
-    elif all(order.state.is_terminal for order in job.orders):
-        job = _start_next_round(job)
-    if job.state is JobState.RUNNING:
-        job = _add_sample(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
-    state, detail = _derive_state(job, live)
-    started_at_s = job.started_at_s
-    if state is JobState.RUNNING and not job.started_at_s:
-        started_at_s = now_s
-        job = replace(job, samples=((job.active_s, job.bytes_done),))
-    return replace(
-        job,
-        state=state,
-        detail=detail,
-        started_at_s=started_at_s,
-        finished_at_s=now_s if state.is_terminal else 0.0,
-        counted_at_s=max(now_s, job.counted_at_s),
-    )
-
-
-def _start_next_round(job: Job) -> Job:
-    """The job with a further round for the datanodes that it may help; the same object
-    if there are none.
-    """
-    if any(order.plan for order in job.orders):
-        # A plan is carried out once: another round would do what nobody has seen.
-        return job
-    last = max(order.round for order in job.orders)
-    ends = [
-        RoundEnd(
-            order.root,
-            repaired=order.round == last
-            and order.progress.chunks_repaired > order.rounds.chunks_repaired,
-            is_settled=order.progress.verdict not in FINAL_VERDICTS | {Verdict.UNKNOWN},
-        )
-        for order in job.orders
-        if order.state is OrderState.DONE and order.root
-    ]
-    again = peers_to_reorder(job.roots, ends)
-    if not again or last == ROUNDS_MAX:
-        return job
-    orders = tuple(
-        _next_round_order(order, last + 1) if order.peer in again else order for order in job.orders
-    )
-    roots = {root[0]: root for root in (*job.roots, *(end.root for end in ends))}
-    return replace(job, orders=orders, roots=tuple(sorted(roots.values())))
-
-
-def _next_round_order(order: Order, round_: int) -> Order:
-    # Its verdict is outdated by the changes since.
-    so_far = replace(order.progress, verdict=None, evidence=())
-    detail = "further round: a peer has changed"
-    return Order(
-        order.peer, order.peers, progress=so_far, detail=detail, round=round_, rounds=so_far
-    )
-
-
-def _add_sample(job: Job) -> Job:
-    samples = (*job.samples, (job.active_s, job.bytes_done))
-    # Bounds the list: one sample is kept from before the window, and one for each
-    # second.
-    while len(samples) > 2 and samples[1][0] <= job.active_s - _RATE_WINDOW_S:
-        samples = samples[1:]
-    if len(samples) > 2 and samples[-1][0] - samples[-3][0] < 1.0:
-        samples = (*samples[:-2], samples[-1])
-    return replace(job, samples=samples)
-
-
-def _derive_state(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
-    orders = job.orders
-    if all(order.state.is_terminal for order in orders):
-        return _final_state(job)
-    in_flight = [order.peer for order in orders if order.state.is_in_flight]
-    if in_flight and (live is None or not live.isdisjoint(in_flight)):
-        return JobState.RUNNING, "stopping" if job.cancel_requested_at_s is not None else ""
-    if in_flight:
-        return JobState.WAITING, f"no heartbeat from datanode {', '.join(in_flight)}"
-    queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
-    detail = f"queued for datanode {', '.join(queued)}"
-    if len(queued) == len(orders) and not any(
-        order.attempts or order.round > 1 for order in orders
-    ):
-        return JobState.QUEUED, detail
-    return JobState.WAITING, detail
-
-
-def _final_state(job: Job) -> tuple[JobState, str]:
-    undone = [order for order in job.orders if order.state is not OrderState.DONE]
-    detail = "; ".join(f"{order.peer}: {order.detail or order.state.value}" for order in undone)
-    if job.cancel_requested_at_s is not None and undone:
-        return JobState.CANCELLED, detail
-    if len(undone) == len(job.orders):
-        return JobState.FAILED, detail
-    verdict = job.verdict
-    if verdict in FINAL_VERDICTS:
-        assert verdict is not None
-        return JobState.PARTIAL, "; ".join(
-            part for part in (f"{verdict.value} damage remains", detail) if part
-        )
-    return (JobState.PARTIAL, detail) if undone else (JobState.DONE, "")
+def task_of(text: str) -> tuple[JobId, int, int]:
+    """The job, the round and the number of resumes of a `task_id`."""
+    if resumed := _RESUMED.fullmatch(text):
+        return JobId(resumed[1]), int(resumed[2]), int(resumed[3])
+    if later := _LATER_ROUND.fullmatch(text):
+        return JobId(later[1]), int(later[2]), 0
+    return JobId(text), 1, 0

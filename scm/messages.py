@@ -1,6 +1,6 @@
 """Conversion of the Controller service's messages to values, with checks, and back."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -16,17 +16,20 @@ from protos.values import (
 )
 from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
-from scm.controller import Heartbeat, ProgressReport
+from runtime.live_limits import LiveLimit
 from scm.eligibility import ContainerState, Eligibility, Ruling
-from scm.jobs import Job, JobId, JobState, OrderState, task_id, task_of
+from scm.heartbeats import Heartbeat, ProgressReport
+from scm.jobs import Job, JobId, JobLimit, JobState, OrderState, Pause, task_id, task_of
 from scm.planned import PlannedOrder
 from scm.policy import ComparisonResult, RootComparison
-from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder
+from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder, ThrottleOrder
 from scm.queries import ClusterQueries
 from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
 from scm.views import (
     ContainerStatus,
     ContainerView,
+    ControllerStatus,
+    DatanodeView,
     JobStatus,
     OrderStatus,
     ReconcileResponse,
@@ -59,7 +62,7 @@ def heartbeat_from(request: pb.HeartbeatRequest) -> Heartbeat:
     """
     if len(request.progress) > PROGRESS_MAX or len(request.acknowledged_command_ids) > PROGRESS_MAX:
         raise UsageError(f"a heartbeat may have at most {PROGRESS_MAX} entries of progress")
-    datanode = datanode_from(request.datanode)
+    datanode = _datanode_from(request.datanode)
     report = None
     if request.HasField("report"):
         report = _report_from(datanode.peer, request.report)
@@ -114,7 +117,7 @@ def _check_name(text: str, what: str) -> str:
     return text
 
 
-def datanode_from(message: pb.Datanode) -> Datanode:
+def _datanode_from(message: pb.Datanode) -> Datanode:
     """The datanode in a message.
 
     Raises:
@@ -166,9 +169,9 @@ def _progress_from(message: pb.ReconcileProgress) -> ProgressReport:
     state = _PROGRESS_STATES.get(message.state)
     if state is None:
         raise UsageError(f"job {message.job_id}: {message.state!r} is not a state of progress")
-    job_id, round_ = task_of(_check_name(message.job_id, "job ID"))
+    job_id, round_, resumes = task_of(_check_name(message.job_id, "job ID"))
     try:
-        return ProgressReport(job_id, state, report_from(message), round_)
+        return ProgressReport(job_id, state, report_from(message), round_, resumes)
     except ValueError as error:
         raise UsageError(f"job {message.job_id}: {error}") from error
 
@@ -179,15 +182,20 @@ def command_to(order: AnyOrder) -> pb.Command:
     match order:
         case ReconcileOrder():
             command.reconcile.container_id = order.container_id
-            command.reconcile.job_id = task_id(order.job_id, order.round)
+            command.reconcile.job_id = task_id(order.job_id, order.round, order.resumes)
             command.reconcile.peers.extend(_datanode_to(peer) for peer in order.peers)
             command.reconcile.container_state = order.returns_to.value
             command.reconcile.skip_final_scan = order.skip_final_scan
+            command.reconcile.bytes_per_second = order.bytes_per_second
             command.reconcile.requested_by = order.requested_by
             command.reconcile.reason = order.reason
             command.reconcile.plan = order.plan
         case CancelOrder():
-            command.cancel.job_id = task_id(order.job_id, order.round)
+            command.cancel.job_id = task_id(order.job_id, order.round, order.resumes)
+            command.cancel.container_id = order.container_id
+        case ThrottleOrder():
+            command.throttle.job_id = task_id(order.job_id, order.round, order.resumes)
+            command.throttle.bytes_per_second = order.bytes_per_second
         case ScanOrder():
             command.scan.container_id = order.container_id
     return command
@@ -286,10 +294,23 @@ def job_to(job: Job, compared: ComparisonResult, *, brief: bool = False) -> pb.J
         datanodes=_orders_to(job, brief=brief),
         comparison=compared.comparison.value,
         comparison_note=compared.note,
+        mean_rate_bytes_per_s=job.mean_rate_bytes_per_s,
+        bytes_per_second=_limit_to(job.bytes_per_second),
+        containers_max=_limit_to(job.containers_max),
     )
+    if job.pause:
+        message.pause.CopyFrom(
+            pb.JobPause(by=job.pause.by, reason=job.pause.reason, at_s=job.pause.at_s)
+        )
     if (eta_s := job.eta_s) is not None:
         message.eta_s = eta_s
     return message
+
+
+def _limit_to(limit: JobLimit) -> pb.JobLimit | None:
+    if not limit.set_at_s:
+        return None
+    return pb.JobLimit(value=limit.value, set_by=limit.set_by, set_at_s=limit.set_at_s)
 
 
 def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
@@ -300,6 +321,75 @@ def _orders_to(job: Job, *, brief: bool) -> Iterable[pb.DatanodeProgress]:
         )
         set_report(progress, replace(report, message=report.message or order.detail), brief=brief)
         yield pb.DatanodeProgress(datanode_id=order.peer, progress=progress, round=order.round)
+
+
+def status_response_to(
+    gauges: Mapping[str, float],
+    jobs: Mapping[JobState, int],
+    limits: Iterable[LiveLimit],
+    *,
+    started_age_s: float,
+    fault: str,
+    automatic: bool,
+) -> pb.GetStatusResponse:
+    """The message of a controller's status, from its gauges (scm.metrics)."""
+    message = pb.GetStatusResponse(
+        started_age_s=started_age_s,
+        fault=fault,
+        containers=int(gauges["scm_containers"]),
+        containers_diverged=int(gauges["scm_containers_diverged"]),
+        containers_unknown=int(gauges["scm_containers_unknown"]),
+        containers_unscanned=int(gauges["scm_containers_unscanned"]),
+        jobs=[pb.JobCount(state=state.value, count=count) for state, count in jobs.items()],
+        limits=[
+            pb.Limit(name=one.name, value=one.value, set_by=one.set_by, set_at_s=one.set_at_s)
+            for one in limits
+        ],
+        automatic=automatic,
+    )
+    if oldest_s := gauges["scm_roots_oldest_age_seconds"]:
+        message.oldest_root_age_s = oldest_s
+    return message
+
+
+def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
+    """A controller's status.
+
+    Raises:
+        RemoteProtocolError: the response is invalid.
+    """
+    with _response_errors("its status"):
+        return ControllerStatus(
+            message.started_age_s,
+            message.fault,
+            containers=message.containers,
+            diverged=message.containers_diverged,
+            unknown=message.containers_unknown,
+            unscanned=message.containers_unscanned,
+            oldest_root_age_s=message.oldest_root_age_s
+            if message.HasField("oldest_root_age_s")
+            else None,
+            jobs={JobState(one.state): one.count for one in message.jobs},
+            limits=tuple(
+                LiveLimit(one.name, one.value, one.set_by, one.set_at_s) for one in message.limits
+            ),
+            automatic=message.automatic,
+        )
+
+
+def datanode_view_from(message: pb.DatanodeView) -> DatanodeView:
+    """A datanode as a controller sees it.
+
+    Raises:
+        RemoteProtocolError: the response is invalid.
+    """
+    with _response_errors("a datanode"):
+        return DatanodeView(
+            _datanode_from(message.datanode),
+            message.live,
+            message.heartbeat_age_s,
+            message.replicas,
+        )
 
 
 def container_from(message: pb.ContainerView) -> ContainerStatus:
@@ -372,11 +462,21 @@ def job_from(message: pb.Job) -> JobStatus:
             compared=ComparisonResult(RootComparison(message.comparison), message.comparison_note)
             if message.comparison
             else None,
+            mean_rate_bytes_per_s=message.mean_rate_bytes_per_s,
+            bytes_per_second=_limit_from(message.bytes_per_second),
+            containers_max=_limit_from(message.containers_max),
+            pause=Pause(message.pause.by, message.pause.reason, message.pause.at_s)
+            if message.HasField("pause")
+            else None,
         )
 
 
+def _limit_from(message: pb.JobLimit) -> JobLimit:
+    return JobLimit(message.value, message.set_by, message.set_at_s)
+
+
 def _replica_status_from(message: pb.ReplicaView) -> ReplicaStatus:
-    datanode = datanode_from(message.datanode)
+    datanode = _datanode_from(message.datanode)
     replica = _replica_from(datanode.peer, message.replica)
     return ReplicaStatus(datanode, replica, message.live, message.report_age_s)
 

@@ -10,6 +10,12 @@ CONTROLLER_METRICS = (
     Metric(
         "scm_containers_diverged", Kind.GAUGE, "Containers whose replicas have different roots."
     ),
+    Metric("scm_diverged_bytes", Kind.GAUGE, "Bytes of the containers whose replicas differ."),
+    Metric(
+        "scm_diverged_oldest_age_seconds",
+        Kind.GAUGE,
+        "How long this process has known of the oldest container whose replicas differ.",
+    ),
     Metric("scm_containers_unknown", Kind.GAUGE, "Containers whose comparison is unknown."),
     Metric(
         "scm_containers_unscanned",
@@ -22,6 +28,10 @@ CONTROLLER_METRICS = (
         "Age of the oldest root: time since the last full scan of its data, by the hour.",
     ),
     Metric("scm_jobs_running", Kind.GAUGE, "Jobs with an order at a datanode."),
+    Metric("scm_jobs_paused", Kind.GAUGE, "Jobs that someone paused."),
+    Metric("scm_jobs_stalled", Kind.GAUGE, "Jobs whose datanodes report no progress."),
+    Metric("scm_orders_limit", Kind.GAUGE, "Limit on orders at one datanode at once."),
+    Metric("scm_automatic_jobs_limit", Kind.GAUGE, "Limit on jobs of automatic mode at once."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
     Metric(
         THREAD_FAILURES,

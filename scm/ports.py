@@ -37,6 +37,9 @@ class ReconcileOrder:
     # For automatic jobs: without this scan no data is read if the trees agree.
     skip_final_scan: bool = False
     round: int = 1
+    resumes: int = 0
+    # What the datanode may fetch in a second for this job; 0 means no limit.
+    bytes_per_second: int = 0
     # For the audit file of the agent.
     requested_by: str = ""
     reason: str = ""
@@ -52,7 +55,24 @@ class CancelOrder:
     term: int
     peer: PeerId
     job_id: JobId
+    container_id: ContainerId
     round: int = 1
+    resumes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ThrottleOrder:
+    """An order to change the rate of a round of a job that the datanode has; 0 means no
+    limit.
+    """
+
+    command_id: str
+    term: int
+    peer: PeerId
+    job_id: JobId
+    round: int
+    resumes: int
+    bytes_per_second: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +85,7 @@ class ScanOrder:
     container_id: ContainerId
 
 
-AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ScanOrder
+AnyOrder: TypeAlias = ReconcileOrder | CancelOrder | ThrottleOrder | ScanOrder
 
 
 class CommandSink(Protocol):
@@ -107,8 +127,8 @@ class JobAudit(Protocol):
     def ordered(self, jobs: Sequence[Job]) -> None:
         """Record jobs that are about to start."""
 
-    def cancelled(self, job: Job, who: str) -> None:
-        """Record that somebody requested the end of a job."""
+    def requested(self, kind: str, job: Job, who: str, why: str = "") -> None:
+        """Record that somebody requested the end or another change of a job."""
 
     def scans_ordered(self, container_ids: Sequence[ContainerId], who: str) -> None:
         """Record that scans of these containers are about to be sent."""

@@ -2,6 +2,7 @@
 datanodes, and gauges. Nothing changes here.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from itertools import islice
 
@@ -16,6 +17,7 @@ from scm.eligibility import (
     evaluate_availability,
 )
 from scm.job_index import JobIndex
+from scm.jobs import JobState
 from scm.policy import ComparisonResult, RootComparison, Visit
 from scm.ports import Leadership
 from scm.registry import Datanode, DatanodeStatus, Registry
@@ -131,18 +133,38 @@ class ClusterQueries:
         """Seconds since the datanode last confirmed its replica (Registry)."""
         return self._registry.report_age_s(container_id, peer, now_s)
 
+    def change_rules(self, rules: Rules) -> None:
+        """Answer by these rules."""
+        self._rules = rules
+
+    def job_counts(self) -> Mapping[JobState, int]:
+        """The number of jobs in each state, of all that are known."""
+        return Counter(job.state for job in self._jobs.newest(None, len(self._jobs)))
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether diverged containers get a job without a request."""
+        return self._rules.automatic
+
     def gauges(self, now_s: float) -> dict[str, float]:
         """The current gauges, by their names in scm.metrics."""
         counts, ages = self._registry.counts(), self._registry.ages
         oldest_s = ages.oldest_s
+        active = Counter(job.state for job in self._jobs.active())
         return {
             "scm_datanodes_live": len(self._registry.live()),
             "scm_containers": len(self._registry),
             "scm_containers_diverged": counts[RootComparison.DIVERGED],
+            "scm_diverged_bytes": self._registry.backlog.length_bytes,
+            "scm_diverged_oldest_age_seconds": self._registry.backlog.oldest_age_s(now_s),
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
             "scm_containers_unscanned": ages.never_scanned,
             "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,
             "scm_jobs_running": len(self._jobs.in_flight),
+            "scm_jobs_paused": active[JobState.PAUSED],
+            "scm_jobs_stalled": active[JobState.STALLED],
+            "scm_orders_limit": self._rules.orders_per_datanode,
+            "scm_automatic_jobs_limit": self._rules.automatic_jobs,
         }
 
     @property

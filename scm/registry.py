@@ -23,6 +23,7 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
 from scm.ages import RootAges
+from scm.backlog import Backlog
 from scm.eligibility import ContainerState, container_state
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
@@ -173,6 +174,8 @@ class Registry:
         self._seen_closed: set[ContainerId] = set()
         self._compared: dict[ContainerId, ComparisonResult] = {}
         self._diverged: dict[ContainerId, None] = {}
+        # The same containers, since when this process knows it.
+        self.backlog = Backlog()
         self._counts: Counter[RootComparison] = Counter()
         # Datanodes that are STALE or DEAD, and those that are DEAD.
         self._silent: frozenset[PeerId] = frozenset()
@@ -491,13 +494,17 @@ class Registry:
                 self._ages.remove(container_id)
             if compared.comparison is RootComparison.DIVERGED:
                 self._diverged.setdefault(container_id)
+                largest = max((replica.used_bytes for replica in replicas), default=0)
+                self.backlog.put(container_id, largest, self._now_s)
             else:
+                self.backlog.remove(container_id)
                 self._diverged.pop(container_id, None)
 
     def _forget(self, container_id: ContainerId) -> None:
         if self._compared.pop(container_id, None):
             self._sorted_ids = None
         self._diverged.pop(container_id, None)
+        self.backlog.remove(container_id)
         self._ages.remove(container_id)
 
     def _knowledge(

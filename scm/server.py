@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
 from itertools import islice
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -24,17 +25,18 @@ from runtime.access import Access
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
+from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
-from runtime.thread_health import ThreadHealth
+from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
-from scm.config import ControllerConfig
+from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
 from scm.eligibility import ContainerState
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
-from scm.jobs import Job, JobId, JobState
+from scm.jobs import Job, JobId, JobState, ThrottleRequested
 from scm.messages import (
     command_to,
     container_id_from,
@@ -43,6 +45,7 @@ from scm.messages import (
     job_to,
     outcome_to,
     planned_from,
+    status_response_to,
     status_to,
 )
 from scm.metrics import CONTROLLER_METRICS
@@ -142,7 +145,16 @@ class ControllerService:
         clock: Callable[[], float],
         metrics: Metrics,
         access: Access,
+        *,
+        limits: Callable[[], Sequence[LiveLimit]] = tuple,
+        thread_health: ThreadHealth | None = None,
     ) -> None:
+        """`limits` has those in effect, and `thread_health` knows the process's
+        threads.
+        """
+        self._limits = limits
+        self._thread_health = thread_health or ThreadHealth()
+        self._started_s = clock()
         self._controller = controller
         self._outbox = outbox
         self._lock = lock
@@ -160,8 +172,12 @@ class ControllerService:
             ("ListJobs", self.list_jobs, pb.ListJobsRequest),
             ("GetJob", self.get_job, pb.GetJobRequest),
             ("CancelJob", self.cancel_job, pb.CancelJobRequest),
+            ("PauseJob", self.pause_job, pb.PauseJobRequest),
+            ("ResumeJob", self.resume_job, pb.ResumeJobRequest),
+            ("ThrottleJob", self.throttle_job, pb.ThrottleJobRequest),
             ("ListDatanodes", self.list_datanodes, pb.ListDatanodesRequest),
             ("Scan", self.scan, pb.ScanRequest),
+            ("GetStatus", self.get_status, pb.GetStatusRequest),
         )
         handlers = {
             name: grpc.unary_unary_rpc_method_handler(method, request.FromString, _serialize)
@@ -298,6 +314,34 @@ class ControllerService:
             job = self._controller.cancel(job_id, self._clock(), requested_by=requested_by)
             return self._job_to(job)
 
+    def pause_job(self, request: pb.PauseJobRequest, context: grpc.ServicerContext) -> pb.Job:
+        """Stop a job until it is resumed."""
+        by = self._requester(request.requested_by, context)
+        reason = _check_text(request.reason, "reason")
+        with self._lock:
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(
+                self._controller.pause(job_id, by=by, reason=reason, now_s=self._clock())
+            )
+
+    def resume_job(self, request: pb.ResumeJobRequest, context: grpc.ServicerContext) -> pb.Job:
+        """Let a paused job go on."""
+        by = self._requester(request.requested_by, context)
+        with self._lock:
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(self._controller.resume(job_id, by=by, now_s=self._clock()))
+
+    def throttle_job(self, request: pb.ThrottleJobRequest, context: grpc.ServicerContext) -> pb.Job:
+        """Set limits of a job."""
+        limits = ThrottleRequested(
+            self._requester(request.requested_by, context),
+            request.bytes_per_second if request.HasField("bytes_per_second") else None,
+            request.containers_max if request.HasField("containers_max") else None,
+        )
+        with self._lock:
+            job_id = self._controller.job_id_of(request.job_id)
+            return self._job_to(self._controller.throttle(job_id, limits, self._clock()))
+
     def list_datanodes(
         self, request: pb.ListDatanodesRequest, _: grpc.ServicerContext
     ) -> pb.ListDatanodesResponse:
@@ -317,6 +361,19 @@ class ControllerService:
             unknown, commands = self._controller.scan(container_ids, requested_by=requested_by)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
+    def get_status(self, _: pb.GetStatusRequest, __: grpc.ServicerContext) -> pb.GetStatusResponse:
+        """What is wrong, in one answer."""
+        with self._lock:
+            now_s, queries = self._clock(), self._controller.queries
+            return status_response_to(
+                queries.gauges(now_s),
+                queries.job_counts(),
+                self._limits(),
+                started_age_s=now_s - self._started_s,
+                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
+                automatic=queries.is_automatic,
+            )
+
     def _requester(self, claimed: str, context: grpc.ServicerContext) -> str:
         """Who the certificate says, or without TLS the client, marked as unproven."""
         return self._access.requester(context, _check_text(claimed, "requester"))
@@ -330,8 +387,9 @@ class ControllerServer:
     its threads.
     """
 
-    def __init__(self, config: ControllerConfig) -> None:
-        """Open the store, start a new term, and listen.
+    def __init__(self, config: ControllerConfig, config_file: Path | None = None) -> None:
+        """Open the store, start a new term, and listen. The settings were read from
+        `config_file`.
 
         Raises:
             BusyError: another controller uses the state folder, or another process the
@@ -340,6 +398,8 @@ class ControllerServer:
             DatabaseError, DiskError: the state cannot be read or created.
         """
         self.thread_health = ThreadHealth()
+        self._config, self._config_file = config, config_file
+        self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
@@ -364,21 +424,7 @@ class ControllerServer:
                     "scm_jobs_finished_total", state=job.state.value
                 ),
             )
-            enforced, on_refusal = config.tls is not None, self._audit.refused
-            access = Access(config.roles.table, is_enforced=enforced, on_refusal=on_refusal)
-            service = ControllerService(
-                self._controller, outbox, self._lock, self._clock, self._metrics, access
-            )
-            if config.metrics:
-                host, port = split_address(config.metrics)
-                self._metrics_server = MetricsServer(self._metrics, host, port)
-            self._rpc = start_server(
-                config.listen,
-                [service.register],
-                tls=config.rpc_tls,
-                insecure=config.insecure,
-                access=access,
-            )
+            access = self._serve(config, outbox, self._audit)
         except BaseException:
             self._close()
             raise
@@ -399,6 +445,46 @@ class ControllerServer:
             term=self._controller.term,
             roles_enforced=access.is_enforced,
         )
+
+    def _serve(self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit) -> Access:
+        access = Access(
+            config.roles.table, is_enforced=config.tls is not None, on_refusal=audit.refused
+        )
+        service = ControllerService(
+            self._controller,
+            outbox,
+            self._lock,
+            self._clock,
+            self._metrics,
+            access,
+            limits=lambda: self._limits,
+            thread_health=self.thread_health,
+        )
+        if config.metrics:
+            host, port = split_address(config.metrics)
+            self._metrics_server = MetricsServer(self._metrics, host, port)
+        self._rpc = start_server(
+            config.listen,
+            [service.register],
+            tls=config.rpc_tls,
+            insecure=config.insecure,
+            access=access,
+        )
+        return access
+
+    def reload(self, config: ControllerConfig) -> None:
+        """Take over the limits of these settings; the others need a restart."""
+        before = self._limits
+        after = limits_of(
+            config, LIVE_LIMITS, file=self._config_file, now_s=time.time(), earlier=before
+        )
+        with self._lock:
+            self._limits = after
+            self._controller.change_limits(
+                orders_per_datanode=config.orders_per_datanode,
+                automatic_jobs=config.automatic.jobs_max,
+            )
+        log_reload(_log, before, after, other_changes(self._config, config, LIVE_LIMITS))
 
     def stop(self) -> None:
         """Stop serving, wait for the running tick, and close the store."""

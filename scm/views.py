@@ -2,13 +2,15 @@
 containers, replicas and jobs.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from merkle.outcome import RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
+from runtime.live_limits import LiveLimit
 from scm.eligibility import ContainerState, Ruling
-from scm.jobs import JobId, JobState, OrderState
+from scm.jobs import NO_LIMIT, JobId, JobLimit, JobState, OrderState, Pause
 from scm.policy import ComparisonResult, Visit
 from scm.registry import Datanode
 
@@ -99,3 +101,38 @@ class JobStatus:
     orders: tuple[OrderStatus, ...]
     # How the replicas compare now; None from an older controller.
     compared: ComparisonResult | None = None
+    mean_rate_bytes_per_s: float = 0.0
+    # A time of 0 means that it was never set.
+    bytes_per_second: JobLimit = NO_LIMIT
+    containers_max: JobLimit = NO_LIMIT
+    pause: Pause | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DatanodeView:
+    """A datanode as its controller sees it."""
+
+    datanode: Datanode
+    is_live: bool
+    heartbeat_age_s: float
+    replicas: int
+
+
+@dataclass(frozen=True, slots=True)
+class ControllerStatus:
+    """What a controller says of itself and its containers; `fault` is empty while all
+    its threads get on.
+    """
+
+    started_age_s: float
+    fault: str
+    containers: int
+    diverged: int
+    unknown: int
+    # With a replica whose data was never scanned.
+    unscanned: int
+    # None if no root is known.
+    oldest_root_age_s: float | None
+    jobs: Mapping[JobState, int]
+    limits: tuple[LiveLimit, ...]
+    automatic: bool

@@ -11,8 +11,9 @@ import pytest
 from merkle.outcome import Evidence, PeerOutcome, RepairReport, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from scm.job_steps import new_job, step
 from scm.job_store import SqliteJobStore
-from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived, new_job, step
+from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived
 from scm.policy import Target, Visit
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ScanOrder
 from scm.server import Outbox, SoleLeader
@@ -130,7 +131,7 @@ def sink(request: pytest.FixtureRequest) -> Outbox | MemorySink:
 
 
 def cancel(number: int, peer: PeerId = DN1, term: int = 1) -> CancelOrder:
-    return CancelOrder(f"j{number}/cancel", term, peer, JobId(f"j{number}"))
+    return CancelOrder(f"j{number}/cancel", term, peer, JobId(f"j{number}"), ContainerId(number))
 
 
 def test_orders_wait_for_their_datanode_in_order_until_withdrawn(sink: Outbox | MemorySink) -> None:

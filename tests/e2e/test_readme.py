@@ -90,6 +90,9 @@ def test_from_the_wheel_to_a_healed_container(
     assert "3 scans ordered\ncontainer 3: diverged" in printed
     assert "Reconciliation has been triggered for container 3" in printed
     assert "  replicas:    match" in printed
+    [controller] = machines["the controller"]
+    audit = controller.root / "var/lib/treefold/controller/audit.jsonl"
+    assert '"who": "operator/alice", "why": "bit rot"' in audit.read_text()
     assert printed.count("dnagent_chunks_repaired_total{") >= len(NODES)
     for several in machines.values():
         assert all(status == 0 for one in several for status in one.stop())

@@ -17,10 +17,11 @@ from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
 from runtime.rpc import open_channel
 from tests.support.identities import certificate, tls_in
-from tests.support.long_running import LONG_RUNNING, example_of
+from tests.support.long_running import LONG_RUNNING, example_of, unit_of
 from tests.support.notify_socket import NotifySocket
 from tests.support.processes import TreefoldProcess
 from tests.support.volumes import unpack
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
 CALL_S = 30
@@ -80,6 +81,10 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S)
         assert answer.status == health_pb2.HealthCheckResponse.SERVING
         assert systemd.receive() == "WATCHDOG=1"
+        if "ExecReload" in unit_of(command).read_text():
+            _change_a_limit(config)
+            process.process.send_signal(signal.SIGHUP)
+            wait_until(lambda: "limits_changed" in process.stderr, "the limits to change")
         assert process.stop(signal.SIGTERM) == 0
         rest = systemd.drop_waiting()
         assert rest[-1] == "STOPPING=1\nSTATUS=stopping"
@@ -88,6 +93,15 @@ def test_a_process_runs_by_its_example_as_a_service(command: str, tmp_path: Path
     lines = [json.loads(line) for line in process.stderr.splitlines() if line.startswith("{")]
     started = [line for line in lines if line["event"] == "server_started"]
     assert [line["roles_enforced"] for line in started] == [True]
+
+
+def _change_a_limit(config: Path) -> None:
+    """Operator rule R9: as an operator does before `systemctl reload`."""
+    text = config.read_text()
+    limit = re.compile(r"^#(reconciliations_max|orders_per_datanode) = 2$", re.MULTILINE)
+    changed = limit.sub(r"\1 = 3", text)
+    assert changed != text
+    config.write_text(changed)
 
 
 class SilentController:

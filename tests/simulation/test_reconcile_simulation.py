@@ -138,6 +138,8 @@ def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
 
 
 def test_the_simulation_catches_bytes_that_nobody_proved() -> None:
+    """Operator rule R15: no replica is believed without its checksums."""
+
     def run() -> None:
         for seed in range(SEEDS_TO_FIND):
             cluster_of_seed(seed, parts=BUGS["_believe"]).storm()

@@ -225,6 +225,22 @@ class ControllerProcess:
         """Somebody cancels a job."""
         self.service.cancel_job(pb.CancelJobRequest(job_id=job_id), _CONTEXT)
 
+    def pause(self, job_id: JobId) -> None:
+        """Somebody pauses a job."""
+        request = pb.PauseJobRequest(job_id=job_id, reason="peak hours", requested_by="somebody")
+        self.service.pause_job(request, _CONTEXT)
+
+    def resume(self, job_id: JobId) -> None:
+        """Somebody lets a job go on."""
+        self.service.resume_job(pb.ResumeJobRequest(job_id=job_id), _CONTEXT)
+
+    def throttle(self, job_id: JobId, bytes_per_second: int, containers_max: int) -> None:
+        """Somebody limits a job."""
+        request = pb.ThrottleJobRequest(
+            job_id=job_id, bytes_per_second=bytes_per_second, containers_max=containers_max
+        )
+        self.service.throttle_job(request, _CONTEXT)
+
     def active(self) -> list[Job]:
         """Jobs that have not ended."""
         return [job for job in self.controller.jobs(None, 1_000) if not job.state.is_terminal]

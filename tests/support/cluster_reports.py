@@ -11,7 +11,8 @@ from merkle.outcome import PeerOutcome, RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import DatabaseError, DiskError
-from scm.controller import Controller, Heartbeat, ProgressReport
+from scm.controller import Controller
+from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, OrderState
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import Visit
@@ -66,8 +67,8 @@ class MemoryAudit:
     def ordered(self, jobs: Sequence[Job]) -> None:
         self._add(*(("order", job.container_id, job.requested_by) for job in jobs))
 
-    def cancelled(self, job: Job, who: str) -> None:
-        self._add(("cancel", job.container_id, who))
+    def requested(self, kind: str, job: Job, who: str, why: str = "") -> None:
+        self._add((kind, job.container_id, who))
 
     def scans_ordered(self, container_ids: Sequence[ContainerId], who: str) -> None:
         self._add(*(("scan", container_id, who) for container_id in container_ids))
@@ -258,7 +259,8 @@ class World:
         assert order is not None
         heard = tuple(PeerOutcome(other, "ok") for other in order.peers)
         progress = RepairReport(**{"peers": heard, **figures})
-        self.beat(peer, progress=(ProgressReport(job.job_id, state, progress, order.round),))
+        report = ProgressReport(job.job_id, state, progress, order.round, order.resumes)
+        self.beat(peer, progress=(report,))
 
     def finish(self, job: Job, *peers: str, verdict: Verdict = Verdict.REPAIRABLE) -> Job:
         for peer in peers:

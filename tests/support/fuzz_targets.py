@@ -62,8 +62,9 @@ from runtime.config import Settings, load
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from scm.config import ControllerConfig
+from scm.job_steps import new_job, step
 from scm.job_store import SqliteJobStore
-from scm.jobs import ControllerResumed, Job, JobId, OrderIssued, new_job, step
+from scm.jobs import ControllerResumed, Job, JobId, OrderIssued
 from scm.messages import container_from, heartbeat_from, job_from, outcome_from
 from scm.policy import Target as RepairTarget
 from scm.policy import Visit, resume_visit

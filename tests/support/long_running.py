@@ -31,13 +31,15 @@ class LongRunning:
 
     settings: type[Settings]
     metrics: Sequence[Metric]
+    # How its lines in `treefold status` begin.
+    status: str
 
 
 # By command; a test compares it with the commands that there are.
 LONG_RUNNING: Mapping[str, LongRunning] = {
-    "agent run": LongRunning(AgentConfig, AGENT_METRICS),
-    "scm run": LongRunning(ControllerConfig, CONTROLLER_METRICS),
-    "verifier run": LongRunning(VerifierConfig, VERIFIER_METRICS),
+    "agent run": LongRunning(AgentConfig, AGENT_METRICS, "agents:"),
+    "scm run": LongRunning(ControllerConfig, CONTROLLER_METRICS, "controller:"),
+    "verifier run": LongRunning(VerifierConfig, VERIFIER_METRICS, "verifier"),
 }
 
 

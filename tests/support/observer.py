@@ -314,7 +314,8 @@ class Ledger:
         self._finishing.append(job)
         subject = Subject(job.container_id)
         for order in job.orders:
-            reported = self.ends.get((task_id(job.job_id, order.round), order.peer), [])
+            task = task_id(job.job_id, order.round, order.resumes)
+            reported = self.ends.get((task, order.peer), [])
             if order.progress.verdict is not None:
                 given = order.progress.verdict in {job.report.verdict for job in reported}
                 text = f"job {job.job_id} has a verdict that nobody gave"

@@ -25,6 +25,7 @@ def done(
     verdict: str = "REPAIRABLE",
     *,
     chunks_repaired: int = 0,
+    bytes_fetched: int = 0,
     evidence: Sequence[pb.Evidence] = (),
     peers: Sequence[pb.PeerOutcome] = (),
 ) -> DoWork:
@@ -35,6 +36,7 @@ def done(
         state="done",
         verdict=verdict,
         chunks_repaired=chunks_repaired,
+        bytes_fetched=bytes_fetched,
         evidence=evidence,
         peers=peers,
     )

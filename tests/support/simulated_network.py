@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from dnagent.heartbeat import CancelCommand, Command, ReconcileCommand, ScanCommand
-from dnagent.jobs import running_report
+from dnagent.heartbeat import CancelCommand, Command, ReconcileCommand, ScanCommand, ThrottleCommand
+from dnagent.jobs import absence_report, running_report
 from dnagent.messages import DEADLINE_S, response_of
 from merkle.outcome import OutcomeState
 from merkle.tree import ContainerId
@@ -222,18 +222,23 @@ class SimulatedNetwork:
                         agent.waiting.append(command)
                 except BusyError as error:
                     self._repairs.refuse(node, agent, command, error, OutcomeState.REFUSED)
-            case CancelCommand(job_id):
-                self._cancel_job(node, agent, job_id)
+            case CancelCommand():
+                self._cancel_job(node, agent, command)
+            case ThrottleCommand(job_id):
+                # Bytes cost no time here.
+                text = f"{node.name} limits {job_id}"
+                self._world.note(EventKind.ORDER, text)
             case ScanCommand(container_id):
                 if node.places[container_id].replica.exists:
                     node.places[container_id].replica.scan()
 
-    def _cancel_job(self, node: Node, agent: AgentProcess, job_id: str) -> None:
-        world, command = self._world, agent.jobs.find(job_id)
+    def _cancel_job(self, node: Node, agent: AgentProcess, cancel: CancelCommand) -> None:
+        world, command = self._world, agent.jobs.find(cancel.job_id)
         if command is None:
             world.marks["cancel of nothing"] += 1
+            self._repairs.report_end(node, agent, absence_report(cancel))
             return
-        world.note(EventKind.ORDER, f"{node.name} cancels {job_id}", command.container_id)
+        world.note(EventKind.ORDER, f"{node.name} cancels {cancel.job_id}", command.container_id)
         if command in agent.waiting:
             world.marks["cancel before the beginning"] += 1
             agent.waiting.remove(command)

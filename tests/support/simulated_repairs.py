@@ -108,7 +108,7 @@ class SimulatedRepairs:
         """The agent reports that a job ended before it began, and why."""
         text = f"{node.name} refuses {command.job_id}: {error.message}"
         self._world.note(EventKind.OUTCOME, text, command.container_id)
-        self._report_end(node, agent, error_report(command, error, state))
+        self.report_end(node, agent, error_report(command, error, state))
 
     def _begin(self, node: Node, agent: AgentProcess, command: ReconcileCommand) -> None:
         world, job_id = self._world, command.job_id
@@ -118,7 +118,7 @@ class SimulatedRepairs:
         again = agent.begun[job_id] > len(agent.told[job_id])
         text = f"{node.name} begins {job_id} twice for one command"
         hold(not again, text, "CR-052", subject)
-        known, _ = task_of(job_id)
+        known, _, _ = task_of(job_id)
         text = f"{node.name} works for {known}, which nobody remembers"
         hold(known in world.stored_jobs(), text, subject=subject)
         if not place.replica.exists:
@@ -335,7 +335,7 @@ class SimulatedRepairs:
         assert agent is not None
         del agent.runs[place.container_id]
         agent.jobs.remove(run.command)
-        self._report_end(place.node, agent, report_of(job_id, outcome))
+        self.report_end(place.node, agent, report_of(job_id, outcome))
         self._mark_outcome(run, outcome)
 
     def _hold_no_tail(self, place: Place, run: Run) -> None:
@@ -378,7 +378,8 @@ class SimulatedRepairs:
             self._world.marks[mark] += bool(fired)
         self._world.marks["returned to service"] += bool(returned)
 
-    def _report_end(self, node: Node, agent: AgentProcess, progress: JobReport) -> None:
+    def report_end(self, node: Node, agent: AgentProcess, progress: JobReport) -> None:
+        """The agent reports the end of a job until the controller confirms it."""
         self._world.ledger.ended(node.name, progress)
         agent.heartbeats.add_result(progress)
 

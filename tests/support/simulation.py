@@ -14,6 +14,7 @@ be.
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -56,10 +57,12 @@ class SimulatedCluster:
         """A failure within prints the scenario that led to it."""
         return self.world.explained(self.name)
 
-    def storm(self, steps: int = STORM_STEPS) -> None:
+    def storm(
+        self, steps: int = STORM_STEPS, after_step: Callable[[], None] = lambda: None
+    ) -> None:
         """Faults of all kinds between and during repairs."""
         with self.explained():
-            self.faults.run(steps)
+            self.faults.run(steps, after_step)
 
     def heal(self) -> None:
         """Faults end, and the controller heals what can be healed: see `Peace.heal`."""

@@ -4,6 +4,7 @@ Each step lets a little time go by, draws which faults happen to one replica, it
 datanode or the controller, and then does some of what waits to be done.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from merkle.checksum import ChecksumType
@@ -30,7 +31,7 @@ class Storm:
         self._repairs = repairs
         self._network = network
 
-    def run(self, steps: int) -> None:
+    def run(self, steps: int, after_step: Callable[[], None] = lambda: None) -> None:
         """Damage some replicas, then take so many steps."""
         rng = self._world.rng
         for _ in range(rng.randint(1, 5)):
@@ -40,6 +41,7 @@ class Storm:
                 place.replica.scan()
         for _ in range(steps):
             self._step()
+            after_step()
             self.check()
 
     def check(self) -> None:

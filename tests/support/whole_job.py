@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from merkle.outcome import OutcomeState, RepairOutcome, RepairReport
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived, new_job, step
+from scm.job_steps import new_job, step
+from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived
 from scm.policy import Roots, Target
 
 

@@ -16,6 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from admin.cluster_status import ClusterAnswer, VerifierAnswer, lines
 from admin.sweep_metrics import SWEEP_METRICS
 from runtime.config import Settings, load
 from runtime.metrics import Metric
@@ -100,6 +101,17 @@ def test_a_process_has_its_rows_in_the_documents(command: str) -> None:
     unit, example = unit_of(command), example_of(command)
     assert f"| `treefold {command}` | " in OPERATIONS
     assert f"| `{unit.name}` | `{example.name}` |" in OPERATIONS
+
+
+@pytest.mark.parametrize("command", LONG_RUNNING)
+def test_a_process_has_a_place_in_the_status(command: str) -> None:
+    """Operator rule R11: where it did not answer, that is said."""
+    begins = LONG_RUNNING[command].status
+    silent = ClusterAnswer(
+        0.0, "a:1", True, None, "silent", verifiers=(VerifierAnswer("b:2", error="silent"),)
+    )
+    [line] = [line for line in lines(silent) if line.startswith(begins)]
+    assert "UNKNOWN" in line
 
 
 EXAMPLES: Mapping[str, tuple[Path, type[Settings]]] = {

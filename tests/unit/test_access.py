@@ -61,7 +61,7 @@ PROOFS = {"Describe", "Prove", "Refresh", "GetFacts"}
 WRITES = {"WriteBatches", "DeleteItems", "PatchObject"}
 CONTROLLER_OPERATOR = {
     "ListContainers", "GetContainers", "Reconcile", "Scan", "ListJobs", "GetJob", "CancelJob",
-    "ListDatanodes",
+    "PauseJob", "ResumeJob", "ThrottleJob", "ListDatanodes", "GetStatus",
 }  # fmt: skip
 AGENT_OPERATOR = {"ScanContainer", "GetStatus", "PlanRepair", "UndoJob"}
 HEALTH = {"Check", "List", "Watch"}

@@ -12,8 +12,10 @@ from threading import Event
 from typing import cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from dnagent.heartbeat import JobReport, PeerAddress, ReconcileCommand
+from dnagent.heartbeat import CancelCommand, JobReport, PeerAddress, ReconcileCommand
 from dnagent.jobs import JOBS_MAX, Jobs, JobTable
 from dnagent.metrics import AGENT_METRICS
 from dnagent.store import ReplicaStore
@@ -85,6 +87,7 @@ class Rig:
         *,
         return_to_service: bool = False,
         connect: Callable[[PeerAddress], Peer] | None = None,
+        limit_bytes_per_second: Callable[[], int] = lambda: 0,
     ) -> Jobs:
         def audit(
             *,
@@ -106,7 +109,7 @@ class Rig:
             Runner(OWN, threads_max=2, audit=audit),
             store or self.store,
             connect=connect or (lambda _: self.peer),
-            threads_max=1,
+            running_max=1,
             fetches_max=2,
             return_to_service=return_to_service,
             on_scan_bytes=lambda _: None,
@@ -114,6 +117,7 @@ class Rig:
             audit=self.audit,
             plan_of=PlanShelf().get,
             metrics=self.metrics,
+            limit_bytes_per_second=limit_bytes_per_second,
         )
 
     def end(self, count: int = 1) -> JobReport:
@@ -323,11 +327,12 @@ def test_a_job_that_waits_or_runs_can_be_cancelled(rig: Rig) -> None:
     jobs.submit(command())
     assert rig.peer.asked.wait(20)
     jobs.submit(command(TWO, "job-2"))
-    jobs.cancel("job-2")
+    jobs.cancel(CancelCommand("job-2", TWO))
     assert (rig.end().job_id, rig.end().state) == ("job-2", OutcomeState.INTERRUPTED)
-    jobs.cancel("job-1")
+    jobs.cancel(CancelCommand("job-1", ONE))
     assert (rig.end(2).job_id, rig.end(2).state) == ("job-1", OutcomeState.INTERRUPTED)
-    jobs.cancel("job-of-somebody-else")
+    jobs.cancel(CancelCommand("job-of-somebody-else", ContainerId(9)))
+    assert (rig.end(3).state, rig.end(3).is_absent) == (OutcomeState.INTERRUPTED, True)
     jobs.close()
     assert rig.audited == []
 
@@ -350,7 +355,7 @@ def test_a_cancel_while_a_job_connects_to_its_peers_is_not_lost(rig: Rig, *, is_
         stop.start()
         wait_until(lambda: jobs._runner._is_closed, "the runner to close")
     else:
-        jobs.cancel("job-1")
+        jobs.cancel(CancelCommand("job-1", ONE))
     go_on.set()
     assert (rig.end().state, rig.end().report.error_code) == (
         OutcomeState.INTERRUPTED,
@@ -359,6 +364,71 @@ def test_a_cancel_while_a_job_connects_to_its_peers_is_not_lost(rig: Rig, *, is_
     (stop.join if is_stop else jobs.close)()
     assert not rig.peer.asked.is_set()
     assert rig.audited == []
+
+
+def test_more_jobs_run_at_once_when_the_limit_rises_and_none_is_interrupted_when_it_falls(
+    rig: Rig,
+) -> None:
+    """Operator rule R9: without a restart."""
+    jobs = rig.jobs()
+    jobs.submit(command())
+    jobs.submit(command(TWO, "job-2"))
+    assert rig.peer.asked.wait(20)
+    assert [status.job_id for status in jobs.status()] == ["job-1"]
+    jobs.set_running_max(2)
+    wait_until(lambda: len(jobs.status()) == 2, "both jobs to run")
+    jobs.set_running_max(1)
+    rig.peer.let.set()
+    assert {rig.end(1).state, rig.end(2).state} == {OutcomeState.DONE}
+    jobs.close()
+
+
+def test_a_limit_of_a_job_is_reported_and_changes_while_it_runs(rig: Rig) -> None:
+    """Operator rule R9: the lower one of its own and the agent's is in effect."""
+    jobs = rig.jobs(limit_bytes_per_second=lambda: 500)
+    jobs.submit(replace(command(), bytes_per_second=300))
+    assert rig.peer.asked.wait(20)
+    for limit, in_effect in ((300, 300), (700, 500), (0, 500), (40, 40)):
+        jobs.throttle("job-1", limit)
+        assert [one.report.limit_bytes_per_second for one in jobs.running()] == [in_effect]
+    jobs.throttle("job-of-somebody-else", 1)
+    jobs.cancel(CancelCommand("job-1", ONE))
+    # At 40 bytes a second it would take minutes.
+    assert rig.end().state is OutcomeState.INTERRUPTED
+    jobs.close()
+
+
+def test_a_job_that_waits_for_bandwidth_stops_at_once(rig: Rig) -> None:
+    """Operator rules R3, R9: at a byte a second its one chunk would take an hour."""
+    rig.peer.let.set()
+    jobs = rig.jobs()
+    jobs.submit(replace(command(), bytes_per_second=1))
+    wait_until(lambda: bool(jobs.status()), "the job to run")
+    wait_until(lambda: jobs.running()[0].report.bytes_planned > 0, "the job to want bytes")
+    jobs.cancel(CancelCommand("job-1", ONE))
+    assert rig.end().state is OutcomeState.INTERRUPTED
+    assert _within(20, jobs.close)
+    assert rig.audited == []
+
+
+@given(st.lists(st.one_of(st.integers(1, 9), st.integers(-3, 0)), max_size=30))
+def test_the_oldest_jobs_run_and_never_more_than_the_limit(steps: list[int]) -> None:
+    """A step is a command for a container, or a new limit after which one ends."""
+    table, limit, order = JobTable(), 2, list[ContainerId]()
+    for step in steps:
+        if step > 0:
+            order += [ContainerId(step)] * table.admit(command(ContainerId(step), f"job-{step}"))
+        else:
+            limit = -step
+            running = [one for one in order if table.is_running(command(one))]
+            if running:
+                table.remove(command(running[0]))
+                order.remove(running[0])
+        while table.start_next(limit):
+            assert sum(table.is_running(command(one)) for one in order) <= limit
+        states = [table.is_running(command(one)) for one in order]
+        assert states == sorted(states, reverse=True)
+        assert sum(states) >= min(limit, len(order))
 
 
 def test_the_table_takes_as_many_jobs_as_the_limit_and_not_one_more() -> None:

@@ -3,6 +3,7 @@ automatic mode.
 """
 
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from threading import Lock
@@ -21,8 +22,8 @@ from protos import controller_pb2 as pb
 from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError, DiskError, UsageError
 from runtime.metrics import Kind, Metrics
-from scm.controller import ProgressReport
 from scm.eligibility import Eligibility
+from scm.heartbeats import ProgressReport
 from scm.job_store import SqliteJobStore
 from scm.jobs import ROUNDS_MAX, Job, JobId, JobState, OrderState, task_id
 from scm.limits import ControllerLimits
@@ -239,6 +240,7 @@ def test_a_container_with_one_live_replica_is_refused() -> None:
 
 
 def test_a_restarted_controller_goes_on_and_sends_again_what_was_out() -> None:
+    """Operator rule R5: no job lives in a terminal, or in one process."""
     world = World()
     diverged(world)
     [job] = world.reconcile(1)
@@ -520,6 +522,22 @@ def test_the_age_of_the_oldest_root_is_a_metric() -> None:
     }
 
 
+def test_the_backlog_is_a_metric_with_bytes_and_the_age_of_its_oldest() -> None:
+    """Operator rule R12."""
+    world = World()
+    for root, peer in enumerate(DNS):
+        held = [replace(replica(peer, n, root=root), used_bytes=100 + root) for n in (1, 2)]
+        world.beat(peer, held)
+    world.pass_time(100, beating=DNS)
+    gauges = world.controller.queries.gauges(world.now_s)
+    assert gauges["scm_containers_diverged"] == 2
+    assert gauges["scm_diverged_bytes"] == 2 * 102
+    assert gauges["scm_diverged_oldest_age_seconds"] == 100
+    world.report(*(replica(peer, number, root=7) for peer in DNS for number in (1, 2)))
+    gauges = world.controller.queries.gauges(world.now_s)
+    assert gauges["scm_diverged_bytes"] == gauges["scm_diverged_oldest_age_seconds"] == 0
+
+
 def said(world: World) -> tuple[str, str, int]:
     view = world.controller.queries.container(ContainerId(1))
     assert view is not None
@@ -787,6 +805,24 @@ def test_automatic_mode_works_the_diverged_list_down_some_at_a_time() -> None:
             seen.add(job.container_id)
     assert seen == {1, 2, 3, 4, 5}
     assert world.controller.queries.diverged() == []
+
+
+def test_a_request_takes_over_the_job_that_automatic_mode_began() -> None:
+    """Operator rule R8: and automatic mode may begin another in its place."""
+    world = World(Rules(automatic=True, automatic_jobs=1))
+    diverged(world, 2)
+    world.pass_time(2, beating=DNS, step_s=1)
+    [job] = world.controller.jobs(None, 10)
+    assert (job.automatic, job.requested_by) == (True, "automatic")
+    assert dry_run(world, job.container_id)[0].job_id == job.job_id
+    assert world.controller.job(job.job_id).automatic
+    [same] = world.reconcile(job.container_id)
+    assert (same.job_id, same.automatic, same.requested_by) == (job.job_id, False, "test")
+    world.restart()
+    assert not world.controller.job(job.job_id).automatic
+    diverged(world, 2)
+    world.pass_time(2, beating=DNS, step_s=1)
+    assert len(world.controller.jobs(None, 10)) == 2
 
 
 def test_a_container_that_does_not_heal_is_tried_again_ever_later() -> None:

@@ -31,7 +31,7 @@ OZONE = {
 
 
 def test_t3_an_erasure_coded_container_is_refused() -> None:
-    """CR-024"""
+    """CR-024. Operator rule R20."""
     coded = [replica("dn-1"), replica("dn-2", index=2)]
     ruling = evaluate(C1, ContainerState.CLOSED, coded, required_nodes=3)
     assert ruling.eligibility is Eligibility.INELIGIBLE_REPLICATION_TYPE

@@ -355,7 +355,7 @@ def test_commands_are_read_from_the_answer_and_unknown_ones_left_out() -> None:
             (PeerAddress(PeerId("dn-2"), "127.0.0.1:2"),),
             ReplicaState.QUASI_CLOSED,
         ),
-        CancelCommand("j"),
+        CancelCommand("j", ContainerId(0)),
         ScanCommand(ContainerId(5)),
     ]
 
@@ -450,11 +450,11 @@ def test_an_error_that_nobody_foresaw_ends_one_command_and_no_thread() -> None:
 def test_a_cancel_that_is_sent_again_is_executed_again() -> None:
     """The controller repeats it, with its first ID, while the job still runs."""
     state = HeartbeatState()
-    cancel = CommandEnvelope("j1/cancel", 1, CancelCommand("j1"))
+    cancel = CommandEnvelope("j1/cancel", 1, CancelCommand("j1", ContainerId(1)))
     for _ in range(2):
         sent = state.next_heartbeat([], [])
         answer = replace(KNOWN, envelopes=(cancel,))
-        assert state.handle_response(sent, answer) == [CancelCommand("j1")]
+        assert state.handle_response(sent, answer) == [CancelCommand("j1", ContainerId(1))]
     assert state.next_heartbeat([], []).acknowledged == ("j1/cancel",)
 
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
+from scm.job_steps import new_job, step
 from scm.job_store import MIGRATIONS, SqliteJobStore
-from scm.jobs import CancelRequested, Job, JobId, new_job, step
+from scm.jobs import CancelRequested, Job, JobId
 from scm.policy import Target, Visit
 from tests.support.cluster_reports import DN1, DN2
 

@@ -60,6 +60,7 @@ def undo(cluster: SmallCluster, job: str, *options: str) -> dict[str, object]:
 def test_an_undo_puts_back_what_was_overwritten_and_can_be_taken_back(
     cluster: SmallCluster, container_id: int
 ) -> None:
+    """Operator rule R16."""
     job, damaged = healed(cluster, container_id, 10, 3000)
     file = cluster.block_file("dn1", container_id, container_id)
     plan = undo(cluster, job, "--dry-run")

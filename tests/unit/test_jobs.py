@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from merkle.outcome import Evidence, PeerOutcome, RepairReport, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from scm.job_steps import CANCEL_GRACE_S, RESTARTS_MAX, new_job, roots_covered_by_verdict, step
 from scm.jobs import (
-    ATTEMPTS_MAX,
-    CANCEL_GRACE_S,
     ROUNDS_MAX,
     AgentRestarted,
     CancelRequested,
@@ -25,11 +24,11 @@ from scm.jobs import (
     OrderAccepted,
     OrderIssued,
     OrderState,
+    PauseRequested,
     ProgressReceived,
+    ResumeRequested,
+    ThrottleRequested,
     TimePassed,
-    new_job,
-    roots_covered_by_verdict,
-    step,
     task_id,
     task_of,
 )
@@ -122,7 +121,7 @@ def test_a_job_that_nobody_carried_out_failed(state: OrderState) -> None:
 
 
 def test_an_order_that_makes_no_progress_expires_and_the_rest_goes_on() -> None:
-    """R7."""
+    """Operator rule R7."""
     job = after(issued(), told(PEERS[0], bytes_fetched=1), now_s=500)
     job = after(job, TimePassed(LIVE, DEADLINE_S), now_s=600)
     assert [order.state for order in job.orders] == [
@@ -147,7 +146,7 @@ def test_progress_moves_the_deadline_and_repetition_does_not() -> None:
 
 def test_an_agent_that_restarts_gets_its_order_again_but_not_for_ever() -> None:
     job = fresh()
-    for attempt in range(1, ATTEMPTS_MAX + 1):
+    for attempt in range(1, RESTARTS_MAX + 1):
         job = after(job, OrderIssued(PEERS[0]), OrderAccepted(PEERS[0]))
         order = job.order(PEERS[0])
         assert order is not None
@@ -165,7 +164,7 @@ def test_a_restart_of_an_agent_that_had_no_order_changes_nothing() -> None:
 
 
 def test_figures_of_a_restarted_agent_do_not_fall() -> None:
-    """R13."""
+    """Operator rule R13."""
     job = after(issued(), told(PEERS[0], bytes_fetched=70, bytes_planned=100))
     job = after(
         job,
@@ -289,10 +288,12 @@ def test_a_plan_is_carried_out_in_one_round_whatever_that_could_bring() -> None:
 
 
 @pytest.mark.parametrize("round_", range(1, ROUNDS_MAX + 1))
-@pytest.mark.parametrize("job_id", ["12ab", "a.b", "a.1", "a.", ".2"])
-def test_a_round_is_known_by_a_name_of_its_own(job_id: str, round_: int) -> None:
-    assert task_of(task_id(JobId(job_id), round_)) == (job_id, round_)
-    assert (task_id(JobId(job_id), round_) == job_id) == (round_ == 1)
+@pytest.mark.parametrize("resumes", [0, 1, 10, 999_999_999])
+@pytest.mark.parametrize("job_id", ["12ab", "a.b", "a.1", "a.", ".2", "a.r1"])
+def test_a_run_is_known_by_a_name_of_its_own(job_id: str, round_: int, resumes: int) -> None:
+    assert task_of(task_id(JobId(job_id), round_, resumes)) == (job_id, round_, resumes)
+    is_first = round_ == 1 and resumes == 0
+    assert (task_id(JobId(job_id), round_, resumes) == job_id) == is_first
 
 
 def test_who_failed_is_not_ordered_again() -> None:
@@ -363,7 +364,7 @@ def test_a_cancelled_job_has_no_further_round() -> None:
 
 def test_further_rounds_are_no_restarts() -> None:
     job = scattered()
-    for _ in range(ATTEMPTS_MAX - 1):
+    for _ in range(RESTARTS_MAX - 1):
         job = after(job, OrderIssued(PEERS[0]), AgentRestarted(PEERS[0]))
     assert job.orders[0].state is OrderState.QUEUED
 
@@ -435,6 +436,14 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(AgentRestarted, st.sampled_from(PEERS)),
     st.builds(OrderAbandoned, st.sampled_from(PEERS), st.just("gone")),
     st.builds(CancelRequested, st.frozensets(st.sampled_from(PEERS))),
+    st.builds(PauseRequested, st.just("me"), st.just(""), st.frozensets(st.sampled_from(PEERS))),
+    st.just(ResumeRequested()),
+    st.builds(
+        ThrottleRequested,
+        st.just("me"),
+        st.one_of(st.none(), st.integers(0, 100)),
+        st.one_of(st.none(), st.integers(0, 3)),
+    ),
     st.builds(TimePassed, st.frozensets(st.sampled_from(PEERS)), st.sampled_from([50.0, 600.0])),
     st.builds(
         ProgressReceived,
@@ -456,6 +465,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         ),
         st.integers(1, 2),
         st.one_of(st.none(), st.tuples(st.sampled_from(PEERS), st.integers(0, 2), st.just(""))),
+        st.integers(0, 2),
     ),
 )
 
@@ -463,8 +473,8 @@ events: st.SearchStrategy[Event] = st.one_of(
 @settings(max_examples=300)
 @given(st.lists(st.tuples(events, st.floats(0, 100)), max_size=30))
 def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, float]]) -> None:
-    """R6, R13: terminal states are final, figures never fall, and the state is what the
-    orders say.
+    """Operator rules R6, R13: terminal states are final, figures never fall, and the
+    state is what the orders say.
     """
     job, now_s = fresh(), 0.0
     for event, wait_s in history:
@@ -476,7 +486,7 @@ def test_the_laws_of_a_job_hold_whatever_happens(history: list[tuple[Event, floa
         assert job.bytes_done >= earlier.bytes_done
         assert job.bytes_planned >= max(job.bytes_done, earlier.bytes_planned)
         assert job.last_progress_at_s >= earlier.last_progress_at_s
-        assert all(order.attempts <= ATTEMPTS_MAX for order in job.orders)
+        assert all(order.restarts <= RESTARTS_MAX for order in job.orders)
         assert all(order.round <= ROUNDS_MAX for order in job.orders)
         for was, now in zip(earlier.orders, job.orders, strict=True):
             goes_again = (was.state, now.state, now.round) == (

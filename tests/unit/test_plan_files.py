@@ -47,6 +47,7 @@ def listed(value: object) -> list[dict[str, str]]:
 def test_a_plan_names_every_range_and_is_carried_out_exactly(
     cluster: SmallCluster, container_id: int, tmp_path: Path
 ) -> None:
+    """Operator rule R17."""
     cluster.damage("dn1", container_id, container_id, 10, 2050)
     cluster.damage("dn2", container_id, container_id + 100, 4999)
     before = cluster.block_file("dn1", container_id, container_id).read_bytes()

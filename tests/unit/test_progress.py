@@ -2,10 +2,13 @@
 
 import contextlib
 import io
+import re
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from runtime.output import print_json, print_line
+from runtime.output import print_json, print_line, print_table
 from runtime.progress import BYTES, ProgressStyle, progress_sink
 
 
@@ -73,6 +76,19 @@ def test_a_bar_says_how_long_the_rest_takes_and_never_more_than_all() -> None:
 def test_bars_are_only_on_a_terminal_that_is_not_that_of_ci(
     is_terminal: bool, environment: dict[str, str]
 ) -> None:
-    """Rule R18."""
+    """Operator rule R18."""
     style = ProgressStyle.of(is_terminal=is_terminal, environment=environment)
     assert style.bars is (is_terminal and "CI" not in environment)
+
+
+def test_forced_colours_draw_no_boxes_in_a_pipe() -> None:
+    """Operator rule R18."""
+
+    @click.command()
+    def show() -> None:
+        print_table(("A", "B"), [("one", "two")])
+
+    plain = CliRunner().invoke(show, color=True).stdout
+    coloured = CliRunner(env={"FORCE_COLOR": "1"}).invoke(show, color=True).stdout
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+    assert "\x1b[1m" in coloured

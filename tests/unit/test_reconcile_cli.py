@@ -97,6 +97,9 @@ COMMAND_WORDS = {
     "show",
     "watch",
     "cancel",
+    "pause",
+    "resume",
+    "throttle",
     "scan",
 }
 
@@ -308,7 +311,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(cluster: Cluster) -> None:
 
 
 def test_the_plan_says_what_differs_by_the_trees_of_the_agents(tmp_path: Path) -> None:
-    """R16."""
+    """Operator rule R16."""
     with healing_cluster(tmp_path) as (cluster, replicas):
         document = cluster.json("reconcile", "1", "--dry-run")
         data = document["data"]
@@ -969,7 +972,65 @@ def test_a_job_is_shown_watched_and_cancelled(cluster: Cluster) -> None:
     assert job_id in cluster.run("job", "list", "--state", "CANCELLED").stdout
 
 
-@pytest.mark.parametrize("words", [["show"], ["watch"], ["cancel"]], ids=lambda words: words[0])
+def test_a_job_that_ended_keeps_its_volume_rate_and_limits(cluster: Cluster) -> None:
+    """Operator rules R1, R19."""
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    cluster.json("job", "throttle", job_id, "--bytes-per-second", "1GiB")
+    for agent in cluster.agents.values():
+        agent.work(done("REPAIRABLE", bytes_fetched=4 << 20))
+    cluster.json("job", "watch", job_id)
+    data = cluster.json("job", "show", job_id)["data"]
+    assert isinstance(data, dict)
+    assert data["bytesDone"] == 12 << 20
+    assert data["meanRateBytesPerSecond"] > 0
+    assert data["lastProgressAt"]
+    assert data["limits"]["bytesPerSecond"]["value"] == 1 << 30
+    text = cluster.run("job", "show", job_id).stdout
+    assert "fetched 12.0 MiB at " in text
+    assert "1.0 GiB/s for all datanodes together, set by" in text
+
+
+def test_a_job_is_paused_limited_and_goes_on_by_commands(cluster: Cluster) -> None:
+    """Operator rules R4, R9: who paused or limited it, and why, is said."""
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    paused = cluster.run("job", "pause", job_id, "--reason", "peak hours")
+    assert (paused.exit_code, "PAUSED" in paused.stdout) == (0, True)
+    data = cluster.json("job", "show", job_id)["data"]
+    assert isinstance(data, dict)
+    assert data["state"] == "PAUSED"
+    assert (data["pause"]["reason"], data["limits"]) == (
+        "peak hours",
+        {"bytesPerSecond": None, "maxContainers": None},
+    )
+    limits = ("--bytes-per-second", "20MiB", "--max-containers", "2")
+    data = cluster.json("job", "throttle", job_id, *limits)["data"]
+    assert isinstance(data, dict)
+    assert data["limits"]["bytesPerSecond"]["value"] == 20 << 20
+    assert data["limits"]["maxContainers"] == {
+        "value": 2,
+        "setBy": data["pause"]["by"],
+        "setAt": data["limits"]["bytesPerSecond"]["setAt"],
+    }
+    shown = cluster.run("job", "show", job_id).stdout
+    assert f"20.0 MiB/s for all datanodes together, set by {data['pause']['by']}" in shown
+    assert "2 replicas at once, set by" in shown
+    assert "peak hours" in shown
+    agent = cluster.agents["dn-1"]
+    assert list(agent.beat().commands) == []
+    assert "QUEUED" in cluster.run("job", "resume", job_id).stdout or agent.beat().commands
+    [command] = agent.beat().commands
+    # Two replicas at once share it.
+    assert command.reconcile.bytes_per_second == 10 << 20
+    assert cluster.json("job", "throttle", job_id)["exit"] == 2
+    wrong = cluster.run("job", "throttle", job_id, "--bytes-per-second", "fast")
+    assert (wrong.exit_code, "--bytes-per-second" in wrong.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "words", [["show"], ["watch"], ["cancel"], ["pause"], ["resume"]], ids=lambda words: words[0]
+)
 def test_an_unknown_job_is_an_error_with_a_code(cluster: Cluster, words: list[str]) -> None:
     document = cluster.json("job", *words, "nope")
     assert (document["exit"], errors(document)[0]["code"]) == (1, "job_not_found")
@@ -1113,6 +1174,9 @@ EVERY_COMMAND = [
     ["job", "show", "x"],
     ["job", "watch", "x"],
     ["job", "cancel", "x"],
+    ["job", "pause", "x"],
+    ["job", "resume", "x"],
+    ["job", "throttle", "x", "--max-containers", "1"],
     ["scan", "1"],
 ]
 
@@ -1130,7 +1194,7 @@ EVERY_COMMAND = [
 def test_every_error_is_a_document_with_json_and_a_sentence_without(
     words: list[str], options: list[str], code: str, exit_code: int
 ) -> None:
-    """R14."""
+    """Operator rule R14."""
     plain = CliRunner().invoke(treefold, [*words, *options])
     assert (plain.exit_code, plain.stdout) == (exit_code, "")
     assert f"error [{code}]" in plain.stderr

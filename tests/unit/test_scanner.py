@@ -39,7 +39,6 @@ from runtime.errors import (
     OperationInterruptedError,
 )
 from runtime.metrics import Metrics
-from runtime.rate_limit import RateLimiter
 from runtime.thread_health import ThreadHealth
 from tests.support.waiting import wait_until
 
@@ -561,38 +560,6 @@ def test_closing_the_queue_answers_all_who_wait() -> None:
         waiting.result(timeout=1)
     with pytest.raises(BusyError, match="stopping"):
         queue.add(ONE, ignore_gap=True)
-
-
-def test_bytes_pass_at_the_rate_and_idle_time_is_not_saved_up() -> None:
-    clock, waits = Clock(), list[float]()
-
-    def wait(seconds: float) -> bool:
-        waits.append(seconds)
-        clock.time_ms += round(seconds * 1000)
-        return False
-
-    limiter = RateLimiter(1000, clock, wait)
-    for _ in range(4):
-        limiter.take(500)
-    assert clock.time_ms - NOW_MS == pytest.approx(2000, abs=5)
-    assert max(waits) <= 0.2
-    clock.time_ms += 3_600_000
-    before_ms = clock.time_ms
-    limiter.take(1000)
-    assert clock.time_ms - before_ms == pytest.approx(1000, abs=5)
-
-
-def test_a_stop_ends_the_wait_for_bandwidth() -> None:
-    clock = Clock()
-    RateLimiter(1, clock, lambda _: True).take(1 << 40)
-    assert clock.time_ms == NOW_MS
-
-
-def test_rate_zero_sets_no_limit() -> None:
-    def never(_: float) -> bool:
-        raise AssertionError("nothing to wait for")
-
-    RateLimiter(0, Clock(), never).take(1 << 40)
 
 
 def test_an_error_that_nobody_foresaw_ends_one_scan_and_no_thread() -> None:

@@ -818,6 +818,7 @@ def test_an_error_ends_with_its_code_its_hint_and_its_exit_status() -> None:
 def test_without_a_terminal_progress_is_a_line_every_ten_seconds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    """Operator rule R18."""
     now = 0.0
 
     with progress_sink(ProgressStyle(bars=False), clock=lambda: now) as sink:

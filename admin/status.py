@@ -1,0 +1,192 @@
+"""`treefold status`: ask every process how it is, and say what is wrong."""
+
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import click
+
+from admin.answer import controller_options, json_option
+from admin.cluster_status import (
+    AgentAnswer,
+    ClusterAnswer,
+    SweepAnswer,
+    VerifierAnswer,
+    answer_json,
+    exit_status_of,
+    health_of,
+    lines,
+    problems_of,
+)
+from admin.command_result import command_result
+from admin.paths import LocalPath
+from admin.tls_options import check_option_address
+from dnagent.client import AgentClient
+from merkle.errors import ReconcileError
+from runtime.disk import Disk
+from runtime.errors import UsageError
+from runtime.output import print_line
+from runtime.rpc import open_channel
+from scm.client import ControllerClient
+from scm.jobs import JobState
+from scm.views import DatanodeView, JobStatus
+
+# An agent that takes longer is reported as silent, so that one cannot hold up the rest.
+_AGENT_S = 5.0
+_CALLS_AT_ONCE = 16
+# The newest jobs that are looked at, and of each state those that have not ended.
+_JOBS_MAX = 1_000
+_ACTIVE_MAX = 50
+_EXTRA = "install the extra for chunk tables: pip install 'treefold[sweep]'"
+
+
+@click.command()
+@click.option(
+    "--sweep",
+    "sweep_folder",
+    metavar="OUT",
+    type=LocalPath(file_okay=False, path_type=Path),
+    help="The folder of sweeps, the --out of `treefold sweep run`.",
+)
+@click.option(
+    "--verifier",
+    "verifiers",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="A verifier (`treefold verifier run`). May be repeated.",
+)
+@json_option
+@controller_options
+def status(
+    *,
+    controller: ControllerClient,
+    sweep_folder: Path | None,
+    verifiers: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """What is wrong, how sure that is, and what to do next.
+
+    It asks the controller, the agents that the controller knows, and what the options
+    name. What does not answer is UNKNOWN, with the reason. Nothing changes.
+
+    \b
+    Exit status:
+      0  all is healthy
+      3  something is wrong, for example diverged
+      7  nothing is known to be wrong, and not all is known
+    """
+    for address in verifiers:
+        check_option_address("--verifier", address)
+    with command_result("status", as_json=as_json) as result:
+        answer = ask(controller, sweep_folder, verifiers)
+        result.data = answer_json(answer)
+        result.exit_status = exit_status_of(health_of(problems_of(answer)))
+        if not as_json:
+            for line in lines(answer):
+                print_line(line)
+
+
+def ask(
+    controller: ControllerClient, sweep_folder: Path | None, verifiers: Sequence[str]
+) -> ClusterAnswer:
+    """Ask everything; whoever does not answer is in the answer with the reason."""
+    # Whether the server has roles: without TLS on our side it cannot tell who we are.
+    is_insecure = controller.tls is None
+    sweep = _ask_sweep(sweep_folder) if sweep_folder else None
+    asked = tuple(_ask_verifier(controller, address) for address in verifiers)
+    try:
+        found = controller.status()
+        views = controller.datanodes()
+        jobs = _jobs(controller)
+    except UsageError:
+        raise
+    except ReconcileError as error:
+        return ClusterAnswer(
+            time.time(),
+            controller.address,
+            is_insecure,
+            None,
+            f"{error.code}: {error.message}",
+            sweep=sweep,
+            verifiers=asked,
+        )
+    with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="status") as pool:
+        agents = tuple(pool.map(lambda view: _ask_agent(controller, view), views))
+    return ClusterAnswer(
+        time.time(),
+        controller.address,
+        is_insecure,
+        found,
+        agents=agents,
+        jobs=jobs,
+        sweep=sweep,
+        verifiers=asked,
+    )
+
+
+def _jobs(controller: ControllerClient) -> tuple[JobStatus, ...]:
+    """Jobs that have not ended, and the last one of each container if it did not end
+    well.
+    """
+    found = controller.jobs(limit=_JOBS_MAX)
+    for state in JobState:
+        if not state.is_terminal:
+            found += controller.jobs(state=state.value, limit=_ACTIVE_MAX)
+    newest: dict[int, JobStatus] = {}
+    for job in sorted(found, key=lambda job: job.created_at_s):
+        newest[job.container_id] = job
+    ended_well = (JobState.DONE, JobState.CANCELLED)
+    return tuple(job for job in newest.values() if job.state not in ended_well)
+
+
+def _ask_agent(controller: ControllerClient, view: DatanodeView) -> AgentAnswer:
+    if not view.is_live:
+        return AgentAnswer(view, None, "no heartbeat")
+    address = view.datanode.address
+    try:
+        channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+        with channel:
+            return AgentAnswer(view, AgentClient(channel, address).status(timeout_s=_AGENT_S))
+    except ReconcileError as error:
+        return AgentAnswer(view, None, f"{error.code}: {error.message}")
+
+
+def _ask_sweep(folder: Path) -> SweepAnswer:
+    # Imported here: the controller's machine may have no pyarrow.
+    try:
+        from sweep.output import Summary, SweepStore
+    except ModuleNotFoundError as error:
+        missing = str(error.name).partition(".")[0]
+        return SweepAnswer(str(folder), error=f"{missing} is not installed: {_EXTRA}")
+    try:
+        store = SweepStore(folder, Disk())
+        sweep_id = store.sweep("latest")
+        summary = Summary.of(store.summary(sweep_id))
+    except ReconcileError as error:
+        return SweepAnswer(str(folder), error=f"{error.code}: {error.message}")
+    except (KeyError, TypeError, ValueError) as error:
+        return SweepAnswer(str(folder), error=f"its summary cannot be read: {error!r}")
+    return SweepAnswer(
+        str(folder),
+        sweep_id,
+        summary.started_at.timestamp() + summary.seconds,
+        tuple(sorted(summary.verdicts.items())),
+        summary.unseen,
+        len(summary.skipped),
+    )
+
+
+def _ask_verifier(controller: ControllerClient, address: str) -> VerifierAnswer:
+    # Imported here: most clusters have no verifier.
+    from replicator.verifier.client import VerifierClient
+
+    try:
+        client = VerifierClient(address, tls=controller.tls, insecure=controller.insecure)
+        try:
+            found = client.describe()
+        finally:
+            client.close()
+    except ReconcileError as error:
+        return VerifierAnswer(address, error=f"{error.code}: {error.message}")
+    return VerifierAnswer(address, found.address, found.index.listed_at_s)
