@@ -10,8 +10,6 @@ AGENT_EVENTS = frozenset({
     # reconciliation
     "reconcile_started", "reconcile_finished", "reconcile_failed", "reconcile_interrupted",
     "reconcile_refused", "peer_set_aside", "peer_unreachable",
-    # limits
-    "limits_changed", "settings_need_restart",
     # chunk tables
     "export_finished", "export_failed",
     # heartbeats

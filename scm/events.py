@@ -3,6 +3,5 @@
 CONTROLLER_EVENTS = frozenset({
     "datanode_registered", "datanode_stale", "job_created", "job_changed", "job_finished",
     "job_resumed", "job_throttled",
-    "limits_changed", "settings_need_restart",
     "controller_paused", "heartbeat_refused",
 })  # fmt: skip

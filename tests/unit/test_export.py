@@ -181,9 +181,7 @@ def test_repairs_and_deletes_are_events_each_once(folder: Path, tmp_path: Path) 
     first = run(folder, walk, audit_file=path)
     audit.delete(1, [3])
     audit.return_to_service(1, "CLOSED", "j3")
-    audit.refused_call(
-        method="S/M", caller="", certificate="ab", peer="ipv4:10.0.0.9:1", reason="why", count=1
-    )
+    audit.refused(who="operator/alice", what="S/M", why="no role")
     with path.open("ab") as file:
         file.write(
             b'{"time": "2026-11-22T03:00:00+00:00", "container": 1}\nnonsense\n[1]\n{"time":'
