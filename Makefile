@@ -24,7 +24,7 @@ setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which on
 
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	# By group: all that is Spark's shares one JVM.
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not ozone and not peers and not long" tests
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not ozone and not peers and not long" tests
 	$(BIN)/python -m pytest -n 2 -q -m kernels -p tests.support.without_numba tests/unit tests/golden
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
