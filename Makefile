@@ -22,10 +22,13 @@ demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and thre
 setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which only tests run
 	@sh tools/setup.sh tests
 
+# Two runs at once, since either waits at times: all tests, by group (all that is Spark's shares one JVM); and those that
+# reach a kernel a second time without numba, whose output comes last.
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
-	# By group: all that is Spark's shares one JVM.
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not ozone and not peers and not long" tests
-	$(BIN)/python -m pytest -n 2 -q -m kernels -p tests.support.without_numba tests/unit tests/golden
+	@said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
+	again=$$!; trap "kill $$again 2>/dev/null; rm -f $$said" EXIT; status=0; \
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
+	wait $$again || status=1; cat $$said; exit $$status
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
 	$(BIN)/python -m pytest -n 2 -m long tests

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
@@ -15,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from admin.cli import treefold
 from admin.demo.damage import DamageMethod, inflict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
@@ -52,14 +52,11 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _demo(*words: str) -> tuple[int, dict[str, Any]]:
-    command = [sys.executable, "-m", "admin.cli", "demo", "--json", "--check", *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=2 * WITHIN_S, check=False
-    )
-    assert "Traceback" not in done.stderr, done.stderr
+    done = CliRunner().invoke(treefold, ["demo", "--json", "--check", *words])
+    assert done.stdout, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)["data"]
     assert answer["elapsed_s"] < WITHIN_S
-    return done.returncode, answer
+    return done.exit_code, answer
 
 
 def _copies(healthy: Path, folder: Path) -> dict[str, Path]:
@@ -97,17 +94,7 @@ def _truncate(root: Path, container_id: int, which: int, length: int) -> None:
 
 def _verdicts(roots: Roots) -> dict[int, str]:
     """What `treefold tree diff` says can be done."""
-    command = [
-        sys.executable,
-        "-m",
-        "admin.cli",
-        "tree",
-        "diff",
-        "--json",
-        *map(str, roots.values()),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert "Traceback" not in done.stderr, done.stderr
+    done = CliRunner().invoke(treefold, ["tree", "diff", "--json", *map(str, roots.values())])
     found = [json.loads(line) for line in done.stdout.splitlines()]
     return {one["containerID"]: one["verdict"] for one in found}
 
@@ -371,8 +358,6 @@ def test_bad_arguments_start_nothing_and_leave_nothing(
         for name in NAMES[:2]:
             copy_volume(healthy, "dn1", places["TWINS"] / name / "volume1")
     given = [str(places.get(word, word)) for word in words]
-    command = [sys.executable, "-m", "admin.cli", "demo", "--json", *given]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=WITHIN_S, check=False)
-    assert (done.returncode, said in done.stderr) == (2, True), done.stderr
-    assert "Traceback" not in done.stderr
+    done = CliRunner().invoke(treefold, ["demo", "--json", *given])
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
     assert not places["KEEP"].exists()
