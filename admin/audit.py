@@ -77,7 +77,8 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
         ]
         answer.data = {"chains": [_report_json(report) for report in reports]}
         if not reports:
-            answer.warn("no audit file was found")
+            answer.fail("audit_not_found", "No audit file was found: nothing is known.")
+            answer.exit_status = ExitCode.FINDINGS if head or after else ExitCode.FAILED
         if not as_json:
             for report in reports:
                 _print_report(report, has_head=bool(head))

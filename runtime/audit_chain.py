@@ -37,8 +37,9 @@ _DIGITS = 12
 # The same refusal is written once in this time, and then with its number: a caller that
 # tries again and again must not fill the disk.
 _REFUSALS_EVERY_S = 60.0
-# Different refusals of that time that get lines of their own.
-_REFUSALS_MAX = 1_000
+# Different refusals of that time that get lines of their own: of one caller, so that it
+# keeps nobody else's off the record, and of all.
+_REFUSALS_OF_ONE_MAX, _REFUSALS_MAX = 20, 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class AuditFile:
         self._lock = threading.Lock()
         self._refusals_lock = threading.Lock()
         self._refusals: dict[tuple[str, str, str], int] = {}
-        self._refusals_unlisted = 0
+        self._refusals_unlisted: dict[str, int] = {}
         self._refusals_since_s = monotonic_s()
         self._suspect: DiskError | None = None
         # None: what the last write left is not known.
@@ -134,8 +135,9 @@ class AuditFile:
     def refused(self, *, who: str, what: str, why: str) -> None:
         """Record that a request was refused: who sent it, what it was, and why not.
 
-        A refusal that repeats within a minute is counted; a later line has the number
-        as `repeated`. A crash loses the counts of the last minute.
+        A refusal that repeats within a minute is counted; a line has the number as
+        `repeated`, with the next refusal after that minute or at the end. A crash loses
+        counts that are not written.
 
         Raises:
             DiskError: the line is not on disk. The request must be refused all the
@@ -148,11 +150,13 @@ class AuditFile:
             if key in self._refusals:
                 self._refusals[key] += 1
                 return
-            if len(self._refusals) >= _REFUSALS_MAX:
-                self._refusals_unlisted += 1
+            of_one = sum(caller == who for caller, _, _ in self._refusals)
+            if of_one >= _REFUSALS_OF_ONE_MAX or len(self._refusals) >= _REFUSALS_MAX:
+                named = who if len(self._refusals_unlisted) < _REFUSALS_MAX else ""
+                self._refusals_unlisted[named] = self._refusals_unlisted.get(named, 0) + 1
                 return
+            self.append([{"kind": "refused", "who": who, "what": what, "why": why}])
             self._refusals[key] = 0
-        self.append([{"kind": "refused", "who": who, "what": what, "why": why}])
 
     def append(self, entries: Sequence[Mapping[str, object]]) -> None:
         """Append a line for each entry; durable on return.
@@ -345,13 +349,13 @@ class AuditFile:
             for (who, what, why), count in self._refusals.items()
             if count
         ]
-        if self._refusals_unlisted:
-            why = f"more than {_REFUSALS_MAX} different refusals in a minute"
-            unlisted: dict[str, object] = {"kind": "refused", "who": "", "what": "", "why": why}
-            lines.append({**unlisted, "repeated": self._refusals_unlisted})
-        self._refusals.clear()
-        self._refusals_unlisted, self._refusals_since_s = 0, self._monotonic_s()
+        why = "more different refusals in a minute than have lines"
+        for who, count in self._refusals_unlisted.items():
+            lines.append({"kind": "refused", "who": who, "what": "", "why": why, "repeated": count})
         self.append(lines)
+        self._refusals.clear()
+        self._refusals_unlisted.clear()
+        self._refusals_since_s = self._monotonic_s()
 
 
 def _encoded(entry: Mapping[str, object], end: ChainEnd) -> tuple[bytes, ChainEnd]:

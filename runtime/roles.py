@@ -203,8 +203,10 @@ def may_call(
 
 
 def speaks_for(caller: Identity | NoRole, datanode_id: str) -> bool:
-    """Whether the caller is the agent of this datanode."""
-    return caller == Identity(Role.DATANODE, datanode_id.lower())
+    """Whether the caller is the agent of this datanode, as Ozone writes its ID: in
+    another case it would be another datanode, and one agent many.
+    """
+    return caller == Identity(Role.DATANODE, datanode_id)
 
 
 def method_refusal(

@@ -148,10 +148,41 @@ def test_a_refusal_that_repeats_is_counted_and_never_fills_the_disk(path: Path) 
     audit.refused(who="dn-2", what="Reconcile", why="not an operator")
     now_s = 61.0
     audit.refused(who="dn-1", what="Reconcile", why="not an operator")
-    for number in range(2000):
-        audit.refused(who=f"x{number}", what="Reconcile", why="not an operator")
+    for number in range(1100):
+        audit.refused(who="dn-3", what="Heartbeat", why=f"is not x{number}")
+    audit.refused(who="dn-4", what="Reconcile", why="not an operator")
     audit.close()
     found = [(line["who"], line.get("repeated")) for line in audit_lines(path)]
     assert found[:4] == [("dn-1", None), ("dn-2", None), ("dn-1", 4), ("dn-1", None)]
-    assert len(found) == 3 + 1000 + 1
-    assert found[-1] == ("", 1001)
+    # One that finds ever new reasons keeps nobody else off the record.
+    assert found[4:] == [("dn-3", None)] * 20 + [("dn-4", None), ("dn-3", 1080)]
+
+
+def test_of_ever_more_callers_a_thousand_have_lines(path: Path) -> None:
+    audit = AuditFile(path)
+    for number in range(2100):
+        audit.refused(who=f"x{number}", what="Reconcile", why="not an operator")
+    audit.close()
+    found = [(line["who"], line.get("repeated")) for line in audit_lines(path)]
+    assert len(found) == 1000 + 1000 + 1
+    assert found[-1] == ("", 100)
+
+
+def test_a_refusal_that_could_not_be_written_is_written_when_it_comes_again(path: Path) -> None:
+    is_full, now_s = False, 0.0
+    disk = FailingDisk(errno.ENOSPC, lambda operation, _: is_full and operation is Operation.WRITE)
+    audit = AuditFile(path, disk=disk, monotonic_s=lambda: now_s)
+    is_full = True
+    with pytest.raises(DiskError):
+        audit.refused(who="dn-1", what="Reconcile", why="why")
+    is_full = False
+    for _ in range(3):
+        audit.refused(who="dn-1", what="Reconcile", why="why")
+    now_s, is_full = 61.0, True
+    with pytest.raises(DiskError):
+        audit.refused(who="dn-2", what="Reconcile", why="why")
+    is_full = False
+    audit.refused(who="dn-2", what="Reconcile", why="why")
+    audit.close()
+    found = [(line["who"], line.get("repeated")) for line in audit_lines(path)]
+    assert found == [("dn-1", None), ("dn-1", 2), ("dn-2", None)]

@@ -78,3 +78,12 @@ def test_lines_are_found_by_container_job_and_requester(folder: Path) -> None:
     assert found("--who", "bob") == [("reconcile", "b")]
     assert found("--limit", "1") == [("refused", None)]
     assert "not an operator" in run("tail", folder).stdout
+
+
+@pytest.mark.parametrize(("words", "status"), [((), 1), (("--head", "a" * 64), 3)])
+def test_where_no_audit_file_is_nothing_is_known(
+    tmp_path: Path, words: tuple[str, ...], status: int
+) -> None:
+    """With a known head all of the chain is missing."""
+    done = CliRunner().invoke(treefold, ["audit", "verify", str(tmp_path), *words, "--json"])
+    assert (done.exit_code, '"audit_not_found"' in done.stdout) == (status, True)

@@ -192,7 +192,7 @@ def test_roles_without_tls_are_refused(
 
 
 def test_only_the_agent_of_a_datanode_speaks_for_it() -> None:
-    assert speaks_for(Identity(Role.DATANODE, UUID), UUID.upper())
+    assert not speaks_for(Identity(Role.DATANODE, UUID), UUID.upper())
     for other in (Identity(Role.DATANODE, "0" + UUID[1:]), Identity(Role.CONTROLLER, UUID)):
         assert not speaks_for(other, UUID)
 
