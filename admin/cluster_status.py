@@ -29,6 +29,8 @@ _PROBLEMS_MAX = 10
 _SWEEP_OLD_S = 2 * 86_400.0
 # Verifiers list their bucket every hour.
 _LISTING_OLD_S = 86_400.0
+# Clocks of two machines may differ by this much.
+_CLOCK_SKEW_S = 300.0
 _BAD_VERDICTS = tuple(
     verdict.value for verdict in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE, Verdict.CONFLICT)
 )
@@ -209,6 +211,8 @@ def _problems_of_sweep(sweep: SweepAnswer, now_s: float) -> Iterator[Problem]:
     bad = [f"{verdicts[name]} {name}" for name in _BAD_VERDICTS if verdicts.get(name)]
     if bad:
         yield Problem(f"containers of the last sweep: {', '.join(bad)}", show)
+    if not sum(verdicts.values()):
+        yield Problem("the last sweep compared no container", show, is_known=False)
     unknown = verdicts.get(Verdict.UNKNOWN.value, 0)
     if unknown or sweep.unseen or sweep.skipped:
         text = (
@@ -218,6 +222,9 @@ def _problems_of_sweep(sweep: SweepAnswer, now_s: float) -> Iterator[Problem]:
         )
         yield Problem(text, show, is_known=False)
     age_s = now_s - sweep.ended_at_s
+    if age_s < -_CLOCK_SKEW_S:
+        text = "the last sweep ended in the future, by this machine's clock"
+        yield Problem(text, show, is_known=False)
     if age_s > _SWEEP_OLD_S:
         text = f"the last sweep ended {age_text(age_s)}"
         yield Problem(text, "systemctl status treefold-sweep.timer", is_known=False)

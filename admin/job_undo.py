@@ -97,7 +97,10 @@ def undo(
     with command_result("job undo", as_json=as_json) as answer:
         if not reason.strip():
             raise UsageError("--reason: it is empty")
-        job = controller.job(job_id.partition(".undo")[0])
+        beginning, undone, number = job_id.partition(".undo")
+        job = controller.job(beginning)
+        # Agents know a job by its whole ID.
+        job_id = f"{job.job_id}{undone}{number}"
         view = controller.get_containers([job.container_id]).get(job.container_id)
         if view is None:
             raise UsageError(f"container {job.container_id} is not known any more")

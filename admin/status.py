@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -163,18 +164,19 @@ def _ask_sweep(folder: Path) -> SweepAnswer:
         store = SweepStore(folder, Disk())
         sweep_id = store.sweep("latest")
         summary = Summary.of(store.summary(sweep_id))
+        found = SweepAnswer(
+            str(folder),
+            sweep_id,
+            (summary.started_at + timedelta(seconds=summary.seconds)).timestamp(),
+            tuple(sorted(summary.verdicts.items())),
+            summary.unseen,
+            len(summary.skipped),
+        )
     except ReconcileError as error:
         return SweepAnswer(str(folder), error=f"{error.code}: {error.message}")
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         return SweepAnswer(str(folder), error=f"its summary cannot be read: {error!r}")
-    return SweepAnswer(
-        str(folder),
-        sweep_id,
-        summary.started_at.timestamp() + summary.seconds,
-        tuple(sorted(summary.verdicts.items())),
-        summary.unseen,
-        len(summary.skipped),
-    )
+    return found
 
 
 def _ask_verifier(controller: ControllerClient, address: str) -> VerifierAnswer:

@@ -80,7 +80,9 @@ def parse_rate(value: object) -> int:
     """
     if isinstance(value, str):
         value = value.strip().removesuffix("/s")
-    return math.floor(_parse_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"'))
+    rate = _parse_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"')
+    # Not 0, which is no limit: who asks for almost nothing must not get everything.
+    return max(math.floor(rate), 1) if rate else 0
 
 
 def check_switch(value: object) -> object:

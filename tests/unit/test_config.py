@@ -198,3 +198,8 @@ def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) 
 def test_what_is_no_address_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address such as"):
         split_address(address)
+
+
+@pytest.mark.parametrize(("value", "rate"), [("0.5", 1), (0.9, 1), ("0", 0), ("0.0KiB/s", 0)])
+def test_a_rate_below_one_is_not_no_limit(value: float | str, rate: int) -> None:
+    assert parse_rate(value) == rate

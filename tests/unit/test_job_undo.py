@@ -65,6 +65,8 @@ def test_an_undo_puts_back_what_was_overwritten_and_can_be_taken_back(
     file = cluster.block_file("dn1", container_id, container_id)
     plan = undo(cluster, job, "--dry-run")
     assert plan["exit"] == 0
+    # A beginning of its ID names the same job, at the agents too.
+    assert undo(cluster, job[:5], "--dry-run")["replicas"] == plan["replicas"]
     [ours] = [one for one in listed(plan["replicas"]) if one["datanode"] == UUIDS["dn1"]]
     assert [(w["offset"], w["length"], w["decision"]) for w in listed(ours["windows"])] == [
         (0, 1024, "restore"),

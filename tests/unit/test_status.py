@@ -143,6 +143,11 @@ UNKNOWN: dict[str, tuple[ClusterAnswer, str]] = {
     "silent agent": (replace(HEALTHY, agents=(SILENT,)), "did not answer"),
     "dead agent": (replace(HEALTHY, agents=(GONE,)), "last heartbeat 7m ago"),
     "no sweep": (replace(HEALTHY, sweep=SweepAnswer("/x", error="sweep_not_found")), "/x"),
+    "empty sweep": (replace(HEALTHY, sweep=replace(SWEEP, verdicts=())), "compared no container"),
+    "sweep of tomorrow": (
+        replace(HEALTHY, sweep=replace(SWEEP, ended_at_s=NOW_S + 86_400)),
+        "in the future",
+    ),
     "old sweep": (
         replace(HEALTHY, sweep=replace(SWEEP, ended_at_s=NOW_S - 5 * 86_400)),
         "ended 5d ago",
