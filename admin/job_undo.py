@@ -104,7 +104,7 @@ def undo(
         view = controller.get_containers([job.container_id]).get(job.container_id)
         if view is None:
             raise UsageError(f"container {job.container_id} is not known any more")
-        parts = _plan(controller, answer, view, job_id)
+        parts, is_whole = _plan(controller, answer, view, job_id)
         answer.data = {
             "containerID": view.container_id,
             "jobID": job_id,
@@ -115,6 +115,13 @@ def undo(
             _print(view.container_id, parts)
         todo = [part for part in parts if part.plan.bytes]
         refused = sum(part.plan.refused for part in parts)
+        if not todo and not is_whole:
+            text = (
+                "Not all datanodes answered: whether there is something to put back is not known."
+            )
+            answer.fail("undo_unknown", text, hint="Try again once they answer.")
+            answer.exit_status = ExitCode.UNREACHABLE
+            return
         if not todo:
             text = "Nothing can be put back." if refused else "There is nothing to put back."
             answer.fail("nothing_to_undo", text, hint="Undo copies expire with undo_days.")
@@ -127,18 +134,20 @@ def undo(
             answer.exit_status = ExitCode.REFUSED
             return
         done = _carry_out(controller, answer, view, job_id, todo, reason)
-        if done < len(todo) or refused:
+        if done < len(todo) or refused or not is_whole:
             answer.exit_status = ExitCode.PARTLY if done else ExitCode.REFUSED
 
 
 def _plan(
     controller: ControllerClient, answer: CommandResult, view: ContainerStatus, job_id: str
-) -> list[_Part]:
-    parts = []
+) -> tuple[list[_Part], bool]:
+    """The plans of the datanodes, and whether all that may have copies answered."""
+    parts, is_whole = [], True
     for one in view.replicas:
         peer = one.datanode.peer
         if not one.is_live or one.replica.read_only:
             why = "held read-only" if one.is_live else "silent"
+            is_whole = is_whole and one.is_live
             answer.warn(f"datanode {peer} is {why}: what it has of the job is not known")
             continue
         try:
@@ -152,7 +161,8 @@ def _plan(
             parts.append(_Part(peer, document, _parsed(document)))
         except ReconcileError as error:
             answer.fail(error.code, f"datanode {peer}: {error.message}", hint=error.hint)
-    return parts
+            is_whole = False
+    return parts, is_whole
 
 
 def _carry_out(

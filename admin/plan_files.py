@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -56,9 +57,9 @@ class ReplicaPlanDocument(_Strict):
     container: int
     datanode: str
     root: str = Field(pattern="^[0-9a-f]{1,16}$")
-    peers: dict[str, str]
+    peers: dict[str, Annotated[str, Field(pattern="^[0-9a-f]{1,16}$")]]
     unread: dict[str, str]
-    bytes: int
+    bytes: int = Field(ge=0)
     writes: tuple[PlannedRange, ...]
     records: tuple[dict[str, object], ...]
     tombstones: tuple[str, ...]
@@ -250,7 +251,7 @@ class _StoredReplica(_Strict):
 
 
 class _StoredContainer(_Strict):
-    container_id: int = Field(ge=1, alias="containerID")
+    container_id: int = Field(ge=1, lt=1 << 63, alias="containerID")
     replicas: tuple[_StoredReplica, ...]
     unplanned: dict[str, str]
 

@@ -4,6 +4,7 @@ where that does no harm, the audit has it, and it can be taken back.
 
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +156,12 @@ def test_a_job_without_copies_has_nothing_to_undo(cluster: SmallCluster, contain
     nothing = undo(cluster, job["jobID"], "--yes")
     assert (nothing["exit"], listed(nothing["errors"])[0]["code"]) == (6, "nothing_to_undo")
     assert cluster.run("job", "undo", "nope", "--reason", "x").exit_code == 1
+
+
+def test_where_a_datanode_does_not_answer_an_undo_is_not_whole(tmp_path: Path) -> None:
+    with small_cluster(tmp_path, range(1, 2)) as cluster:
+        job, _ = healed(cluster, 1, 10)
+        cluster.agents["dn1"].stop()
+        plan = undo(cluster, job, "--dry-run")
+        codes = [one["code"] for one in listed(plan["errors"])]
+        assert (plan["exit"], codes[-1:]) == (7, ["undo_unknown"])
