@@ -129,6 +129,8 @@ def _await_scans(
                 f"container {number} on {host_of(one.datanode)} ({peer})"
                 for (number, peer), one in left.items()
             ]
+        # The controller answers and does not call: whoever waits asks again, as
+        # `job watch` does.
         time.sleep(_POLL_S)
 
 

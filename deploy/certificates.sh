@@ -28,6 +28,7 @@ for host; do
 done
 
 mkdir -p "$folder"
+# In the same folder, so that `mv` renames: nobody finds a key without its certificate, or half of either.
 made=$(mktemp -d "$folder/made.XXXXXX")
 trap 'rm -rf "$made"' EXIT
 

@@ -47,12 +47,12 @@ class Whole:
             yield Piece(one.offset, content(block_id, LENGTH)[one.offset : one.end])
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
-        raise NotImplementedError
+        raise AssertionError("an undo believes no peer's tree")
 
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
-        raise NotImplementedError
+        raise AssertionError("an undo believes no peer's records")
 
     def close(self) -> None:
         pass

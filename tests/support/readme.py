@@ -54,7 +54,7 @@ class Machine:
         text = text.replace("10.0.0.", self.network).replace("~/", f"{self.root}/home/")
         for path, owner in (
             ("/opt/treefold", self.shared),
-            ("/root/pki", self.shared),
+            ("/srv/pki", self.shared),
             ("/etc/treefold", self.root),
             ("/var/lib/treefold", self.root),
             ("/data/hdds", self.root),

@@ -142,3 +142,9 @@ def small_cluster(folder: Path, container_ids: range) -> Iterator[SmallCluster]:
 def whole_block(block_id: int) -> bytes:
     """The bytes of a block that was never damaged."""
     return content(BlockId(block_id), BLOCK_BYTES)
+
+
+def listed(value: object) -> list[dict[str, str]]:
+    """A list of objects in a command's document."""
+    assert isinstance(value, list)
+    return value

@@ -40,7 +40,9 @@ def test_a_torn_last_line_is_cut_off_and_the_chain_says_so(path: Path) -> None:
     write_lines(path, "one", "two")
     whole = path.read_bytes()
     path.write_bytes(whole + b'{"time": "2026')
-    assert check_folder(path.parent).broken.fault is AuditFault.TORN  # type: ignore[union-attr]
+    broken = check_folder(path.parent).broken
+    assert broken is not None
+    assert broken.fault is AuditFault.TORN
     write_lines(path, "three")
     assert names(path) == ["one", "two", "cut", "three"]
     assert audit_lines(path)[2]["bytes"] == 14

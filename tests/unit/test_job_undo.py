@@ -15,6 +15,7 @@ from tests.support.small_cluster import (
     NAMES,
     UUIDS,
     SmallCluster,
+    listed,
     small_cluster,
     whole_block,
 )
@@ -47,11 +48,6 @@ def healed(cluster: SmallCluster, container_id: int, *places: int) -> tuple[str,
         container_id
     )
     return str(jobs[0]["jobID"]), damaged
-
-
-def listed(value: object) -> list[dict[str, str]]:
-    assert isinstance(value, list)
-    return value
 
 
 def undo(cluster: SmallCluster, job: str, *options: str) -> dict[str, object]:

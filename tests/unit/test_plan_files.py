@@ -14,6 +14,7 @@ from tests.support.small_cluster import (
     BLOCK_BYTES,
     UUIDS,
     SmallCluster,
+    listed,
     small_cluster,
     whole_block,
 )
@@ -37,11 +38,6 @@ def planned(cluster: SmallCluster, container_id: int, path: Path) -> dict[str, o
     data = cluster.json("reconcile", str(container_id), "--plan", str(path))
     assert data["exit"] == 0, data
     return data
-
-
-def listed(value: object) -> list[dict[str, str]]:
-    assert isinstance(value, list)
-    return value
 
 
 def test_a_plan_names_every_range_and_is_carried_out_exactly(

@@ -43,8 +43,7 @@ class InterruptedStream(io.StringIO):
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+def root(tmp_path: Path) -> Path:
     with VolumeMaker(tmp_path / "volume") as made:
         for number in range(1, CONTAINERS + 1):
             made.container(number)
@@ -52,8 +51,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return made.root
 
 
-def build(root: Path, *words: str) -> Result:
-    return CliRunner().invoke(treefold, ["tree", "build", str(root), *words])
+def runner(root: Path, state: str = "state") -> CliRunner:
+    """Of a user whose state is kept beside the volume."""
+    return CliRunner(env={"XDG_STATE_HOME": str(root.parent / state)})
+
+
+def build(root: Path, *words: str, state: str = "state") -> Result:
+    return runner(root, state).invoke(treefold, ["tree", "build", str(root), *words])
 
 
 def interrupt(root: Path, at: int) -> tuple[list[int], str]:
@@ -62,6 +66,7 @@ def interrupt(root: Path, at: int) -> tuple[list[int], str]:
     """
     rows, said = InterruptedStream(at), io.StringIO()
     with (
+        runner(root).isolation(),
         contextlib.redirect_stdout(rows),
         contextlib.redirect_stderr(said),
         pytest.raises(SystemExit) as ended,
@@ -160,15 +165,12 @@ def test_two_builds_of_the_same_paths_are_refused(root: Path) -> None:
     assert "another build of the same paths is running" in result.stderr
 
 
-def test_without_a_folder_for_state_nothing_can_be_resumed(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_folder_for_state_nothing_can_be_resumed(root: Path) -> None:
     (root.parent / "file").touch()
-    monkeypatch.setenv("XDG_STATE_HOME", str(root.parent / "file"))
-    result = build(root, "--json")
+    result = build(root, "--json", state="file")
     assert (result.exit_code, len(states(result))) == (0, CONTAINERS)
     assert "note: this build cannot be resumed" in result.stderr
-    refused = build(root, "--resume")
+    refused = build(root, "--resume", state="file")
     assert (refused.exit_code, refused.stdout) == (1, "")
 
 
