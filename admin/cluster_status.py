@@ -95,17 +95,17 @@ class VerifierAnswer:
     bucket: str = ""
     listed_at_s: float | None = None
     error: str = ""
+    roles_enforced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterAnswer:
     """All that was asked for. `error` says why the controller did not answer; then
-    `controller` is None. `is_insecure` if the connections have no TLS.
+    `controller` is None.
     """
 
     as_of_s: float
     address: str
-    is_insecure: bool
     controller: ControllerStatus | None
     error: str = ""
     agents: tuple[AgentAnswer, ...] = ()
@@ -289,8 +289,8 @@ def _controller_lines(answer: ClusterAnswer) -> Iterator[str]:
     age = "no root is known" if oldest is None else f"oldest root read at most {age_text(oldest)}"
     yield f"  {known}, {status.unknown} unknown; {age}"
     yield from _limit_lines(status.limits, answer.as_of_s)
-    if answer.is_insecure:
-        yield "  no TLS, so no roles: whoever reaches controller and agents may order repairs"
+    if not status.roles_enforced:
+        yield "  no TLS, so no roles: whoever reaches the controller may order repairs"
 
 
 def _limit_lines(limits: Iterable[LiveLimit], now_s: float) -> Iterator[str]:
@@ -335,6 +335,8 @@ def _lines_of_agent(agent: AgentAnswer) -> Iterator[str]:
         rate = f"{size_text(agent.status.repair_bytes_per_second)}/s"
         repair = f"{rate}{_of_limit(limits.get('repair.bytes_per_second'))}"
     yield f"  {agent.name}: heartbeat {age}, repairs {repair}"
+    if not agent.status.roles_enforced:
+        yield "    no TLS, so no roles: whoever reaches the agent may read its data"
     for volume in agent.status.volumes:
         yield f"    {volume.path}: {_volume_text(volume, limits.get('scan.bytes_per_second'))}"
 
@@ -393,7 +395,8 @@ def _verifier_lines(answer: ClusterAnswer) -> Iterator[str]:
             listed = "never"
             if one.listed_at_s is not None:
                 listed = age_text(answer.as_of_s - one.listed_at_s)
-            yield f"verifier {one.address}: {one.bucket}, listed as a whole: {listed}"
+            roles = "" if one.roles_enforced else "; no TLS, so no roles"
+            yield f"verifier {one.address}: {one.bucket}, listed as a whole: {listed}{roles}"
 
 
 def _counted(count: int, noun: str) -> str:
@@ -411,7 +414,7 @@ def answer_json(answer: ClusterAnswer) -> JsonObject:
         ],
         "controller": {
             "address": answer.address,
-            "hasRoles": not answer.is_insecure,
+            "hasRoles": status.roles_enforced if status else None,
             "error": answer.error or None,
             "status": _controller_json(status) if status else None,
         },
@@ -423,6 +426,7 @@ def answer_json(answer: ClusterAnswer) -> JsonObject:
                 "address": one.address,
                 "bucket": one.bucket or None,
                 "listedAt": None if one.listed_at_s is None else time_text(one.listed_at_s),
+                "hasRoles": None if one.error else one.roles_enforced,
                 "error": one.error or None,
             }
             for one in answer.verifiers
@@ -456,6 +460,7 @@ def _agent_json(agent: AgentAnswer) -> JsonObject:
         "heartbeatSecondsAgo": round(agent.view.heartbeat_age_s, 1),
         "error": agent.error or None,
         "fault": (status.fault or None) if status else None,
+        "hasRoles": status.roles_enforced if status else None,
         "repairEnabled": status.repair_enabled if status else None,
         "repairBytesPerSecond": round(status.repair_bytes_per_second, 1) if status else None,
         "limits": [_limit_json(limit) for limit in status.limits] if status else None,

@@ -92,8 +92,6 @@ def ask(
     controller: ControllerClient, sweep_folder: Path | None, verifiers: Sequence[str]
 ) -> ClusterAnswer:
     """Ask everything; whoever does not answer is in the answer with the reason."""
-    # Whether the server has roles: without TLS on our side it cannot tell who we are.
-    is_insecure = controller.tls is None
     sweep = _ask_sweep(sweep_folder) if sweep_folder else None
     asked = tuple(_ask_verifier(controller, address) for address in verifiers)
     try:
@@ -106,7 +104,6 @@ def ask(
         return ClusterAnswer(
             time.time(),
             controller.address,
-            is_insecure,
             None,
             f"{error.code}: {error.message}",
             sweep=sweep,
@@ -117,7 +114,6 @@ def ask(
     return ClusterAnswer(
         time.time(),
         controller.address,
-        is_insecure,
         found,
         agents=agents,
         jobs=jobs,
@@ -191,4 +187,6 @@ def _ask_verifier(controller: ControllerClient, address: str) -> VerifierAnswer:
             client.close()
     except ReconcileError as error:
         return VerifierAnswer(address, error=f"{error.code}: {error.message}")
-    return VerifierAnswer(address, found.address, found.index.listed_at_s)
+    return VerifierAnswer(
+        address, found.address, found.index.listed_at_s, roles_enforced=found.roles_enforced
+    )

@@ -476,12 +476,10 @@ class DatanodeView(_message.Message):
     def __init__(self, datanode: _Optional[_Union[Datanode, _Mapping]] = ..., live: bool = ..., heartbeat_age_s: _Optional[float] = ..., replicas: _Optional[int] = ...) -> None: ...
 
 class ListDatanodesResponse(_message.Message):
-    __slots__ = ("datanodes", "roles_enforced")
+    __slots__ = ("datanodes",)
     DATANODES_FIELD_NUMBER: _ClassVar[int]
-    ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     datanodes: _containers.RepeatedCompositeFieldContainer[DatanodeView]
-    roles_enforced: bool
-    def __init__(self, datanodes: _Optional[_Iterable[_Union[DatanodeView, _Mapping]]] = ..., roles_enforced: bool = ...) -> None: ...
+    def __init__(self, datanodes: _Optional[_Iterable[_Union[DatanodeView, _Mapping]]] = ...) -> None: ...
 
 class ScanRequest(_message.Message):
     __slots__ = ("container_ids", "requested_by")
@@ -524,7 +522,7 @@ class JobCount(_message.Message):
     def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic")
+    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic", "roles_enforced")
     STARTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
@@ -535,6 +533,7 @@ class GetStatusResponse(_message.Message):
     JOBS_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
+    ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     started_age_s: float
     fault: str
     containers: int
@@ -545,4 +544,5 @@ class GetStatusResponse(_message.Message):
     jobs: _containers.RepeatedCompositeFieldContainer[JobCount]
     limits: _containers.RepeatedCompositeFieldContainer[Limit]
     automatic: bool
-    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ...) -> None: ...
+    roles_enforced: bool
+    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ..., roles_enforced: bool = ...) -> None: ...

@@ -331,6 +331,7 @@ def status_response_to(
     started_age_s: float,
     fault: str,
     automatic: bool,
+    roles_enforced: bool,
 ) -> pb.GetStatusResponse:
     """The message of a controller's status, from its gauges (scm.metrics)."""
     message = pb.GetStatusResponse(
@@ -346,6 +347,7 @@ def status_response_to(
             for one in limits
         ],
         automatic=automatic,
+        roles_enforced=roles_enforced,
     )
     if oldest_s := gauges["scm_roots_oldest_age_seconds"]:
         message.oldest_root_age_s = oldest_s
@@ -374,6 +376,7 @@ def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
                 LiveLimit(one.name, one.value, one.set_by, one.set_at_s) for one in message.limits
             ),
             automatic=message.automatic,
+            roles_enforced=message.roles_enforced,
         )
 
 

@@ -350,7 +350,6 @@ class ControllerService:
             statuses = self._controller.queries.datanodes(self._clock())
         return pb.ListDatanodesResponse(
             datanodes=[status_to(status) for status in statuses],
-            roles_enforced=self._access.is_enforced,
         )
 
     def scan(self, request: pb.ScanRequest, context: grpc.ServicerContext) -> pb.ScanResponse:
@@ -372,6 +371,7 @@ class ControllerService:
                 started_age_s=now_s - self._started_s,
                 fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
                 automatic=queries.is_automatic,
+                roles_enforced=self._access.is_enforced,
             )
 
     def _requester(self, claimed: str, context: grpc.ServicerContext) -> str:

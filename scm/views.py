@@ -136,3 +136,5 @@ class ControllerStatus:
     jobs: Mapping[JobState, int]
     limits: tuple[LiveLimit, ...]
     automatic: bool
+    # Whether callers need a role.
+    roles_enforced: bool

@@ -108,7 +108,7 @@ def test_a_process_has_a_place_in_the_status(command: str) -> None:
     """Operator rule R11: where it did not answer, that is said."""
     begins = LONG_RUNNING[command].status
     silent = ClusterAnswer(
-        0.0, "a:1", True, None, "silent", verifiers=(VerifierAnswer("b:2", error="silent"),)
+        0.0, "a:1", None, "silent", verifiers=(VerifierAnswer("b:2", error="silent"),)
     )
     [line] = [line for line in lines(silent) if line.startswith(begins)]
     assert "UNKNOWN" in line

@@ -272,7 +272,7 @@ def test_an_agent_speaks_for_its_own_datanode_only(cluster: Cluster) -> None:
         theirs.Heartbeat(stolen, timeout=20)
     answer = operator.ListDatanodes(controller_pb2.ListDatanodesRequest(), timeout=20)
     assert [view.datanode.address for view in answer.datanodes] == ["10.0.0.1:9893"]
-    assert answer.roles_enforced
+    assert operator.GetStatus(controller_pb2.GetStatusRequest(), timeout=20).roles_enforced
 
 
 def report(datanode_id: str, root: int) -> controller_pb2.HeartbeatRequest:
@@ -312,13 +312,14 @@ def test_without_tls_there_are_no_roles_and_a_job_says_so(tmp_path: Path) -> Non
             for datanode_id, root in ((OURS, 1), (THEIRS, 2)):
                 stub.Heartbeat(report(datanode_id, root), timeout=20)
             answer = stub.ListDatanodes(controller_pb2.ListDatanodesRequest(), timeout=20)
+            status = stub.GetStatus(controller_pb2.GetStatusRequest(), timeout=20)
         with closing(ControllerClient(server.address)) as client:
             [outcome] = client.reconcile([1], dry_run=False, requested_by="root@vm")
             assert outcome.job_id
             assert client.job(outcome.job_id).requested_by == "root@vm (unproven)"
     finally:
         server.stop()
-    assert (len(answer.datanodes), answer.roles_enforced) == (2, False)
+    assert (len(answer.datanodes), status.roles_enforced) == (2, False)
 
 
 def test_a_verifier_says_that_it_asks_for_roles(cluster: Cluster) -> None:

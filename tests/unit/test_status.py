@@ -52,12 +52,14 @@ CONTROLLER = ControllerStatus(
     {},
     (LiveLimit("orders_per_datanode", 2, "default", 1.0),),
     False,
+    roles_enforced=True,
 )
 VOLUME = VolumeStatus("/data/1", "DS-1", "owner", 4, 1, 1, "", 4 << 20, 86_400.0, 0)
 VIEW = DatanodeView(Datanode(PeerId(UUID), "dn1.example.com", "10.0.0.7:9893"), True, 3.0, 4)
-AGENT = AgentAnswer(VIEW, AgentStatus(PeerId(UUID), True, (VOLUME,), (), (RATE,), 2048.0))
+STATUS = AgentStatus(PeerId(UUID), True, (VOLUME,), (), (RATE,), 2048.0, roles_enforced=True)
+AGENT = AgentAnswer(VIEW, STATUS)
 SWEEP = SweepAnswer("/var/sweeps", "20260921-1", NOW_S - 3600, (("MATCH", 12),))
-VERIFIER = VerifierAnswer("10.0.0.9:9899", "s3://bucket", NOW_S - 60)
+VERIFIER = VerifierAnswer("10.0.0.9:9899", "s3://bucket", NOW_S - 60, roles_enforced=True)
 JOB = JobStatus(
     "4f1c2ab09d3e",
     ContainerId(7),
@@ -78,9 +80,7 @@ JOB = JobStatus(
     compared=ComparisonResult(RootComparison.DIVERGED, ""),
     bytes_per_second=JobLimit(5 << 20, "root@vm", NOW_S),
 )
-HEALTHY = ClusterAnswer(
-    NOW_S, "127.0.0.1:9896", False, CONTROLLER, "", (AGENT,), (), SWEEP, (VERIFIER,)
-)
+HEALTHY = ClusterAnswer(NOW_S, "127.0.0.1:9896", CONTROLLER, "", (AGENT,), (), SWEEP, (VERIFIER,))
 
 
 def with_agent(**changes: object) -> ClusterAnswer:
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[ClusterAnswer, str, str]] = {
 }
 UNKNOWN: dict[str, tuple[ClusterAnswer, str]] = {
     "controller": (
-        ClusterAnswer(NOW_S, "c:1", False, None, "controller_unavailable: no answer"),
+        ClusterAnswer(NOW_S, "c:1", None, "controller_unavailable: no answer"),
         "controller c:1: controller_unavailable: no answer",
     ),
     "no agents": (replace(with_controller(containers=0), agents=()), "no container is known"),
@@ -226,7 +226,6 @@ parts = st.fixed_dictionaries(
         "verifiers": st.lists(
             st.sampled_from([VERIFIER, replace(VERIFIER, error="no")]), max_size=2
         ).map(tuple),
-        "is_insecure": st.booleans(),
     }
 )
 
@@ -267,9 +266,18 @@ def test_a_job_shows_rate_limit_and_eta() -> None:
     assert "1.0 MiB/3.0 MiB 1.0 MiB/s (limit 5.0 MiB/s) ETA 2s" in text
 
 
-def test_without_tls_it_says_that_nobody_has_a_role() -> None:
-    assert "no TLS, so no roles" in text_of(replace(HEALTHY, is_insecure=True))
-    assert "no TLS" not in text_of(HEALTHY)
+@pytest.mark.parametrize(
+    "without",
+    [
+        with_controller(roles_enforced=False),
+        replace(HEALTHY, agents=(AgentAnswer(VIEW, replace(STATUS, roles_enforced=False)),)),
+        replace(HEALTHY, verifiers=(replace(VERIFIER, roles_enforced=False),)),
+    ],
+    ids=["controller", "agent", "verifier"],
+)
+def test_whoever_has_no_roles_says_so(without: ClusterAnswer) -> None:
+    assert "no TLS, so no roles" in text_of(without)
+    assert "no TLS" not in text_of(replace(HEALTHY, verifiers=(VERIFIER,)))
 
 
 def test_many_problems_are_cut_and_the_rest_is_counted() -> None:
