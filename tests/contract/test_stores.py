@@ -46,6 +46,7 @@ from tests.support.stores import (
     keys,
     put,
 )
+from tests.support.waiting import wait_until
 
 GIB = 1 << 30
 # Each broke some tool: for signatures, paths, XML, listings, URLs or their order.
@@ -122,6 +123,13 @@ def noise(length: int, seed: int = 0) -> bytes:
     return random.Random(seed).randbytes(length)
 
 
+def check_left(target: ContractStore, wanted: Sequence[str]) -> None:
+    """Check which keys are left right after a deletion."""
+    if not target.lists_deletes_at_once:
+        wait_until(lambda: keys(target.store) == wanted, "deleted keys are listed no more")
+    assert keys(target.store) == wanted
+
+
 def same(found: Iterable[ObjectFacts | None], wanted: Sequence[ObjectFacts]) -> bool:
     """Whether these are those, as far as the store describes them each time."""
     pairs = list(zip_longest(found, wanted))
@@ -171,7 +179,7 @@ def test_every_key_is_kept_or_refused(target: ContractStore) -> None:
     for key in kept:
         assert content(store, current(store, key)) == key.encode() + b" body"
     assert store.writer.delete(kept) == []
-    assert keys(store) == []
+    check_left(target, [])
 
 
 @pytest.mark.parametrize("key", ["", "n" * 1025, "\ud800"], ids=["empty", "long", "surrogate"])
@@ -205,7 +213,8 @@ def test_a_listing_begins_after_any_key_and_has_any_prefix(target: ContractStore
         assert keys(store, prefix, "\U0010ffff\U0010ffff") == []
 
 
-def test_a_listing_of_several_pages_is_whole_and_in_order(store: Store) -> None:
+def test_a_listing_of_several_pages_is_whole_and_in_order(target: ContractStore) -> None:
+    store = target.store
     # The last key of a page may begin the first of the next.
     wanted = sorted(["!", *(f"{i:04}{end}" for i in range(550) for end in ("", "!"))])
     for key in random.Random(1).sample(wanted, len(wanted)):
@@ -214,7 +223,7 @@ def test_a_listing_of_several_pages_is_whole_and_in_order(store: Store) -> None:
     assert [facts.key for facts in store.lister.list_versions("")] == wanted
     assert keys(store, start_after=wanted[998]) == wanted[999:]
     assert store.writer.delete([*wanted, "missing"]) == []
-    assert keys(store) == []
+    check_left(target, [])
 
 
 @pytest.mark.parametrize("length", [0, 1, 16 << 10, (16 << 10) + 1, (3 << 20) + 1])
@@ -844,16 +853,19 @@ def test_five_gib_cross_without_being_in_memory(target: ContractStore, tmp_path:
     assert used < 100 << 20
 
 
-def test_many_keys_are_deleted_at_once_and_missing_ones_count_as_deleted(store: Store) -> None:
+def test_many_keys_are_deleted_at_once_and_missing_ones_count_as_deleted(
+    target: ContractStore,
+) -> None:
+    store = target.store
     wanted = [f"{i:04}" for i in range(0, 1100, 2)]
     for key in wanted[1:]:
         put(store, key)
     put(store, "stays")
     assert store.writer.delete([]) == []
     assert store.writer.delete([f"{i:04}" for i in range(1100)]) == []
-    assert keys(store) == ["stays"]
+    check_left(target, ["stays"])
     assert store.writer.delete(["stays", "stays"]) == []
-    assert keys(store) == []
+    check_left(target, [])
 
 
 def test_the_feed_reports_each_change_once_in_order(store: Store) -> None:
