@@ -2,13 +2,14 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import grpc
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError, Message
 
 from proof.item import ItemId, Profile
 from proof.messages import AnswerMessage, QuestionMessage
@@ -40,7 +41,7 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
-from runtime.rpc import named_errors, open_channel
+from runtime.rpc import StreamCall, UnaryStreamCall, named_errors, open_channel
 from runtime.tls_files import Tls
 
 _Answer = TypeVar("_Answer", bound=Message)
@@ -60,6 +61,7 @@ class AnswerLimits:
 
 
 _LIMITS = AnswerLimits()
+_SERVICE = pb.DESCRIPTOR.services_by_name["Verifier"].full_name
 
 
 class VerifierUnavailableError(StoreUnavailableError):
@@ -95,6 +97,18 @@ class VerifierClient:
         self._tls = tls
         self._channel = channel or open_channel(address, tls=tls, insecure=insecure)
         self._stub = VerifierStub(self._channel)
+        # Answers of streams stay bytes here. One that gRPC itself could not parse would
+        # end its call for us alone: nothing could cancel it, and the connection would
+        # have a stream less.
+        self._refresh: UnaryStreamCall = self._channel.unary_stream(
+            f"/{_SERVICE}/Refresh", pb.RefreshRequest.SerializeToString, None
+        )
+        self._write: StreamCall = self._channel.stream_stream(
+            f"/{_SERVICE}/WriteBatches", pb.WriteBatch.SerializeToString, None
+        )
+        self._patch: StreamCall = self._channel.stream_stream(
+            f"/{_SERVICE}/PatchObject", pb.PatchPiece.SerializeToString, None
+        )
 
     def close(self) -> None:
         """Close the connection."""
@@ -140,11 +154,9 @@ class VerifierClient:
         last = None
         self._count(calls=1, sent=request)
         with self._named_errors():
-            call = self._stub.Refresh(request, timeout=_LONG_S)
-            for last in self._answers(call, call.cancel, self._limits.answer_s):
-                self._count(received=last)
+            call = self._refresh(request, timeout=_LONG_S)
+            for last in self._answers(pb.RefreshProgress, call, self._limits.answer_s):
                 if stopped():
-                    call.cancel()
                     raise OperationInterruptedError("the refresh was stopped")
                 progress(last.objects, last.bytes_read)
         if last is None or not last.HasField("index"):
@@ -191,13 +203,12 @@ class VerifierClient:
         number = 0
         self._count(calls=1)
         with self._named_errors():
-            call = self._stub.WriteBatches(requests(), timeout=_LONG_S)
+            call = self._write(requests(), timeout=_LONG_S)
             answers = self._answers(
-                call, call.cancel, self._limits.batch_s, lambda: len(sizes) > number
+                pb.BatchResult, call, self._limits.batch_s, lambda: len(sizes) > number
             )
             for answer in answers:
                 number += 1
-                self._count(received=answer)
                 if number > len(sizes):
                     raise RemoteProtocolError("the verifier answered a batch that was not sent")
                 yield batch_result_from(answer, number=number - 1, writes=sizes[number - 1])
@@ -230,14 +241,13 @@ class VerifierClient:
             self._count(sent=piece)
             return piece
 
-        answer = None
         self._count(calls=1)
         with self._named_errors():
-            call = self._stub.PatchObject(pieces(), timeout=_LONG_S)
-            for answer in self._answers(call, call.cancel, self._limits.answer_s):
-                self._count(received=answer)
-        if answer is None or not answer.HasField("facts"):
+            call = self._patch(pieces(), timeout=_LONG_S)
+            last = deque(self._answers(pb.PatchResult, call, self._limits.answer_s), maxlen=1)
+        if not last or not last[0].HasField("facts"):
             raise RemoteProtocolError("the verifier did not say how its patch ended")
+        answer = last[0]
         facts = facts_from(answer.facts)
         if facts.key != order.key or facts.size_bytes != order.result_size_bytes:
             raise RemoteProtocolError("the verifier patched another object")
@@ -245,18 +255,26 @@ class VerifierClient:
 
     def _answers(
         self,
-        call: Iterator[_Answer],
-        cancel: Callable[[], object],
+        kind: type[_Answer],
+        call: "_Call",
         limit_s: float,
         is_due: Callable[[], bool] = lambda: True,
     ) -> Iterator[_Answer]:
-        """The answers of a call; one that is due for too long cancels it."""
-        watch = _AnswerWatch(cancel, limit_s, is_due)
+        """The answers of a call; one that is due for too long ends it. The call is over
+        once nobody asks for its next answer.
+        """
+        watch = _AnswerWatch(call.cancel, limit_s, is_due)
         try:
-            for answer in call:
+            for raw in call:
+                answer = kind.FromString(raw)
+                self._count(received=answer)
                 watch.note_answer()
                 yield answer
                 watch.note_taken()
+        except DecodeError as error:
+            raise RemoteProtocolError(
+                f"verifier {self.address}: an answer is no {kind.DESCRIPTOR.name}"
+            ) from error
         except grpc.RpcError as error:
             if not watch.is_expired:
                 raise
@@ -265,6 +283,7 @@ class VerifierClient:
                 hint="Look at its log, and run this again.",
             ) from error
         finally:
+            call.cancel()
             watch.close()
 
     def _count(
@@ -288,6 +307,15 @@ class VerifierClient:
             if named is error:
                 raise
             raise named from error
+
+
+class _Call(Protocol):
+    """A call under way, whose answers come as bytes."""
+
+    def __iter__(self) -> Iterator[bytes]: ...
+
+    def cancel(self) -> object:
+        """End it."""
 
 
 class _AnswerWatch:

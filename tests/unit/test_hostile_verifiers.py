@@ -241,6 +241,31 @@ def test_a_verifier_that_never_answers_is_unreachable(profile: Any) -> None:
         never.set()
 
 
+class Garbage:
+    """Bytes that are no message at all."""
+
+    def SerializeToString(self) -> bytes:  # noqa: N802 - the name of the protobuf library
+        """See google.protobuf.message.Message."""
+        return b"\xff\xff"
+
+
+def test_answers_that_do_not_parse_leave_no_call_behind(profile: Any) -> None:
+    """A connection has 64 streams at most: calls that do not end would use them up."""
+    order = PatchOrder("k", ItemId(bytes(16)), 3, b"h" * 32, NOTHING)
+    streams = dict.fromkeys(("Refresh", "WriteBatches", "PatchObject"), _each(Garbage(), Garbage()))
+    with fake(**streams) as other:
+        limits = AnswerLimits(answer_s=2.0, batch_s=2.0)
+        with closing(VerifierClient(other.address, limits=limits)) as client:
+            for call in (
+                lambda: client.refresh(profile),
+                lambda: list(client.write(profile, [writes("a")])),
+                lambda: client.patch(profile, order, [RangePatch(0, 0, b"abc")]),
+            ):
+                for _ in range(65):
+                    with pytest.raises(RemoteProtocolError):
+                        call()
+
+
 def test_a_batch_is_waited_for_while_others_are_answered(profile: Any) -> None:
     """Each answer begins the time anew, and nothing is due before a batch is sent."""
     turn = threading.Semaphore(0)
