@@ -4,6 +4,7 @@ A sum does not depend on the order of its items, and a change adds its new ID an
 its old one away. So a past root is the present one without the changes since.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -48,6 +49,11 @@ class SetRoot:
             low = int((lane & low_half).sum(dtype=np.uint64))
             total = (total << 64) + (high << 32) + low
         return cls(len(ids), total % _MODULUS)
+
+    @classmethod
+    def of_all(cls, roots: Sequence["SetRoot"]) -> Self:
+        """The root of disjoint sets together: far less than adding one by one."""
+        return cls(sum(one.count for one in roots), sum(one.total for one in roots) % _MODULUS)
 
     @classmethod
     def of_item(cls, item_id: ItemId | None) -> Self:

@@ -28,7 +28,10 @@ _CONTENT_BYTES = (None, 0, 4, 8, 16, 20, 32, 48, 64)
 _CONTENT_LENGTHS = np.array([length or 0 for length in _CONTENT_BYTES], np.int64)
 _HEAD = struct.Struct("<BBHI")
 _CHECK = struct.Struct("<I")
+# What the CRC-32 of bytes and of their own CRC-32 behind them always is.
+_CRC_RESIDUE = 0x2144_DF1C
 _READ_AT = struct.Struct("<q")
+_ROW_BYTES_MIN = HASHES_BYTES + _HEAD.size + _CHECK.size
 # The modified time has 48 bits, in ms.
 _LOW_BITS = 16
 _LOW_MASK = (1 << _LOW_BITS) - 1
@@ -80,14 +83,8 @@ def checked_hashes(key: bytes, version: bytes, row: bytes) -> bytes:
     Raises:
         IndexDamagedError: the row is not the one that was written for this key.
     """
-    end = len(row) - _CHECK.size
-    if end < HASHES_BYTES + _HEAD.size or row[end:] != _CHECK.pack(
-        crc32(row[:end], _key_crc(key, version))
-    ):
-        raise IndexDamagedError(
-            f"the row of {key.decode(errors='replace')!r} in the index is damaged",
-            hint="Rebuild the index from a listing of the bucket.",
-        )
+    if len(row) < _ROW_BYTES_MIN or crc32(row, _key_crc(key, version)) != _CRC_RESIDUE:
+        raise _damaged(f"the row of {key.decode(errors='replace')!r} in the index is damaged")
     return row[:HASHES_BYTES]
 
 
@@ -121,14 +118,24 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
 
 
 def decode_rows(rows: Sequence[tuple[bytes, bytes, bytes]]) -> FoundItems:
-    """The items in many rows (key, version, row), without their stamps.
+    """The items in many rows (key, version, row), without their stamps. A damaged page
+    can give any type.
 
     Raises:
         IndexDamagedError: a row is not the one that was written for its key.
     """
-    ids = ids_from_hashes(b"".join([checked_hashes(*row) for row in rows]))
-    whole = ByteColumn.of([row for _, _, row in rows])
-    starts = whole.ends - whole.lengths
+    try:
+        residues = [crc32(row, _key_crc(key, version)) for key, version, row in rows]
+        whole = ByteColumn.of([row for _, _, row in rows])
+    except TypeError as error:
+        raise _damaged("a row of the index has another type") from error
+    lengths = whole.lengths
+    if residues.count(_CRC_RESIDUE) < len(rows) or (lengths < _ROW_BYTES_MIN).any():
+        # The first that is damaged raises, by its name.
+        for one in rows:
+            checked_hashes(*one)
+    starts = whole.ends - lengths
+    hashes = whole.data[starts[:, np.newaxis] + np.arange(HASHES_BYTES)]
     held, shape = whole.data[starts + HASHES_BYTES], whole.data[starts + HASHES_BYTES + 1]
     at, width = starts + HASHES_BYTES + _HEAD.size, (shape & _SIZE_MASK).astype(np.int64)
     sizes = np.zeros(len(rows), np.uint64)
@@ -148,7 +155,8 @@ def decode_rows(rows: Sequence[tuple[bytes, bytes, bytes]]) -> FoundItems:
     flags |= np.where(read, WAS_READ, 0).astype(np.uint8)
     names = NameColumns.of([key for key, _, _ in rows], [version for _, version, _ in rows])
     properties = gathered(whole.data, at, lengths)
-    return FoundItems(ItemColumns(names, flags, sizes, contents, properties, read_at), ids)
+    items = ItemColumns(names, flags, sizes, contents, properties, read_at)
+    return FoundItems(items, ids_from_hashes(hashes.tobytes()))
 
 
 def row_evidence(row: bytes) -> ItemEvidence:
@@ -160,7 +168,11 @@ def row_evidence(row: bytes) -> ItemEvidence:
 
 
 def _key_crc(key: bytes, version: bytes) -> int:
-    return crc32(version, crc32(key + b"\0"))
+    return crc32(key + b"\0" + version)
+
+
+def _damaged(text: str) -> IndexDamagedError:
+    return IndexDamagedError(text, hint="Rebuild the index from a listing of the bucket.")
 
 
 def _from_hex(text: str) -> bytes | None:

@@ -64,7 +64,7 @@ class SpanSums:
     @property
     def root(self) -> SetRoot:
         """Of all items."""
-        return sum(self._roots, ROOT_EMPTY)
+        return SetRoot.of_all(self._roots)
 
     def change(self, key: str, old: ItemId | None, new: ItemId | None) -> None:
         """The item of a key went from one ID to another; None is no item."""
@@ -82,7 +82,7 @@ class SpanSums:
             return ROOT_EMPTY, []
         if last < first:
             return ROOT_EMPTY, [key_range]
-        inside = sum(self._roots[first:last], ROOT_EMPTY)
+        inside = SetRoot.of_all(self._roots[first:last])
         parts = []
         if first == len(self._starts) or start < self._starts[first]:
             parts.append(KeyRange(start, self._start(first)))

@@ -59,6 +59,9 @@ INSERT INTO item (key, version, key_hash, row) VALUES (?, ?, ?, ?)
 ON CONFLICT (key, version) DO UPDATE SET row = excluded.row
 """
 _SELECT = "SELECT key, version, key_hash, row FROM item"
+# A damaged page can return any type.
+_TYPE_ERRORS = (AttributeError, TypeError, OverflowError)
+_OTHER_TYPE = "a row of the index has another type"
 
 
 class SqliteTables:
@@ -192,11 +195,15 @@ class _SqliteView:
         statement = f"{_SELECT} WHERE key >= ?{bound} ORDER BY key, version"
         return self._select(statement, arguments)
 
-    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
+    def by_hash(self, key_hashes: Sequence[int]) -> Sequence[tuple[bytes, bytes, bytes]]:
         """See TableView.by_hash."""
-        found = list[ItemRow]()
+        found = list[tuple[bytes, bytes, bytes]]()
         for cursor in self._by_hash(_SELECT, key_hashes):
-            found += map(_item_row, cursor)
+            rows = cursor.fetchall()
+            try:
+                found += [(k, v, h.to_bytes(KEY_HASH_BYTES, "big") + row) for k, v, h, row in rows]
+            except _TYPE_ERRORS as error:
+                raise IndexDamagedError(_OTHER_TYPE) from error
         return found
 
     def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
@@ -253,14 +260,14 @@ def _marks(values: Sequence[object]) -> str:
 
 
 def _item_row(found: tuple[bytes, bytes, int, bytes]) -> ItemRow:
-    """The row as it was put; a damaged page can return any type."""
+    """The row as it was put."""
     try:
         key, version, key_hash, row = found
         if not (isinstance(key, bytes) and isinstance(version, bytes)):
             raise TypeError("a key is text")
         return ItemRow(key, version, key_hash.to_bytes(KEY_HASH_BYTES, "big") + row)
-    except (AttributeError, TypeError, OverflowError) as error:
-        raise IndexDamagedError("a row of the index has another type") from error
+    except _TYPE_ERRORS as error:
+        raise IndexDamagedError(_OTHER_TYPE) from error
 
 
 def _check_header(connection: sqlite3.Connection, path: Path) -> None:

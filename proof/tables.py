@@ -48,8 +48,10 @@ class TableView(Protocol):
     def rows(self, start: bytes, end: bytes | None) -> Iterator[ItemRow]:
         """The rows from one key on and before another, ascending; None is no end."""
 
-    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
-        """All rows that begin with one of these (48 bits, big-endian), in any order."""
+    def by_hash(self, key_hashes: Sequence[int]) -> Sequence[tuple[bytes, bytes, bytes]]:
+        """Key, version and row of all rows that begin with one of these (48 bits,
+        big-endian), in any order. Damaged ones may be of another type.
+        """
 
     def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
         """The keys and the versions of the same rows, for less. They come from the

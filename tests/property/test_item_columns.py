@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proof.columns import ByteColumn
+from proof.errors import IndexDamagedError
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import EvidenceLevel, Item, ItemId
 from proof.item_columns import ColumnHasher, FoundItems, ItemColumns, NameColumns
@@ -121,6 +122,23 @@ def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]])
     assert [found[at] for at in range(len(held))] == expected
     assert found[1:] == expected[1:]
     assert FoundItems.of(expected) == found
+
+
+@unhurried
+@given(st.integers(0, 4), st.sampled_from(["flip", "cut", "key"]), st.randoms())
+def test_one_damaged_row_among_many_is_found(at: int, how: str, chance: random.Random) -> None:
+    held = [stamped(f"k{number}", number) for number in range(5)]
+    rows = [(one.item.key.encode(), b"", encode_row(HASHER.hashes(one.item), one)) for one in held]
+    key, version, row = rows[at]
+    flipped = bytearray(row)
+    flipped[chance.randrange(len(row))] ^= 1 << chance.randrange(8)
+    rows[at] = {
+        "flip": (key, version, bytes(flipped)),
+        "cut": (key, version, row[: chance.randrange(len(row))]),
+        "key": (key + b"x", version, row),
+    }[how]
+    with pytest.raises(IndexDamagedError, match=f"'k{at}"):
+        decode_rows(rows)
 
 
 @unhurried

@@ -18,7 +18,14 @@ from proof.spans import SpanSums
 from proof.stored_index import StoredIndex
 from proof.tables import ItemRow, TableBatch
 from runtime.errors import DatabaseError
-from tests.support.stored_indexes import Model, assert_is, changed, open_index, stamped
+from tests.support.stored_indexes import (
+    Model,
+    assert_is,
+    changed,
+    hashes_of,
+    open_index,
+    stamped,
+)
 
 
 @pytest.fixture
@@ -98,6 +105,18 @@ def test_the_self_check_finds_what_was_changed_from_outside(
         with again.snapshot() as now, pytest.raises(IndexDamagedError):
             now.ids(WHOLE)
     again.close()
+
+
+@pytest.mark.parametrize("column", ["key", "version", "row"])
+def test_a_row_of_another_type_is_not_read_by_its_hash(
+    tmp_path: Path, index: StoredIndex, column: str
+) -> None:
+    index.close()
+    run(tmp_path, f"UPDATE item SET {column} = 'text' WHERE key = CAST('k7' AS BLOB)")
+    with closing(open_index(tmp_path)) as again, again.snapshot() as now:
+        with pytest.raises(IndexDamagedError, match="another type"):
+            now.find(hashes_of([stamped("k7")]))
+        assert len(now.find(hashes_of([stamped("k8")]))) == 1
 
 
 LOST = {
