@@ -8,6 +8,7 @@ import click
 
 from admin.answer import json_option
 from admin.command_result import command_result
+from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from runtime.audit_chain import AuditLine
 from runtime.audit_check import AuditReport, audit_chains, check_chain, read_lines
@@ -88,12 +89,12 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
 
 @audit.command(short_help="Print the last lines of audit files.")
 @_paths
-@click.option("--container", type=click.IntRange(1), help="Only lines of this container.")
+@click.option("--container", type=WholeNumber(1), help="Only lines of this container.")
 @click.option("--job", default="", metavar="ID", help="Only lines of this job.")
 @click.option("--who", default="", metavar="NAME", help="Only what this requester ordered.")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=50,
     show_default=True,
     help="Print at most this many, the latest.",

@@ -30,6 +30,7 @@ class CommandResult:
         """Add an error. The command continues; unless a status is set already, it will
         exit with FAILED.
         """
+        assert code == code.lower()
         self.errors.append({"code": code, "message": message, "hint": hint})
         self.exit_status = self.exit_status or ExitCode.FAILED
         if not self.as_json:

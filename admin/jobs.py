@@ -15,6 +15,7 @@ from admin.command_result import CommandResult, command_result
 from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.job_undo import undo
+from admin.option_types import Reason, WholeNumber
 from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
@@ -66,7 +67,7 @@ def job() -> None:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1000),
+    type=WholeNumber(1, 1000),
     default=50,
     show_default=True,
     help="List at most this many.",
@@ -146,7 +147,9 @@ job.add_command(undo)
 
 @job.command("pause")
 @click.argument("job_id", metavar="JOB")
-@click.option("--reason", default="", help="Why; shown with the job.")
+@click.option(
+    "--reason", default="", metavar="TEXT", type=Reason(), help="Why; shown with the job."
+)
 @json_option
 @controller_options
 def pause(*, controller: ControllerClient, job_id: str, reason: str, as_json: bool) -> None:
@@ -183,7 +186,7 @@ def resume(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 )
 @click.option(
     "--max-containers",
-    type=click.IntRange(0, 64),
+    type=WholeNumber(0, 64),
     help="Repair at most this many replicas of its container at once; 0 for no limit.",
 )
 @json_option

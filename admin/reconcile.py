@@ -25,6 +25,7 @@ from admin.containers import (
 )
 from admin.datanode_names import DatanodeNames
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
+from admin.option_types import Reason
 from admin.paths import LocalPath
 from admin.plan_files import PlanFile, load_plans, make_plans, print_plans, save_plans
 from admin.reconcile_status import print_status, requested_ids
@@ -71,7 +72,13 @@ _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait", is_flag=True, help="Wait for the jobs and show their results.")
-@click.option("--reason", default="", metavar="TEXT", help="A reason, stored with the jobs.")
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    type=Reason(),
+    help="A reason, stored with the jobs.",
+)
 @json_option
 @controller_options
 @click.pass_obj

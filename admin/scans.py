@@ -66,7 +66,7 @@ def scan(
     """
     with command_result("scan", as_json=as_json) as answer:
         try:
-            timeout_s = parse_duration(timeout if not timeout.isdigit() else int(timeout))
+            timeout_s = parse_duration(timeout)
         except ValueError as error:
             raise UsageError(f"--timeout: {error}") from error
         requested = container_ids(arguments)

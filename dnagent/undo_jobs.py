@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from dnagent.heartbeat import PeerAddress
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
+from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, TreeBuilder
 from ozone.repair_writer import Patch, RepairWriter
@@ -31,7 +32,9 @@ from repair.runner import RepairJob, Runner, execute_remote
 from repair.undo_plan import (
     OldBytes,
     UndoDecision,
+    UndoIncompleteError,
     UndoPlan,
+    UndoTooLargeError,
     UndoWindow,
     WindowPlace,
     damaged_entries,
@@ -101,6 +104,8 @@ class UndoJobs:
             BusyError: the container is being reconciled, or another job undone.
             PlanChangedError: the plan is no longer that of this digest; nothing was
                 written.
+            UndoIncompleteError: it failed after it had begun.
+            UndoTooLargeError: there are too many bytes to put back.
             ReconcileError: the replica cannot be read or written.
         """
         if not _JOB.fullmatch(job):
@@ -141,6 +146,12 @@ class UndoJobs:
                 put_back(volume, plan, undo_id, audit=self._audit, cancelled=cancelled)
                 replica.scan()
                 state = "done"
+            except ReconcileError as error:
+                raise UndoIncompleteError(
+                    f"the undo failed after it had begun: {error.message}",
+                    hint="See the new plan, and undo the job again or reconcile the container.",
+                    container_id=container_id,
+                ) from error
             finally:
                 after = volume.replica(container_id)
                 self._audit.end(
@@ -188,7 +199,7 @@ def plan_undo(
         rows += replaced
         size += sum(copy.length for copy in found)
         if size > _BYTES_MAX:
-            raise UsageError(
+            raise UndoTooLargeError(
                 f"job {job} overwrote more than the {_BYTES_MAX >> 20} MiB that can be undone",
                 hint="The copies are in the agent's undo folder.",
             )

@@ -185,7 +185,7 @@ def _following(lines: Sequence[bytes], number: int) -> list[AuditLine]:
 def _current(path: Path) -> Path:
     """The audit file that a full file belongs to; other files are their own."""
     stem, _, digits = path.stem.rpartition("-")
-    if stem and len(digits) == 12 and digits.isdigit():
+    if stem and len(digits) == 12 and digits.isascii() and digits.isdigit():
         return path.with_name(f"{stem}{path.suffix}")
     return path
 

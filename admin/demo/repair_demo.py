@@ -30,6 +30,7 @@ from admin.demo.damage import DamageMethod, inflict
 from admin.demo.healed_picture import write_healed_picture
 from admin.demo.offline_check import prove
 from admin.demo.result import AgentKill, DemoResult, containers_text, report
+from admin.option_types import WholeNumber
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -396,7 +397,7 @@ def _trees(
 )
 @click.option(
     "--kill",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="Kill the agent of the Nth datanode with SIGKILL.",
 )

@@ -811,7 +811,7 @@ def test_info_tells_unknown_from_zero(cluster: Cluster) -> None:
     data = document["data"]
     assert isinstance(data, list)
     assert [one["dataChecksum"] for one in data[0]["replicas"]] == ["0", None, "abc"]
-    assert [error["code"] for error in errors(document)] == ["CONTAINER_NOT_FOUND"]
+    assert [error["code"] for error in errors(document)] == ["container_not_found"]
     text = cluster.run("container", "info", "1").stdout
     assert "unknown" in text
     assert "diverged (roots differ)" in text
@@ -924,7 +924,7 @@ def test_a_container_without_replicas_has_nothing_to_compare(tmp_path: Path) -> 
             agent.report()
         document = cluster.json("container", "diff", "1")
         assert document["exit"] == 1
-        assert [error["code"] for error in errors(document)] == ["NO_REPLICAS_FOUND"]
+        assert [error["code"] for error in errors(document)] == ["no_replicas_found"]
 
 
 @pytest.mark.parametrize("words", [("reconcile", "--status", "1"), ("container", "diff", "1")])
@@ -946,10 +946,10 @@ def test_what_an_earlier_controller_knew_is_no_answer_without_agents(
 def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:
     cluster.report(replica("dn-1", 2, index=1), replica("dn-2", 2, index=2))
     assert [error["code"] for error in errors(cluster.json("container", "diff", "2"))] == [
-        "NOT_APPLICABLE"
+        "not_applicable"
     ]
     assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == [
-        "CONTAINER_NOT_FOUND"
+        "container_not_found"
     ]
 
 
