@@ -320,7 +320,7 @@ def _state_text(part: OrderStatus) -> str:
 
 def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     """One exit status for all jobs: UNRECOVERABLE if damage remains, otherwise FAILED,
-    PARTLY or 0.
+    PARTLY or 0. A job that failed after it had changed something is partly done.
     """
     ended = list(jobs)
     if any(one.verdict in FINAL_VERDICTS for one in ended):
@@ -328,8 +328,14 @@ def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     clean = [one for one in ended if one.state is JobState.DONE]
     if len(clean) == len(ended):
         return 0
-    partial = any(one.state is JobState.PARTIAL for one in ended)
+    partial = any(one.state is JobState.PARTIAL or _has_written(one) for one in ended)
     return ExitCode.PARTLY if clean or partial else ExitCode.FAILED
+
+
+def _has_written(one: JobStatus) -> bool:
+    return any(
+        part.progress.bytes_written or part.progress.tombstones_adopted for part in one.orders
+    )
 
 
 def unknown_reason(one: JobStatus, *, has_blocks: bool) -> str:

@@ -27,7 +27,14 @@ from admin.datanode_names import DatanodeNames
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
 from admin.option_types import Reason
 from admin.paths import LocalPath
-from admin.plan_files import PlanFile, load_plans, make_plans, print_plans, save_plans
+from admin.plan_files import (
+    PlanFile,
+    check_new_file,
+    load_plans,
+    make_plans,
+    print_plans,
+    save_plans,
+)
 from admin.reconcile_status import print_status, requested_ids
 from admin.requester import requester
 from merkle.comparison import Comparison
@@ -105,15 +112,21 @@ def reconcile(
     tree, and the reconciliation may find good data in it.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
-    beyond repair, 5 partly done, 6 refused, 7 controller unreachable or no agent
-    reports to it, 8 already running.
+    beyond repair, 5 partly done, or by a plan that lacks a datanode, 6 refused, 7
+    controller unreachable or no agent reports to it, 8 already running.
     """
     if status:
+        if dry_run or plan_file or apply_file or wait or reason:
+            raise UsageError("--status only shows: it takes containers and no other option")
         print_status(controller, arguments, all_diverged, as_json=as_json)
         return
-    if apply_file and (arguments or all_diverged or plan_file):
-        raise UsageError("--apply takes its containers from the file, and nothing else")
     with command_result("reconcile", as_json=as_json) as answer:
+        if apply_file and (arguments or all_diverged or plan_file):
+            raise UsageError("--apply takes its containers from the file, and nothing else")
+        if plan_file:
+            if wait:
+                raise UsageError("--plan starts nothing, so there is nothing to --wait for")
+            check_new_file(plan_file)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -151,7 +164,7 @@ def reconcile(
         _report_jobs(answer, outcomes)
         if wait:
             job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
-            _wait(controller, answer, job_ids, output or ProgressStyle())
+            _wait(controller, answer, job_ids, output or ProgressStyle(), planned)
 
 
 def _show_plan(
@@ -191,11 +204,17 @@ def _save_plan(
     path: Path,
 ) -> None:
     """Have the agents make their plans, and write them to a file."""
+    if not views:
+        # Each has its refusal already.
+        answer.print("No container can be planned: no file was written.")
+        return
     made = make_plans(controller, views)
     save_plans(made, path)
     for one in made.containers:
         for text in one.unknown:
             answer.warn(f"container {one.container_id}: {text}")
+        if one.has_failures:
+            answer.exit_status = ExitCode.PARTLY
     assert isinstance(answer.data, dict)
     answer.data["planFile"] = str(path)
     answer.data["replicas"] = [
@@ -443,6 +462,7 @@ def _wait(
     answer: CommandResult,
     job_ids: Sequence[str],
     output: ProgressStyle,
+    planned: PlanFile | None,
 ) -> None:
     try:
         jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
@@ -476,6 +496,9 @@ def _wait(
             answer.warn(
                 f"container {job.container_id}: the replicas still differ: {view.compared.note}"
             )
+            status = ExitCode.PARTLY
+        if status == 0 and planned and planned.is_partial(job.container_id):
+            answer.warn(f"container {job.container_id}: its plan did not know all replicas")
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(map(names.job, jobs))
