@@ -1028,6 +1028,27 @@ def test_a_job_is_paused_limited_and_goes_on_by_commands(cluster: Cluster) -> No
     assert (wrong.exit_code, "--bytes-per-second" in wrong.stderr) == (2, True)
 
 
+def test_a_change_of_a_job_that_has_nothing_to_change_is_no_success(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    document = cluster.json("job", "resume", job_id)
+    assert (document["exit"], errors(document)[0]["code"]) == (6, "job_not_paused")
+    cluster.run("job", "pause", job_id, "--reason", "peak hours")
+    again = cluster.run("job", "pause", job_id, "--reason", "other")
+    assert again.exit_code == 0
+    assert "warning: the job is paused already, by " in again.stderr
+    assert again.stderr.endswith(": peak hours\n")
+    assert cluster.run("job", "cancel", job_id).exit_code == 0
+    assert cluster.run("job", "cancel", job_id).exit_code == 0
+    for words in (["pause"], ["resume"], ["throttle", "--max-containers", "1"]):
+        document = cluster.json("job", *words, job_id)
+        [error] = errors(document)
+        assert (document["exit"], error["code"]) == (6, "job_ended"), words
+        assert "CANCELLED; nothing was changed" in error["message"]
+        plain = cluster.run("job", *words, job_id)
+        assert (plain.exit_code, plain.stdout) == (6, "")
+
+
 @pytest.mark.parametrize(
     "words", [["show"], ["watch"], ["cancel"], ["pause"], ["resume"]], ids=lambda words: words[0]
 )
