@@ -108,15 +108,27 @@ def tail(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Print the last lines, oldest first. They are not checked; see `audit verify`."""
+    """Print the last lines, oldest first. They are not checked; see `audit verify`.
+
+    Lines without a right hash are not shown, and a warning counts them.
+    """
     with command_result("audit tail", as_json=as_json) as answer:
-        disk = Disk()
+        disk, left = Disk(), list[tuple[Path, int]]()
         found = [
             line
             for files in audit_chains(paths, disk)
-            for line in read_lines(files, disk)
+            for line in read_lines(
+                files, disk, note=lambda path, number: left.append((path, number))
+            )
             if _is_wanted(line, container, job, who)
         ]
+        if left:
+            path, number = left[0]
+            lines = "1 line is" if len(left) == 1 else f"{len(left)} lines are"
+            answer.warn(
+                f"{lines} not shown, the first is line {number} of {path}: without a right hash, so"
+                " damaged, or older than the chain. `treefold audit verify` says which"
+            )
         found.sort(key=lambda line: str(line.fields.get("time", "")))
         answer.data = {"lines": [dict(line.fields) for line in found[-limit:]]}
         if not as_json:

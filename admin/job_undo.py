@@ -115,19 +115,7 @@ def undo(
     ended, or its container is busy.
     """
     with command_result("job undo", as_json=as_json) as answer:
-        beginning, undone, number = job_id.partition(".undo")
-        if undone and not _NUMBER.fullmatch(number):
-            text = f"{job_id[:100]!r} is neither a job nor an undo such as JOB.undo1"
-            raise UsageError(text)
-        job = controller.job(beginning)
-        if not job.state.is_terminal:
-            raise _JobRunningError(
-                f"job {job.job_id} is {job.state.value}: only a job that has ended can be undone",
-                hint=f"Wait for its end with `treefold job watch {job.job_id}`, or end it with"
-                f" `treefold job cancel {job.job_id}`.",
-            )
-        # Agents know a job by its whole ID.
-        job_id = f"{job.job_id}{undone}{number}"
+        job, job_id = _job_to_undo(controller, job_id)
         view = controller.get_containers([job.container_id]).get(job.container_id)
         if view is None:
             check_agents(controller)
@@ -167,6 +155,26 @@ def undo(
         failed = _carry_out(controller, answer, view, job_id, todo, reason)
         if failed or refused or not is_whole:
             answer.exit_status = exit_status_of_undo(len(todo) - len(failed), failed)
+
+
+def _job_to_undo(controller: ControllerClient, text: str) -> tuple[JobStatus, str]:
+    """The job that is named, and the name by which agents know it or its undo.
+
+    Raises:
+        UsageError: the text is no name of either.
+        _JobRunningError: the job has not ended.
+    """
+    beginning, undone, number = text.partition(".undo")
+    if undone and not _NUMBER.fullmatch(number):
+        raise UsageError(f"{text[:100]!r} is neither a job nor an undo such as JOB.undo1")
+    job = controller.job(beginning)
+    if not job.state.is_terminal:
+        raise _JobRunningError(
+            f"job {job.job_id} is {job.state.value}: only a job that has ended can be undone",
+            hint=f"Wait for its end with `treefold job watch {job.job_id}`, or end it with"
+            f" `treefold job cancel {job.job_id}`.",
+        )
+    return job, f"{job.job_id}{undone}{number}"
 
 
 def exit_status_of_undo(done: int, failed: Sequence[int]) -> int:

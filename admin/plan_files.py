@@ -22,6 +22,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from repair.replica_plan import FORMAT, canonical_json, plan_digest
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import UsageError
 from runtime.output import print_line, print_table, size_text
 from runtime.rpc import open_channel
@@ -38,7 +39,7 @@ _REASONS_MAX = 10
 _READ_ONLY = "it is held read-only"
 
 
-class NoPlanError(ReconcileError):
+class _NoPlanError(ReconcileError):
     """No agent could plan the repair of its replica."""
 
     code = "no_plan"
@@ -199,7 +200,7 @@ def make_plans(controller: ControllerClient, views: Sequence[ContainerStatus]) -
 
     Raises:
         UsageError: there are too many containers.
-        NoPlanError: no replica has a plan.
+        _NoPlanError: no replica has a plan.
     """
     if len(views) > _CONTAINERS_MAX:
         raise UsageError(
@@ -211,7 +212,7 @@ def make_plans(controller: ControllerClient, views: Sequence[ContainerStatus]) -
         texts = [f"container {one.container_id}: {text}" for one in made.containers
                  for text in one.unknown]  # fmt: skip
         more = f" and {len(texts) - _REASONS_MAX} more" if len(texts) > _REASONS_MAX else ""
-        raise NoPlanError(
+        raise _NoPlanError(
             f"no replica has a plan, and no file was written: {'; '.join(texts[:_REASONS_MAX])}"
             f"{more}"
         )
@@ -378,7 +379,7 @@ def _entry(document: bytes) -> ReplicaEntry:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise UsageError(f"a plan is invalid: {where}: {error.errors()[0]['msg']}") from error
-    return ReplicaEntry(plan_digest(document), plan, json.loads(document))
+    return ReplicaEntry(plan_digest(document), plan, parse_json(document))
 
 
 def _extras(plan: ReplicaPlanDocument) -> list[str]:

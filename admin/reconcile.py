@@ -121,12 +121,7 @@ def reconcile(
         print_status(controller, arguments, all_diverged, as_json=as_json)
         return
     with command_result("reconcile", as_json=as_json) as answer:
-        if apply_file and (arguments or all_diverged or plan_file):
-            raise UsageError("--apply takes its containers from the file, and nothing else")
-        if plan_file:
-            if wait:
-                raise UsageError("--plan starts nothing, so there is nothing to --wait for")
-            check_new_file(plan_file)
+        _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -165,6 +160,18 @@ def reconcile(
         if wait:
             job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
             _wait(controller, answer, job_ids, output or ProgressStyle(), planned)
+
+
+def _check_files(
+    plan_file: Path | None, apply_file: Path | None, *, has_ids: bool, wait: bool
+) -> None:
+    """Check --plan and --apply before anything is asked."""
+    if apply_file and (has_ids or plan_file):
+        raise UsageError("--apply takes its containers from the file, and nothing else")
+    if plan_file and wait:
+        raise UsageError("--plan starts nothing, so there is nothing to --wait for")
+    if plan_file:
+        check_new_file(plan_file)
 
 
 def _show_plan(

@@ -8,7 +8,6 @@ a unit; a bare number is in bytes, seconds or bytes per second. A switch is `tru
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from runtime.documents import parse_toml
 from runtime.errors import ConfigError
 from runtime.roles import RoleTable, parse_identity
 
@@ -265,9 +265,8 @@ def _read(path: Path) -> dict[str, object]:
             f"{path}: not a configuration: larger than {CONFIG_BYTES_MAX} bytes", path=str(path)
         )
     try:
-        return tomllib.loads(raw.decode())
-    # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
-    except (ValueError, RecursionError) as error:
+        return parse_toml(raw)
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}", path=str(path)) from error
 
 

@@ -26,7 +26,7 @@ JsonObject = dict[str, object]
 _PIPE_COLUMNS = 100
 
 
-class AnswerFile(io.FileIO):
+class _AnswerFile(io.FileIO):
     """Stdout, for the answer of a command. What cannot be written ends the command,
     once; what follows, at the latest as the process ends, is dropped without a word.
     """
@@ -63,10 +63,10 @@ class AnswerFile(io.FileIO):
 
 
 def answer_stream(number: int, *, encoding: str, is_closed: bool = False) -> io.TextIOWrapper:
-    """An AnswerFile for text. It escapes what the encoding lacks, as stderr does: the
+    """An _AnswerFile for text. It escapes what the encoding lacks, as stderr does: the
     name of an object may have any letter.
     """
-    file = AnswerFile(number, is_closed=is_closed)
+    file = _AnswerFile(number, is_closed=is_closed)
     return io.TextIOWrapper(
         io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=file.isatty()
     )

@@ -6,7 +6,6 @@ datanodes wrote. It scans every replica, runs `treefold reconcile`, scans again,
 all processes, and reads the volumes once more (admin.demo.offline_check).
 """
 
-import json
 import os
 import shutil
 import tarfile
@@ -37,6 +36,7 @@ from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from repair.picture import cells, legend, strips
+from runtime.documents import parse_json
 from runtime.errors import DiskError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import console, print_json
@@ -353,7 +353,7 @@ def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
 
 def _writes(audit: Path) -> list[dict[str, int]]:
     """The lines of an audit file that record written bytes."""
-    lines = map(json.loads, audit.read_text().splitlines() if audit.exists() else ())
+    lines = map(parse_json, audit.read_text().splitlines() if audit.exists() else ())
     return [line for line in lines if line["kind"] == "write"]
 
 
