@@ -18,6 +18,7 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 
 _HASH_DIGITS = 64
+_NOT_FOUND = "No audit file was found: nothing is known."
 _paths = click.argument(
     "paths",
     metavar="FILE|FOLDER...",
@@ -78,7 +79,7 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
         ]
         answer.data = {"chains": [_report_json(report) for report in reports]}
         if not reports:
-            answer.fail("audit_not_found", "No audit file was found: nothing is known.")
+            answer.fail("audit_not_found", _NOT_FOUND)
             answer.exit_status = ExitCode.FINDINGS if head or after else ExitCode.FAILED
         if not as_json:
             for report in reports:
@@ -114,9 +115,13 @@ def tail(
     """
     with command_result("audit tail", as_json=as_json) as answer:
         disk, left = Disk(), list[tuple[Path, int]]()
+        chains = audit_chains(paths, disk)
+        if not chains:
+            answer.fail("audit_not_found", _NOT_FOUND)
+            return
         found = [
             line
-            for files in audit_chains(paths, disk)
+            for files in chains
             for line in read_lines(
                 files, disk, note=lambda path, number: left.append((path, number))
             )

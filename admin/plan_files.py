@@ -46,7 +46,7 @@ class _NoPlanError(ReconcileError):
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
 
 class PlannedRange(_Strict):

@@ -134,11 +134,11 @@ def reconcile(
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
-        busy = [outcome for outcome in outcomes if outcome.job_id]
         _show_plan(controller, answer, outcomes, views, planned)
         if plan_file:
             _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
-        if dry_run or plan_file or not (wanted or (wait and busy)):
+        is_busy = any(outcome.job_id for outcome in outcomes)
+        if dry_run or plan_file or not (wanted or (wait and is_busy)):
             return
         if planned and not _is_current(answer, planned, views):
             return
@@ -158,8 +158,7 @@ def reconcile(
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
-            _wait(controller, answer, job_ids, output or ProgressStyle(), planned)
+            _wait(controller, answer, outcomes, output or ProgressStyle(), planned)
 
 
 def _check_files(
@@ -467,10 +466,11 @@ def _report_jobs(answer: CommandResult, outcomes: Sequence[ReconcileResponse]) -
 def _wait(
     controller: ControllerClient,
     answer: CommandResult,
-    job_ids: Sequence[str],
+    outcomes: Sequence[ReconcileResponse],
     output: ProgressStyle,
     planned: PlanFile | None,
 ) -> None:
+    job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
     try:
         jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
     except KeyboardInterrupt:

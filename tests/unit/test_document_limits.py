@@ -73,6 +73,33 @@ def test_an_audit_line_that_is_nested_too_deep_is_counted_and_broken(
     assert "is no JSON object" in chain["broken"]["detail"]
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schema_version": True},
+        {"schema_version": 1.0},
+        {"containers": [{"containerID": "1", "replicas": [], "unplanned": {}}]},
+        {"containers": [{"containerID": 1e3, "replicas": [], "unplanned": {}}]},
+        {"containers": [{"containerID": True, "replicas": [], "unplanned": {}}]},
+    ],
+)
+def test_a_plan_file_has_numbers_where_numbers_are(
+    tmp_path: Path, changes: dict[str, object]
+) -> None:
+    path = tmp_path / "plan.json"
+    whole = {"schema_version": 1, "format": "treefold-plan-1", "containers": []}
+    path.write_text(json.dumps(whole | changes))
+    asked = ["reconcile", "--apply", str(path), "--controller", "127.0.0.1:1"]
+    result = CliRunner().invoke(treefold, asked)
+    assert (result.exit_code, "is no plan file: " in result.stderr) == (2, True), result.output
+
+
+def test_a_folder_without_audit_files_is_no_empty_list(tmp_path: Path) -> None:
+    result = CliRunner().invoke(treefold, ["audit", "tail", str(tmp_path)])
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "nothing is known" in result.stderr
+
+
 @pytest.mark.parametrize("depth", [101, 400, 980, 100_000])
 @pytest.mark.parametrize("name", ["records", "deep"])
 def test_a_plan_file_that_is_nested_too_deep_is_a_usage_error(
