@@ -8,6 +8,7 @@ import click
 
 from admin.answer import json_option
 from admin.command_result import command_result
+from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from runtime.audit_chain import AuditLine
 from runtime.audit_check import AuditReport, audit_chains, check_chain, read_lines
@@ -17,6 +18,7 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 
 _HASH_DIGITS = 64
+_NOT_FOUND = "No audit file was found: nothing is known."
 _paths = click.argument(
     "paths",
     metavar="FILE|FOLDER...",
@@ -77,7 +79,7 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
         ]
         answer.data = {"chains": [_report_json(report) for report in reports]}
         if not reports:
-            answer.fail("audit_not_found", "No audit file was found: nothing is known.")
+            answer.fail("audit_not_found", _NOT_FOUND)
             answer.exit_status = ExitCode.FINDINGS if head or after else ExitCode.FAILED
         if not as_json:
             for report in reports:
@@ -88,12 +90,12 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
 
 @audit.command(short_help="Print the last lines of audit files.")
 @_paths
-@click.option("--container", type=click.IntRange(1), help="Only lines of this container.")
+@click.option("--container", type=WholeNumber(1), help="Only lines of this container.")
 @click.option("--job", default="", metavar="ID", help="Only lines of this job.")
 @click.option("--who", default="", metavar="NAME", help="Only what this requester ordered.")
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=50,
     show_default=True,
     help="Print at most this many, the latest.",
@@ -107,15 +109,31 @@ def tail(
     limit: int,
     as_json: bool,
 ) -> None:
-    """Print the last lines, oldest first. They are not checked; see `audit verify`."""
+    """Print the last lines, oldest first. They are not checked; see `audit verify`.
+
+    Lines without a right hash are not shown, and a warning counts them.
+    """
     with command_result("audit tail", as_json=as_json) as answer:
-        disk = Disk()
+        disk, left = Disk(), list[tuple[Path, int]]()
+        chains = audit_chains(paths, disk)
+        if not chains:
+            answer.fail("audit_not_found", _NOT_FOUND)
+            return
         found = [
             line
-            for files in audit_chains(paths, disk)
-            for line in read_lines(files, disk)
+            for files in chains
+            for line in read_lines(
+                files, disk, note=lambda path, number: left.append((path, number))
+            )
             if _is_wanted(line, container, job, who)
         ]
+        if left:
+            path, number = left[0]
+            lines = "1 line is" if len(left) == 1 else f"{len(left)} lines are"
+            answer.warn(
+                f"{lines} not shown, the first is line {number} of {path}: without a right hash, so"
+                " damaged, or older than the chain. `treefold audit verify` says which"
+            )
         found.sort(key=lambda line: str(line.fields.get("time", "")))
         answer.data = {"lines": [dict(line.fields) for line in found[-limit:]]}
         if not as_json:

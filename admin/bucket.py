@@ -38,6 +38,7 @@ from admin.bucket_pair import (
     state_option,
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.option_types import WholeNumber
 from admin.verifier_option import verifier_option
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
@@ -112,7 +113,7 @@ def bucket() -> None:
 )
 @click.option(
     "--transfers",
-    type=click.IntRange(1, 64),
+    type=WholeNumber(1, 64),
     default=8,
     show_default=True,
     help="Objects copied at a time.",

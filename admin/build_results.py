@@ -9,15 +9,32 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from merkle.checksum import fingerprint
+from merkle.errors import ReconcileError
 from ozone.containers import Container
 from runtime.disk import disk_error
+from runtime.documents import parse_json
 from runtime.errors import BusyError, DatabaseError, DiskError
 from runtime.output import JsonObject
+
+# What a kept line has, and the kinds of its values.
+_PARTS: Mapping[str, type] = {"volume": str, "container": int, "version": str, "result": dict}
+_RESULT: Mapping[str, type] = {"name": str, "shown": dict, "findings": list, "notes": list}
+_SHOWN: Mapping[str, type] = {
+    "containerID": int,
+    "state": str,
+    "dataChecksum": str,
+    "source": str,
+    "blocks": int,
+    "deletedBlocks": int,
+    "findings": list,
+    "notes": list,
+}
+_NUMBER_END = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +49,12 @@ class BuildResult:
     notes: tuple[str, ...]
 
 
+class _ResultsDamagedError(ReconcileError):
+    """A kept result of an interrupted build is none."""
+
+    code = "results_damaged"
+
+
 class BuildResults:
     """The results of one build on disk, and those of the interrupted build that it
     continues.
@@ -44,6 +67,7 @@ class BuildResults:
         Raises:
             BusyError: another build of the same paths runs.
             DiskError: the folder cannot be written.
+            _ResultsDamagedError: a kept result is none; the file stays as it is.
         """
         key = json.dumps([source, *sorted(str(path) for path in paths)]).encode()
         self._path = folder / f"{fingerprint(key).hex()}.jsonl"
@@ -58,9 +82,21 @@ class BuildResults:
         except OSError as error:
             self._file.close()
             raise BusyError("another build of the same paths is running") from error
-        self._known = self._read() if resume else {}
-        if not resume:
-            self._file.truncate(0)
+        try:
+            self._known = self._read() if resume else {}
+            if not resume:
+                self._file.truncate(0)
+        except OSError as error:
+            self._file.close()
+            raise disk_error("read", self._path, error) from error
+        except _ResultsDamagedError:
+            self._file.close()
+            raise
+
+    @property
+    def count(self) -> int:
+        """How many results of the interrupted build there are."""
+        return len(self._known)
 
     def earlier(self, container: Container) -> BuildResult | None:
         """The result of the interrupted build; None if there is none, or the container
@@ -104,22 +140,58 @@ class BuildResults:
     def _read(self) -> dict[tuple[str, int], tuple[str, BuildResult]]:
         known: dict[tuple[str, int], tuple[str, BuildResult]] = {}
         end = 0
-        for line in self._file:
+        for number, line in enumerate(self._file, start=1):
             # Of a build that was killed the last line may be torn.
-            try:
-                root, container_id, version, fields = json.loads(line)
-                result = BuildResult(
-                    fields["name"],
-                    fields["shown"],
-                    tuple(fields["findings"]),
-                    tuple(fields["notes"]),
-                )
-            except (ValueError, TypeError, KeyError):
-                break
             if not line.endswith(b"\n"):
                 break
+            try:
+                root, container_id, version, result = _parsed(line)
+            except ValueError as error:
+                raise _ResultsDamagedError(
+                    f"{self._path}: line {number} is not a result of an interrupted build: {error}",
+                    hint="Build without --resume: it reads all containers, and drops this file.",
+                ) from error
             known[root, container_id] = (version, result)
             end += len(line)
         # What follows would be a part of the torn line.
         self._file.truncate(end)
         return known
+
+
+def _parsed(line: bytes) -> tuple[str, int, str, BuildResult]:
+    """Volume, container ID, version and result of a kept line.
+
+    Raises:
+        ValueError: it is not what `add` writes; the message says where.
+    """
+    values = parse_json(line)
+    if not isinstance(values, list) or len(values) != len(_PARTS):
+        raise ValueError(f"expected a list of {len(_PARTS)} values")
+    for value, (name, kind) in zip(values, _PARTS.items(), strict=True):
+        _check(name, value, kind)
+    root, container_id, version, fields = values
+    _check_fields("result", fields, _RESULT)
+    shown = fields["shown"]
+    _check_fields("shown", shown, _SHOWN)
+    if shown["containerID"] != container_id:
+        raise ValueError("it is of two containers")
+    for name in ("findings", "notes"):
+        for text in fields[name]:
+            _check(name, text, str)
+    texts = tuple(fields["findings"]), tuple(fields["notes"])
+    return root, container_id, version, BuildResult(fields["name"], shown, *texts)
+
+
+def _check_fields(what: str, value: Mapping[str, object], kinds: Mapping[str, type]) -> None:
+    if value.keys() != kinds.keys():
+        raise ValueError(f"{what}: expected the keys {', '.join(kinds)}")
+    for name, kind in kinds.items():
+        _check(name, value[name], kind)
+
+
+def _check(name: str, value: object, kind: type) -> None:
+    # True is an int for isinstance.
+    if type(value) is not kind:
+        raise ValueError(f"{name}: expected a value of type {kind.__name__}")
+    if isinstance(value, int) and not 0 <= value < _NUMBER_END:
+        raise ValueError(f"{name}: the number is out of range")

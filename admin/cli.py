@@ -7,7 +7,6 @@ without a traceback.
 """
 
 import errno
-import io
 import os
 import sys
 from collections.abc import Mapping
@@ -17,9 +16,15 @@ import click
 from admin.command_result import CommandResult, error_json, print_error
 from admin.lazy_commands import LazyCommand, LazyGroup, missing_extra
 from merkle.errors import ReconcileError
-from runtime.errors import DiskError, InternalError, OperationInterruptedError, UsageError
+from runtime.errors import (
+    DiskError,
+    InternalError,
+    OperationInterruptedError,
+    OutputError,
+    UsageError,
+)
 from runtime.exit_codes import ExitCode
-from runtime.output import print_json
+from runtime.output import answer_stream, print_json
 
 # Of a context: all words of the command line after `treefold`.
 _WORDS = "treefold.words"
@@ -72,8 +77,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
 
 
 class Root(LazyGroup):
-    """Turns whatever ends a command early into a message and an exit status; with
-    --json, into a JSON document on stdout besides.
+    """Turns whatever ends a command early into a message on stderr and an exit status;
+    with --json, into a JSON document on stdout, and nothing on stderr.
     """
 
     lazy = COMMANDS
@@ -90,8 +95,10 @@ class Root(LazyGroup):
         try:
             context = super().make_context(info_name, args, parent, **extra)
         except click.ClickException as error:
-            self._print_failure(words, UsageError(error.format_message()))
-            raise
+            raise self._ended_by_usage(words, error) from error
+        except OutputError as error:
+            # Of --help and --version.
+            raise self._ended(words, error) from error
         context.meta[_WORDS] = words
         return context
 
@@ -105,12 +112,11 @@ class Root(LazyGroup):
         except ReconcileError as error:
             failure = error
         except KeyboardInterrupt:
-            self._print_failure(words, OperationInterruptedError("interrupted"))
-            click.echo("interrupted", err=True)
+            if not self._print_document(words, OperationInterruptedError("interrupted")):
+                click.echo("interrupted", err=True)
             raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
         except click.ClickException as error:
-            self._print_failure(words, UsageError(error.format_message()))
-            raise
+            raise self._ended_by_usage(words, error) from error
         except (click.exceptions.Exit, click.Abort):
             raise
         # Whatever else: here a traceback would reach an operator, and a script would
@@ -122,16 +128,33 @@ class Root(LazyGroup):
             if is_pipe or _TRACEBACK in os.environ:
                 raise
             failure = _named(error)
-        self._print_failure(words, failure)
-        print_error(failure)
-        raise click.exceptions.Exit(failure.exit_status)
+        raise self._ended(words, failure)
 
-    def _print_failure(self, words: list[str], error: ReconcileError) -> None:
-        """With --json, print the document of a command that failed."""
-        if "--json" in words:
-            result = CommandResult(self._name(words), as_json=True)
-            result.errors.append(error_json(error))
+    def _ended(self, words: list[str], error: ReconcileError) -> click.exceptions.Exit:
+        if not self._print_document(words, error):
+            print_error(error)
+        return click.exceptions.Exit(error.exit_status)
+
+    def _ended_by_usage(self, words: list[str], error: click.ClickException) -> Exception:
+        if self._print_document(words, UsageError(error.format_message())):
+            return click.exceptions.Exit(error.exit_code)
+        # Click prints how the command is called, too.
+        return error
+
+    def _print_document(self, words: list[str], error: ReconcileError) -> bool:
+        """With --json, print the document of a command that failed; returns whether it
+        did.
+        """
+        if not _is_json(words) or isinstance(error, OutputError):
+            return False
+        result = CommandResult(self._name(words), as_json=True)
+        result.errors.append(error_json(error))
+        try:
             print_json(result.document())
+        except OutputError as lost:
+            print_error(lost)
+            return False
+        return True
 
     def _name(self, words: list[str]) -> str:
         """The name of the command that some words call, as far as they name one."""
@@ -145,6 +168,11 @@ class Root(LazyGroup):
                 break
             names.append(word)
         return " ".join(names)
+
+
+def _is_json(words: list[str]) -> bool:
+    """Whether a command has the flag --json; after `--` there are no flags."""
+    return "--json" in (words[: words.index("--")] if "--" in words else words)
 
 
 def _named(error: Exception) -> ReconcileError:
@@ -186,8 +214,9 @@ def _open_standard_streams() -> None:
     """Open the streams that the caller closed (`>&-`) on the null device.
 
     Otherwise Python has None in their place, and the next file that is opened gets the
-    number of stdout. Stdout escapes what its encoding lacks, as stderr does.
+    number of stdout. A command that has an answer for a closed stdout fails.
     """
+    closed = set[int]()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
@@ -195,11 +224,10 @@ def _open_standard_streams() -> None:
             # The lowest free number is this one.
             os.open(os.devnull, os.O_RDWR)
             os.set_inheritable(number, True)
+            closed.add(number)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115 - as the others, never closed
-    # The name of an object may have letters that the terminal's encoding lacks.
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    sys.stdout = answer_stream(1, encoding=sys.stdout.encoding, is_closed=1 in closed)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def client_config(environment: Mapping[str, str]) -> ClientConfig:
     """
     named = environment.get("TREEFOLD_CONFIG")
     path = Path(named).expanduser() if named else _usual_path(environment)
-    if path is None or (not named and not path.exists()):
+    if path is None or (not named and _is_missing(path)):
         return ClientConfig()
     config = load(path, ClientConfig)
     if config.tls is None:
@@ -48,6 +48,14 @@ def client_config(environment: Mapping[str, str]) -> ClientConfig:
         )
     }
     return config.model_copy(update={"tls": config.tls.model_copy(update=files)})
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:
+        # In a folder of someone else, as under `sudo -u`: it is named when it is read.
+        return False
 
 
 def _usual_path(environment: Mapping[str, str]) -> Path | None:

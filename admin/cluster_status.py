@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from admin.containers import age_text, time_text
+from admin.datanode_names import DatanodeNames
 from admin.jobs import job_json, progress_line
 from dnagent.ports import AgentStatus, VolumeStatus
 from merkle.outcome import FINAL_VERDICTS, Verdict
@@ -34,6 +35,10 @@ _CLOCK_SKEW_S = 300.0
 _BAD_VERDICTS = tuple(
     verdict.value for verdict in (Verdict.REPAIRABLE, Verdict.UNRECOVERABLE, Verdict.CONFLICT)
 )
+# Of containers that a sweep did not compare: sweep.model.NotCompared, whose module
+# needs an extra.
+_UNSEEN = "UNSEEN"
+_VERDICTS = {verdict.value for verdict in Verdict} | {_UNSEEN, "EXCLUDED"}
 
 
 class Health(Enum):
@@ -66,12 +71,14 @@ class AgentAnswer:
     view: DatanodeView
     status: AgentStatus | None
     error: str = ""
+    # A beginning of the datanode's ID that no other has; empty: the whole.
+    short_id: str = ""
 
     @property
     def name(self) -> str:
-        """The host, and the beginning of the datanode's ID."""
+        """The host, and the datanode's ID or a beginning of it."""
         datanode = self.view.datanode
-        return f"{datanode.hostname or datanode.address} {datanode.peer[:8]}"
+        return f"{datanode.hostname or datanode.address} {self.short_id or datanode.peer}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +92,8 @@ class SweepAnswer:
     unseen: int = 0
     skipped: int = 0
     error: str = ""
+    # Containers whose replicas differ, whatever their verdicts are called.
+    diverged: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,9 +220,19 @@ def _problems_of_sweep(sweep: SweepAnswer, now_s: float) -> Iterator[Problem]:
     bad = [f"{verdicts[name]} {name}" for name in _BAD_VERDICTS if verdicts.get(name)]
     if bad:
         yield Problem(f"containers of the last sweep: {', '.join(bad)}", show)
-    if not sum(verdicts.values()):
+    strange = [f"{count} {name}" for name, count in verdicts.items() if name not in _VERDICTS]
+    if strange:
+        text = f"the last sweep has verdicts that this version does not know: {', '.join(strange)}"
+        yield Problem(text, show, is_known=False)
+    unnamed = sweep.diverged - sum(verdicts.get(name, 0) for name in _BAD_VERDICTS)
+    if unnamed > 0:
+        text = (
+            f"{_counted(unnamed, 'container')} of the last sweep diverged without a verdict of it"
+        )
+        yield Problem(text, show)
+    if not any(verdicts.get(verdict.value) for verdict in Verdict):
         yield Problem("the last sweep compared no container", show, is_known=False)
-    unknown = verdicts.get(Verdict.UNKNOWN.value, 0)
+    unknown = verdicts.get(Verdict.UNKNOWN.value, 0) + verdicts.get(_UNSEEN, 0)
     if unknown or sweep.unseen or sweep.skipped:
         text = (
             f"the last sweep is incomplete: {_counted(unknown, 'container')} unknown,"
@@ -363,11 +382,12 @@ def _job_lines(answer: ClusterAnswer) -> Iterator[str]:
         yield "jobs: UNKNOWN, the controller did not answer"
         return
     counts = answer.controller.jobs
+    names = DatanodeNames(agent.view.datanode for agent in answer.agents)
     named = [f"{counts[state]} {state.value}" for state in JobState if counts.get(state)]
     yield f"jobs: {', '.join(named) or 'none'}"
     active = [job for job in answer.jobs if not job.state.is_terminal]
     for job in active[:_ROWS_MAX]:
-        yield f"  {job.job_id}: {progress_line(job)}"
+        yield f"  {job.job_id}: {progress_line(job, names)}"
     left = sum(count for state, count in counts.items() if not state.is_terminal)
     if left > min(len(active), _ROWS_MAX):
         yield f"  and {left - min(len(active), _ROWS_MAX)} more: see `treefold job list`"
@@ -496,6 +516,7 @@ def _sweep_json(sweep: SweepAnswer) -> JsonObject:
         "sweepID": sweep.sweep_id or None,
         "endedAt": None if sweep.error else time_text(sweep.ended_at_s),
         "verdicts": dict(sweep.verdicts),
+        "diverged": sweep.diverged,
         "unseen": sweep.unseen,
         "skipped": sweep.skipped,
         "error": sweep.error or None,

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 import click
 
 from merkle.errors import ReconcileError
+from runtime.errors import OutputError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json, print_text
 
@@ -29,6 +30,7 @@ class CommandResult:
         """Add an error. The command continues; unless a status is set already, it will
         exit with FAILED.
         """
+        assert code == code.lower()
         self.errors.append({"code": code, "message": message, "hint": hint})
         self.exit_status = self.exit_status or ExitCode.FAILED
         if not self.as_json:
@@ -78,6 +80,7 @@ def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
     is printed even if the body fails.
 
     Raises:
+        OutputError: an answer cannot be written.
         ReconcileError: the body raised it, without `as_json`.
         KeyboardInterrupt: the command was interrupted, without `as_json`.
     """
@@ -85,7 +88,7 @@ def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
     try:
         yield answer
     except ReconcileError as error:
-        if not as_json:
+        if not as_json or isinstance(error, OutputError):
             raise
         answer.fail(error.code, error.message, hint=error.hint)
         answer.exit_status = error.exit_status
@@ -95,6 +98,18 @@ def command_result(command: str, *, as_json: bool) -> Iterator[CommandResult]:
         answer.fail("interrupted", "interrupted")
         answer.exit_status = ExitCode.INTERRUPTED
     if as_json:
-        print_json(answer.document())
+        _print_document(answer)
     if answer.exit_status:
         raise click.exceptions.Exit(answer.exit_status)
+
+
+def _print_document(answer: CommandResult) -> None:
+    try:
+        print_json(answer.document())
+    except OutputError as lost:
+        if not answer.exit_status:
+            raise
+        # The status still says how the command ended, and stderr why.
+        print_error(lost)
+        for error in answer.errors:
+            print_text(f"error [{error['code']}]: {error['message']}", stderr=True)

@@ -20,6 +20,7 @@ from admin.answer import (
 from admin.command_result import command_result
 from admin.comparison import comparison_json
 from admin.datanode_names import DatanodeNames, host_of
+from admin.option_types import WholeNumber
 from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
@@ -60,12 +61,12 @@ def container() -> None:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=_LIST_DEFAULT,
     show_default=True,
     help="List at most this many.",
 )
-@click.option("--after", type=click.IntRange(0), default=0, help="Start after this container ID.")
+@click.option("--after", type=WholeNumber(0), default=0, help="Start after this container ID.")
 @click.option(
     "--ids",
     is_flag=True,
@@ -153,7 +154,7 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
             check_agents(controller)
         for number in requested:
             if number not in found:
-                answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+                answer.fail("container_not_found", f"Container {number} is not known.")
 
 
 @container.command("diff")
@@ -177,11 +178,11 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         view = controller.get_containers([number]).get(number)
         if view is None:
             check_agents(controller)
-            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+            answer.fail("container_not_found", f"Container {number} is not known.")
             return
         if view.compared.comparison is RootComparison.NOT_APPLICABLE:
             answer.fail(
-                "NOT_APPLICABLE", f"Container {number} cannot be compared: {view.compared.note}."
+                "not_applicable", f"Container {number} cannot be compared: {view.compared.note}."
             )
             return
         names = DatanodeNames.of_containers([view])
@@ -202,7 +203,7 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
         if not trees:
             check_agents(controller)
             answer.fail(
-                "NO_REPLICAS_FOUND", f"No live datanode reports a replica of container {number}."
+                "no_replicas_found", f"No live datanode reports a replica of container {number}."
             )
             return
         compared, doubt = compare_live(view, trees)

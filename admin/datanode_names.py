@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Self
 
 from merkle.replica import PeerId
@@ -15,11 +16,28 @@ from scm.views import ContainerStatus, JobStatus, OrderStatus
 _ID = re.compile(r"[\w-]+")
 
 
+# Shorter beginnings are no easier to read.
+_PREFIX_CHARACTERS_MIN = 8
+
+
+def unique_prefixes(ids: Iterable[str]) -> dict[str, str]:
+    """The shortest beginning of each ID that no other has, of at least eight
+    characters: commands take it for the whole ID.
+    """
+    known = sorted(set(ids))
+    found = dict[str, str]()
+    for before, one, after in zip(["", *known], known, [*known[1:], ""], strict=False):
+        shared = max(_shared_characters(one, other) for other in (before, after))
+        found[one] = one[: max(_PREFIX_CHARACTERS_MIN, shared + 1)]
+    return found
+
+
 class DatanodeNames:
     """Host names by UUID; a datanode that is not known has none."""
 
     def __init__(self, datanodes: Iterable[Datanode]) -> None:
         self._hosts = {one.peer: host_of(one) for one in datanodes}
+        self._prefixes = unique_prefixes(self._hosts)
 
     @classmethod
     def of_controller(cls, controller: ControllerClient) -> Self:
@@ -34,6 +52,12 @@ class DatanodeNames:
     def host(self, datanode: str) -> str:
         """The host name; empty if it is not known."""
         return self._hosts.get(PeerId(datanode), "")
+
+    def short(self, datanode: str) -> str:
+        """The shortest beginning of the UUID that no other known datanode has; of one
+        that is not known the whole.
+        """
+        return self._prefixes.get(datanode, datanode)
 
     def text(self, text: str) -> str:
         """The text with the host name after each UUID: `UUID (host)`."""
@@ -80,3 +104,8 @@ class DatanodeNames:
 def host_of(datanode: Datanode) -> str:
     """The name that the datanode gives itself, otherwise the host of its address."""
     return datanode.hostname or split_address(datanode.address)[0]
+
+
+def _shared_characters(one: str, other: str) -> int:
+    both = zip(one, other, strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))

@@ -15,6 +15,7 @@ from admin.command_result import CommandResult, command_result
 from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.job_undo import undo
+from admin.option_types import Reason, WholeNumber
 from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
@@ -66,7 +67,7 @@ def job() -> None:
 )
 @click.option(
     "--limit",
-    type=click.IntRange(1, 1000),
+    type=WholeNumber(1, 1000),
     default=50,
     show_default=True,
     help="List at most this many.",
@@ -96,7 +97,7 @@ def show(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
         names = DatanodeNames.of_controller(controller)
         answer.data = names.json(job_json(one))
         if not as_json:
-            _print_job(names.job(one))
+            _print_job(one, names)
 
 
 @job.command("watch")
@@ -119,7 +120,7 @@ def watch(
         answer.data = names.json(job_json(one))
         answer.exit_status = exit_status_of([one])
         if not as_json:
-            _print_job(names.job(one))
+            _print_job(one, names)
 
 
 @job.command("cancel")
@@ -129,14 +130,16 @@ def watch(
 def cancel(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Cancel a job.
 
-    Agents stop after the window that they are writing. A job that has already ended is
-    not changed.
+    Agents stop after the window that they are writing.
+
+    Exit status: 0 requested, or cancelled before, 6 the job has ended otherwise.
     """
     with command_result("job cancel", as_json=as_json) as answer:
         one = controller.cancel(job_id, requested_by=requester())
         answer.data = job_json(one)
         if one.state.is_terminal and one.state is not JobState.CANCELLED:
-            answer.warn(f"job {one.job_id} had already ended: {one.state.value}")
+            _refuse_ended(answer, one)
+            return
         text = f"job {one.job_id} of container {one.container_id}: {one.state.value}"
         answer.print(f"{text} {one.detail}".rstrip())
 
@@ -146,16 +149,24 @@ job.add_command(undo)
 
 @job.command("pause")
 @click.argument("job_id", metavar="JOB")
-@click.option("--reason", default="", help="Why; shown with the job.")
+@click.option(
+    "--reason", default="", metavar="TEXT", type=Reason(), help="Why; shown with the job."
+)
 @json_option
 @controller_options
 def pause(*, controller: ControllerClient, job_id: str, reason: str, as_json: bool) -> None:
     """Pause a job until `treefold job resume`.
 
     Agents stop after the window or chunk that they are at; what they wrote stays, and
-    no deadline runs out meanwhile. The pause outlives a restart of the controller.
+    no deadline runs out meanwhile. The pause outlives a restart of the controller. A
+    job that is paused already keeps its reason.
+
+    Exit status: 0 paused, or paused before, 6 the job has ended.
     """
     with command_result("job pause", as_json=as_json) as answer:
+        if earlier := controller.job(job_id).pause:
+            why = f": {earlier.reason}" if earlier.reason else ""
+            answer.warn(f"the job is paused already, by {earlier.by or 'nobody'}{why}")
         one = controller.pause(job_id, reason=reason, requested_by=requester())
         _print_change(answer, one)
 
@@ -167,9 +178,16 @@ def pause(*, controller: ControllerClient, job_id: str, reason: str, as_json: bo
 def resume(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
     """Let a paused job go on.
 
-    A job that is not paused is not changed.
+    Exit status: 0 it goes on, 6 the job is not paused, or has ended.
     """
     with command_result("job resume", as_json=as_json) as answer:
+        before = controller.job(job_id)
+        if before.pause is None and not before.state.is_terminal:
+            answer.data = job_json(before)
+            text = f"job {before.job_id} is not paused: {before.state.value}; nothing was changed"
+            answer.fail("job_not_paused", text)
+            answer.exit_status = ExitCode.REFUSED
+            return
         one = controller.resume(job_id, requested_by=requester())
         _print_change(answer, one)
 
@@ -183,7 +201,7 @@ def resume(*, controller: ControllerClient, job_id: str, as_json: bool) -> None:
 )
 @click.option(
     "--max-containers",
-    type=click.IntRange(0, 64),
+    type=WholeNumber(0, 64),
     help="Repair at most this many replicas of its container at once; 0 for no limit.",
 )
 @json_option
@@ -201,6 +219,8 @@ def throttle(
     The limits are kept with the job, and apply besides those of each agent. A lower
     --max-containers interrupts nothing that runs. `treefold job show` has the limits
     in effect, and who set them.
+
+    Exit status: 0 limited, 2 usage, 6 the job has ended.
     """
     with command_result("job throttle", as_json=as_json) as answer:
         if bytes_per_second is None and max_containers is None:
@@ -219,11 +239,19 @@ def _print_change(answer: CommandResult, one: JobStatus) -> None:
     """The job after a request to change how it goes on."""
     answer.data = job_json(one)
     if one.state.is_terminal:
-        answer.warn(f"job {one.job_id} had already ended: {one.state.value}")
+        _refuse_ended(answer, one)
+        return
     parts = [f"job {one.job_id} of container {one.container_id}: {one.state.value}", one.detail]
     answer.print(" ".join(part for part in parts if part))
     for line in _limit_lines(one):
         answer.print(line)
+
+
+def _refuse_ended(answer: CommandResult, one: JobStatus) -> None:
+    text = f"job {one.job_id} had already ended: {one.state.value}; nothing was changed"
+    hint = f"A new one begins with `treefold reconcile {one.container_id}`."
+    answer.fail("job_ended", text, hint=hint)
+    answer.exit_status = ExitCode.REFUSED
 
 
 def await_jobs(
@@ -237,7 +265,8 @@ def await_jobs(
     """
     latest = {one.job_id: one for one in jobs}
     answered_s = time.monotonic()
-    with _progress_reporter(output) as report:
+    names = DatanodeNames.of_controller(controller)
+    with _progress_reporter(output, names) as report:
         while True:
             waiting = [one for one in latest.values() if not one.state.is_terminal]
             report(list(latest.values()))
@@ -254,13 +283,15 @@ def await_jobs(
 
 
 @contextmanager
-def _progress_reporter(output: ProgressStyle) -> Iterator[Callable[[Sequence[JobStatus]], None]]:
+def _progress_reporter(
+    output: ProgressStyle, names: DatanodeNames
+) -> Iterator[Callable[[Sequence[JobStatus]], None]]:
     """A function that shows the jobs: a live table on a terminal, otherwise lines every
     LINE_EVERY_S.
     """
     if output.bars:
         with Live(console=console(stderr=True), transient=True, refresh_per_second=4) as live:
-            yield lambda jobs: live.update(_live_table(jobs))
+            yield lambda jobs: live.update(_live_table(jobs, names))
         return
     reported_s = time.monotonic()
 
@@ -273,21 +304,21 @@ def _progress_reporter(output: ProgressStyle) -> Iterator[Callable[[Sequence[Job
         if len(jobs) > 1:
             click.echo(f"{ended} of {len(jobs)} jobs ended", err=True)
         for one in [one for one in jobs if not one.state.is_terminal][:_LIVE_ROWS_MAX]:
-            click.echo(progress_line(one), err=True)
+            click.echo(progress_line(one, names), err=True)
 
     yield report
 
 
-def _live_table(jobs: Sequence[JobStatus]) -> Table:
+def _live_table(jobs: Sequence[JobStatus], names: DatanodeNames) -> Table:
     table = Table(box=None, show_header=False, pad_edge=False)
     waiting = [one for one in jobs if not one.state.is_terminal]
     for one in waiting[:_LIVE_ROWS_MAX]:
-        table.add_row(progress_line(one))
+        table.add_row(progress_line(one, names))
     table.add_row(f"{len(jobs) - len(waiting)} of {len(jobs)} jobs ended")
     return table
 
 
-def progress_line(one: JobStatus) -> str:
+def progress_line(one: JobStatus, names: DatanodeNames) -> str:
     """`repairing container 12  3/5 blocks  48.0 MiB/80.0 MiB  38.0 MiB/s  ETA 1s  dn-1
     done, dn-2 running`.
     """
@@ -305,7 +336,7 @@ def progress_line(one: JobStatus) -> str:
             text += "  finishing" if one.eta_s == 0 else f"  ETA {duration_text(one.eta_s)}"
     if one.detail:
         text += f"  {one.detail}"
-    return text + "  " + ", ".join(f"{d.peer[:8]} {_state_text(d)}" for d in one.orders)
+    return text + "  " + ", ".join(f"{names.short(d.peer)} {_state_text(d)}" for d in one.orders)
 
 
 def _state_text(part: OrderStatus) -> str:
@@ -317,7 +348,7 @@ def _state_text(part: OrderStatus) -> str:
 
 def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     """One exit status for all jobs: UNRECOVERABLE if damage remains, otherwise FAILED,
-    PARTLY or 0.
+    PARTLY or 0. A job that failed after it had changed something is partly done.
     """
     ended = list(jobs)
     if any(one.verdict in FINAL_VERDICTS for one in ended):
@@ -325,8 +356,14 @@ def exit_status_of(jobs: Iterable[JobStatus]) -> int:
     clean = [one for one in ended if one.state is JobState.DONE]
     if len(clean) == len(ended):
         return 0
-    partial = any(one.state is JobState.PARTIAL for one in ended)
+    partial = any(one.state is JobState.PARTIAL or _has_written(one) for one in ended)
     return ExitCode.PARTLY if clean or partial else ExitCode.FAILED
+
+
+def _has_written(one: JobStatus) -> bool:
+    return any(
+        part.progress.bytes_written or part.progress.tombstones_adopted for part in one.orders
+    )
 
 
 def unknown_reason(one: JobStatus, *, has_blocks: bool) -> str:
@@ -463,7 +500,8 @@ def print_jobs(jobs: Iterable[JobStatus]) -> None:
     print_table(columns, rows, numbers=("CONTAINER", "FETCHED", "CHUNKS"), folded=("DETAIL",))
 
 
-def _print_job(one: JobStatus) -> None:
+def _print_job(job: JobStatus, names: DatanodeNames) -> None:
+    one = names.job(job)
     print_line(
         f"Job {one.job_id}: container {one.container_id},"
         f" {one.state.value}{': ' if one.detail else ''}{one.detail}"
@@ -482,7 +520,7 @@ def _print_job(one: JobStatus) -> None:
             f" {size_text(one.mean_rate_bytes_per_s)}/s"
         )
     else:
-        print_line(f"  progress:  {progress_line(one)}")
+        print_line(f"  progress:  {progress_line(job, names)}")
         age = age_text(time.time() - one.last_progress_at_s)
         print_line(f"  last progress {age}" if one.last_progress_at_s else "  no progress yet")
     for part in one.orders:

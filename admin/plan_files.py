@@ -7,9 +7,11 @@ out only the plans that they keep by the digests in it (repair.replica_plan).
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -20,6 +22,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from repair.replica_plan import FORMAT, canonical_json, plan_digest
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import UsageError
 from runtime.output import print_line, print_table, size_text
 from runtime.rpc import open_channel
@@ -32,10 +35,18 @@ _SCHEMA_VERSION = 1
 _CONTAINERS_MAX = 100
 _TIMEOUT_S = 600.0
 _ROWS_MAX = 100
+_REASONS_MAX = 10
+_READ_ONLY = "it is held read-only"
+
+
+class _NoPlanError(ReconcileError):
+    """No agent could plan the repair of its replica."""
+
+    code = "no_plan"
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True)
+    model_config = ConfigDict(frozen=True, strict=True)
 
 
 class PlannedRange(_Strict):
@@ -92,6 +103,8 @@ class ContainerEntry:
     container_id: int
     replicas: tuple[ReplicaEntry, ...]
     unplanned: Mapping[str, str]
+    # Whether an agent was asked for a plan and made none.
+    has_failures: bool = False
 
     @property
     def unknown(self) -> list[str]:
@@ -118,6 +131,15 @@ class PlanFile:
     def container_ids(self) -> list[int]:
         """The containers with something to do."""
         return [one.container_id for one in self.containers if one.to_write]
+
+    def is_partial(self, container_id: int) -> bool:
+        """Whether the plans of a container lack a replica that is not read-only."""
+        return any(
+            set(one.unplanned.values()) - {_READ_ONLY}
+            or any(entry.plan.unread for entry in one.replicas)
+            for one in self.containers
+            if one.container_id == container_id
+        )
 
     @property
     def replicas(self) -> list[PlannedOrder]:
@@ -152,29 +174,60 @@ class PlanFile:
         return list(found)
 
 
+def check_new_file(path: Path) -> None:
+    """Call this before plans are made: agents read and fetch all that they plan.
+
+    Raises:
+        UsageError: a plan file cannot be written there.
+    """
+    folder = path.absolute().parent
+    try:
+        with suppress(FileNotFoundError, NotADirectoryError):
+            path.lstat()
+            raise UsageError(f"--plan: {path} exists", hint="Give another name, or remove it.")
+        if not folder.is_dir():
+            raise UsageError(f"--plan: {folder} is not a folder", hint="Make it first.")
+        # Without a name: it leaves nothing behind.
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        text = f"--plan: {path} cannot be written: {error.strerror or error}"
+        raise UsageError(text, hint="Give the name of a file in a folder of yours.") from error
+
+
 def make_plans(controller: ControllerClient, views: Sequence[ContainerStatus]) -> PlanFile:
     """Have the agents plan the repair of each live and writable replica.
 
     Raises:
         UsageError: there are too many containers.
+        _NoPlanError: no replica has a plan.
     """
     if len(views) > _CONTAINERS_MAX:
         raise UsageError(
             f"a plan file has at most {_CONTAINERS_MAX} containers, not {len(views)}",
             hint="Make several, or reconcile without one.",
         )
-    return PlanFile(tuple(_planned(controller, view) for view in views))
+    made = PlanFile(tuple(_planned(controller, view) for view in views))
+    if not any(one.replicas for one in made.containers):
+        texts = [f"container {one.container_id}: {text}" for one in made.containers
+                 for text in one.unknown]  # fmt: skip
+        more = f" and {len(texts) - _REASONS_MAX} more" if len(texts) > _REASONS_MAX else ""
+        raise _NoPlanError(
+            f"no replica has a plan, and no file was written: {'; '.join(texts[:_REASONS_MAX])}"
+            f"{more}"
+        )
+    return made
 
 
 def save_plans(plans: PlanFile, path: Path) -> None:
     """Write a plan file, durably.
 
     Raises:
-        UsageError: there is such a file.
+        UsageError: there is such a file, or none can be written there.
         DiskError: it cannot be written.
     """
-    if path.exists():
-        raise UsageError(f"--plan: {path} exists", hint="Give another name, or remove it.")
+    # It may have come to be while the plans were made.
+    check_new_file(path)
     document = {
         "schema_version": _SCHEMA_VERSION,
         "format": FORMAT,
@@ -198,7 +251,8 @@ def load_plans(path: Path) -> PlanFile:
     """The plans in a file.
 
     Raises:
-        UsageError: it is no plan file, or a plan in it was changed.
+        UsageError: it is no plan file, a plan in it was changed, or stands where it
+            does not belong.
         DiskError: it cannot be read.
     """
     hint = "Make one with `treefold reconcile ID --plan FILE`."
@@ -208,7 +262,7 @@ def load_plans(path: Path) -> PlanFile:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "it"
         text = f"--apply: {path} is no plan file: {where}: {error.errors()[0]['msg']}"
         raise UsageError(text, hint=hint) from error
-    containers = []
+    containers: list[ContainerEntry] = []
     for one in document.containers:
         entries = []
         for stored in one.replicas:
@@ -217,8 +271,31 @@ def load_plans(path: Path) -> PlanFile:
                 name = f"the plan of {entry.plan.datanode} for container {one.container_id}"
                 raise UsageError(f"--apply: {path}: {name} was changed", hint=hint)
             entries.append(entry)
+        _check_places(path, one.container_id, entries, containers)
         containers.append(ContainerEntry(one.container_id, tuple(entries), one.unplanned))
     return PlanFile(tuple(containers))
+
+
+def _check_places(
+    path: Path,
+    container_id: int,
+    entries: Sequence[ReplicaEntry],
+    before: Sequence[ContainerEntry],
+) -> None:
+    """The digests are of single plans: where each stands is checked here."""
+    hint = "Make a new plan file; this one was changed after it was written."
+    if container_id in {one.container_id for one in before}:
+        raise UsageError(f"--apply: {path}: container {container_id} is there twice", hint=hint)
+    seen = set[str]()
+    for entry in entries:
+        name = f"the plan of {entry.plan.datanode}"
+        if entry.plan.container != container_id:
+            text = f"{name} is for container {entry.plan.container}, and not for {container_id}"
+            raise UsageError(f"--apply: {path}: {text}, where it stands", hint=hint)
+        if entry.plan.datanode in seen:
+            text = f"{name} for container {container_id} is there twice"
+            raise UsageError(f"--apply: {path}: {text}", hint=hint)
+        seen.add(entry.plan.datanode)
 
 
 def print_plans(plans: PlanFile) -> None:
@@ -264,24 +341,25 @@ class _Document(_Strict):
 
 def _planned(controller: ControllerClient, view: ContainerStatus) -> ContainerEntry:
     addresses = {one.datanode.peer: one.datanode.address for one in view.replicas if one.is_live}
-    entries, unplanned = [], dict[str, str]()
+    entries, unplanned, has_failures = [], dict[str, str](), False
     for one in view.replicas:
         peer = one.datanode.peer
         if not one.is_live:
             unplanned[peer] = "it does not report"
             continue
         if one.replica.read_only:
-            unplanned[peer] = "it is held read-only"
+            unplanned[peer] = _READ_ONLY
             continue
         others = {other: address for other, address in addresses.items() if other != peer}
         try:
             entries.append(_fetch(controller, view.container_id, addresses[peer], others))
         except ReconcileError as error:
             unplanned[peer] = f"{error.code}: {error.message}"
+            has_failures = True
     missing = view.expected_replicas - len(view.replicas)
     if missing > 0:
         unplanned["unknown datanode"] = f"{missing} of {view.expected_replicas} are not reported"
-    return ContainerEntry(view.container_id, tuple(entries), unplanned)
+    return ContainerEntry(view.container_id, tuple(entries), unplanned, has_failures)
 
 
 def _fetch(
@@ -301,7 +379,7 @@ def _entry(document: bytes) -> ReplicaEntry:
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"]))
         raise UsageError(f"a plan is invalid: {where}: {error.errors()[0]['msg']}") from error
-    return ReplicaEntry(plan_digest(document), plan, json.loads(document))
+    return ReplicaEntry(plan_digest(document), plan, parse_json(document))
 
 
 def _extras(plan: ReplicaPlanDocument) -> list[str]:

@@ -25,8 +25,16 @@ from admin.containers import (
 )
 from admin.datanode_names import DatanodeNames
 from admin.jobs import await_jobs, exit_status_of, job_json, print_jobs, unknown_reason
+from admin.option_types import Reason
 from admin.paths import LocalPath
-from admin.plan_files import PlanFile, load_plans, make_plans, print_plans, save_plans
+from admin.plan_files import (
+    PlanFile,
+    check_new_file,
+    load_plans,
+    make_plans,
+    print_plans,
+    save_plans,
+)
 from admin.reconcile_status import print_status, requested_ids
 from admin.requester import requester
 from merkle.comparison import Comparison
@@ -71,7 +79,13 @@ _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
 )
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--wait", is_flag=True, help="Wait for the jobs and show their results.")
-@click.option("--reason", default="", metavar="TEXT", help="A reason, stored with the jobs.")
+@click.option(
+    "--reason",
+    default="",
+    metavar="TEXT",
+    type=Reason(),
+    help="A reason, stored with the jobs.",
+)
 @json_option
 @controller_options
 @click.pass_obj
@@ -98,15 +112,16 @@ def reconcile(
     tree, and the reconciliation may find good data in it.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
-    beyond repair, 5 partly done, 6 refused, 7 controller unreachable or no agent
-    reports to it, 8 already running.
+    beyond repair, 5 partly done, or by a plan that lacks a datanode, 6 refused, 7
+    controller unreachable or no agent reports to it, 8 already running.
     """
     if status:
+        if dry_run or plan_file or apply_file or wait or reason:
+            raise UsageError("--status only shows: it takes containers and no other option")
         print_status(controller, arguments, all_diverged, as_json=as_json)
         return
-    if apply_file and (arguments or all_diverged or plan_file):
-        raise UsageError("--apply takes its containers from the file, and nothing else")
     with command_result("reconcile", as_json=as_json) as answer:
+        _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -119,11 +134,11 @@ def reconcile(
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
-        busy = [outcome for outcome in outcomes if outcome.job_id]
         _show_plan(controller, answer, outcomes, views, planned)
         if plan_file:
             _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
-        if dry_run or plan_file or not (wanted or (wait and busy)):
+        is_busy = any(outcome.job_id for outcome in outcomes)
+        if dry_run or plan_file or not (wanted or (wait and is_busy)):
             return
         if planned and not _is_current(answer, planned, views):
             return
@@ -143,8 +158,19 @@ def reconcile(
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
-            _wait(controller, answer, job_ids, output or ProgressStyle())
+            _wait(controller, answer, outcomes, output or ProgressStyle(), planned)
+
+
+def _check_files(
+    plan_file: Path | None, apply_file: Path | None, *, has_ids: bool, wait: bool
+) -> None:
+    """Check --plan and --apply before anything is asked."""
+    if apply_file and (has_ids or plan_file):
+        raise UsageError("--apply takes its containers from the file, and nothing else")
+    if plan_file and wait:
+        raise UsageError("--plan starts nothing, so there is nothing to --wait for")
+    if plan_file:
+        check_new_file(plan_file)
 
 
 def _show_plan(
@@ -184,11 +210,17 @@ def _save_plan(
     path: Path,
 ) -> None:
     """Have the agents make their plans, and write them to a file."""
+    if not views:
+        # Each has its refusal already.
+        answer.print("No container can be planned: no file was written.")
+        return
     made = make_plans(controller, views)
     save_plans(made, path)
     for one in made.containers:
         for text in one.unknown:
             answer.warn(f"container {one.container_id}: {text}")
+        if one.has_failures:
+            answer.exit_status = ExitCode.PARTLY
     assert isinstance(answer.data, dict)
     answer.data["planFile"] = str(path)
     answer.data["replicas"] = [
@@ -434,9 +466,11 @@ def _report_jobs(answer: CommandResult, outcomes: Sequence[ReconcileResponse]) -
 def _wait(
     controller: ControllerClient,
     answer: CommandResult,
-    job_ids: Sequence[str],
+    outcomes: Sequence[ReconcileResponse],
     output: ProgressStyle,
+    planned: PlanFile | None,
 ) -> None:
+    job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
     try:
         jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
     except KeyboardInterrupt:
@@ -469,6 +503,9 @@ def _wait(
             answer.warn(
                 f"container {job.container_id}: the replicas still differ: {view.compared.note}"
             )
+            status = ExitCode.PARTLY
+        if status == 0 and planned and planned.is_partial(job.container_id):
+            answer.warn(f"container {job.container_id}: its plan did not know all replicas")
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(map(names.job, jobs))

@@ -3,10 +3,16 @@
 import getpass
 import socket
 
+from protos.values import TEXT_CHARACTERS_MAX
+from runtime.output import printable
+
 
 def requester() -> str:
-    """The user and host that are stored with a job, a pause or a limit."""
+    """The user and host that are stored with a job, a pause or a limit: one line, since
+    the environment may name any user.
+    """
     try:
-        return f"{getpass.getuser()}@{socket.gethostname()}"
+        user = getpass.getuser()
     except (KeyError, OSError):
-        return f"nobody@{socket.gethostname()}"
+        user = "nobody"
+    return printable(f"{user}@{socket.gethostname()}")[:TEXT_CHARACTERS_MAX]

@@ -66,7 +66,7 @@ def scan(
     """
     with command_result("scan", as_json=as_json) as answer:
         try:
-            timeout_s = parse_duration(timeout if not timeout.isdigit() else int(timeout))
+            timeout_s = parse_duration(timeout)
         except ValueError as error:
             raise UsageError(f"--timeout: {error}") from error
         requested = container_ids(arguments)
@@ -90,7 +90,7 @@ def scan(
                     f" scanned {roots_age_text(one)}"
                 )
         for number in unknown:
-            answer.fail("CONTAINER_NOT_FOUND", f"Container {number} is not known.")
+            answer.fail("container_not_found", f"Container {number} is not known.")
         if wait:
             with progress_sink(output or ProgressStyle()) as sink:
                 after, late = _await_scans(controller, before, timeout_s, sink)

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from admin.cluster_status import (
     problems_of,
 )
 from admin.command_result import command_result
+from admin.datanode_names import unique_prefixes
 from admin.paths import LocalPath
 from admin.tls_options import check_option_address
 from dnagent.client import AgentClient
@@ -110,7 +112,11 @@ def ask(
             verifiers=asked,
         )
     with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="status") as pool:
-        agents = tuple(pool.map(lambda view: _ask_agent(controller, view), views))
+        short = unique_prefixes(view.datanode.peer for view in views)
+        agents = tuple(
+            replace(one, short_id=short[one.view.datanode.peer])
+            for one in pool.map(lambda view: _ask_agent(controller, view), views)
+        )
     return ClusterAnswer(
         time.time(),
         controller.address,
@@ -160,6 +166,9 @@ def _ask_sweep(folder: Path) -> SweepAnswer:
         store = SweepStore(folder, Disk())
         sweep_id = store.sweep("latest")
         summary = Summary.of(store.summary(sweep_id))
+        counts = [*summary.verdicts.values(), summary.unseen]
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise ValueError(f"counts are not numbers: {counts}"[:200])
         found = SweepAnswer(
             str(folder),
             sweep_id,
@@ -167,6 +176,7 @@ def _ask_sweep(folder: Path) -> SweepAnswer:
             tuple(sorted(summary.verdicts.items())),
             summary.unseen,
             len(summary.skipped),
+            diverged=len(summary.diverged),
         )
     except ReconcileError as error:
         return SweepAnswer(str(folder), error=f"{error.code}: {error.message}")

@@ -18,6 +18,7 @@ from admin.answer import controller_options
 from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from admin.sweep_metrics import write_metrics
 from chunktable.places import check_scheme
@@ -111,7 +112,7 @@ def sweep() -> None:
 )
 @click.option(
     "--threads",
-    type=click.IntRange(1, 1024),
+    type=WholeNumber(1, 1024),
     help="Threads of the local engine. Default: one per core.",
 )
 @click.option(
@@ -143,7 +144,7 @@ def sweep() -> None:
 )
 @click.option(
     "--keep",
-    type=click.IntRange(1),
+    type=WholeNumber(1),
     default=30,
     show_default=True,
     metavar="N",

@@ -10,6 +10,7 @@ from functools import partial
 
 import click
 
+from admin.option_types import WholeNumber
 from admin.tree_build import ReplicaTree, TreeBuild, open_results, replica_tree
 from admin.tree_diff import (
     ReplicaComparison,
@@ -33,7 +34,7 @@ _ids = click.option(
     "--container",
     "ids",
     metavar="ID",
-    type=click.IntRange(0, (1 << 63) - 1),
+    type=WholeNumber(0, (1 << 63) - 1),
     multiple=True,
     help="Only this container. May be repeated.",
 )

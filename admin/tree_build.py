@@ -183,6 +183,8 @@ def open_results(
         print_line(f"note: this build cannot be resumed: {error.message}", stderr=True)
         yield None
         return
+    if resume and not results.count:
+        print_line("note: there is nothing to resume: all containers are read", stderr=True)
     with closing(results):
         yield results
 

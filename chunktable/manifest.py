@@ -12,6 +12,7 @@ from chunktable.errors import ChunkTableError
 from chunktable.schema import FORMAT, VERSION
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
+from runtime.documents import parse_json
 
 # No manifest is near this size: a larger file is not one.
 MANIFEST_BYTES_MAX = 64 << 20
@@ -164,11 +165,11 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
             newer release.
     """
     try:
-        document = json.loads(raw)
+        document = parse_json(raw)
         if document["format"] != FORMAT:
             raise ValueError(f"format {document['format']!r}")
         version = _count(document["version"])
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise table_error(
             TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"
         ) from error
@@ -177,14 +178,7 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
         text = f"{name} has version {version}; this release reads versions up to {VERSION}"
         raise table_error(TableRefusal.NEWER_VERSION, text, hint=hint)
     checksum = document.pop("checksum", None)
-    try:
-        computed = _json_checksum(document)
-    except RecursionError as error:
-        # Nested a little less deep than the parser takes, and too deep to be written.
-        raise table_error(
-            TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"
-        ) from error
-    if checksum != computed:
+    if checksum != _json_checksum(document):
         raise table_error(TableRefusal.CHECKSUM, f"{name} does not match its own checksum")
     try:
         manifest = _parse_fields(document)

@@ -5,7 +5,6 @@ since (runtime.audit_chain).
 """
 
 import contextlib
-import json
 import os
 from collections.abc import Iterator, Mapping
 from datetime import datetime
@@ -15,6 +14,7 @@ from chunktable.manifest import AuditMark
 from merkle.checksum import fingerprint
 from runtime.audit_chain import chain_files
 from runtime.disk import Disk, disk_error
+from runtime.documents import parse_json
 from runtime.errors import DiskError
 
 # The head identifies an audit file: it shows whether the file was replaced.
@@ -100,8 +100,8 @@ class AuditReader:
                     if not raw.endswith(b"\n"):
                         break
                     at += len(raw)
-                    with contextlib.suppress(ValueError, RecursionError):
-                        line = json.loads(raw)
+                    with contextlib.suppress(ValueError):
+                        line = parse_json(raw)
                         if isinstance(line, dict):
                             yield line
                 width = min(at, len(head))

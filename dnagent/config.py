@@ -11,6 +11,7 @@ from merkle.replica import TreeSource
 from ozone.volume import Hold
 from runtime.config import (
     Address,
+    Count,
     Duration,
     FilePath,
     Rate,
@@ -74,9 +75,9 @@ class RepairSettings(Settings):
     # fault. Ozone never does, so without it a healed replica stays out of service.
     return_to_closed: Switch = True
     undo_bytes: Size = 1 << 30
-    undo_days: int = Field(default=7, ge=0, le=3650)
-    reconciliations_max: int = Field(default=2, ge=1, le=64)
-    fetches_max: int = Field(default=4, ge=1, le=64)
+    undo_days: Count = Field(default=7, ge=0, le=3650)
+    reconciliations_max: Count = Field(default=2, ge=1, le=64)
+    fetches_max: Count = Field(default=4, ge=1, le=64)
     bytes_per_second: Rate = 0
 
 

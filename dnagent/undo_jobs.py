@@ -19,19 +19,22 @@ from dataclasses import dataclass
 from dnagent.heartbeat import PeerAddress
 from dnagent.store import ReplicaStore
 from dnagent.volumes import ManagedVolume
+from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, TreeBuilder
 from ozone.repair_writer import Patch, RepairWriter
 from ozone.treefile import TreeStatus
 from repair.audit import AuditLog
-from repair.ports import Peer
+from repair.ports import Peer, ReplicaReader
 from repair.replica_plan import PlanChangedError
 from repair.requests import FetchWindows, WindowsArrived
 from repair.runner import RepairJob, Runner, execute_remote
 from repair.undo_plan import (
     OldBytes,
     UndoDecision,
+    UndoIncompleteError,
     UndoPlan,
+    UndoTooLargeError,
     UndoWindow,
     WindowPlace,
     damaged_entries,
@@ -101,6 +104,8 @@ class UndoJobs:
             BusyError: the container is being reconciled, or another job undone.
             PlanChangedError: the plan is no longer that of this digest; nothing was
                 written.
+            UndoIncompleteError: it failed after it had begun.
+            UndoTooLargeError: there are too many bytes to put back.
             ReconcileError: the replica cannot be read or written.
         """
         if not _JOB.fullmatch(job):
@@ -134,23 +139,42 @@ class UndoJobs:
                 )
             if not plan.to_write:
                 return UndoResult(plan)
-            undo_id = next_undo_id(volume, container_id, job)
-            self._begin(plan, undo_id, who, why)
-            state = "failed"
-            try:
-                put_back(volume, plan, undo_id, audit=self._audit, cancelled=cancelled)
-                replica.scan()
-                state = "done"
-            finally:
-                after = volume.replica(container_id)
-                self._audit.end(
-                    container=container_id,
-                    job=undo_id,
-                    state=state,
-                    root=after.data_checksum,
-                    facts={"replica_state": after.state.value},
-                )
-            return UndoResult(plan, undo_id, after.state.value, after.data_checksum)
+            return self._carry_out(volume, replica, plan, cancelled, who=who, why=why)
+
+    def _carry_out(
+        self,
+        volume: ManagedVolume,
+        replica: ReplicaReader,
+        plan: UndoPlan,
+        cancelled: threading.Event,
+        *,
+        who: str,
+        why: str,
+    ) -> UndoResult:
+        container_id = plan.container_id
+        undo_id = next_undo_id(volume, container_id, plan.job)
+        self._begin(plan, undo_id, who, why)
+        state = "failed"
+        try:
+            put_back(volume, plan, undo_id, audit=self._audit, cancelled=cancelled)
+            replica.scan()
+            state = "done"
+        except ReconcileError as error:
+            raise UndoIncompleteError(
+                f"the undo failed after it had begun: {error.message}",
+                hint="See the new plan, and undo the job again or reconcile the container.",
+                container_id=container_id,
+            ) from error
+        finally:
+            after = volume.replica(container_id)
+            self._audit.end(
+                container=container_id,
+                job=undo_id,
+                state=state,
+                root=after.data_checksum,
+                facts={"replica_state": after.state.value},
+            )
+        return UndoResult(plan, undo_id, after.state.value, after.data_checksum)
 
     def _begin(self, plan: UndoPlan, undo_id: str, who: str, why: str) -> None:
         self._audit.begin(
@@ -188,7 +212,7 @@ def plan_undo(
         rows += replaced
         size += sum(copy.length for copy in found)
         if size > _BYTES_MAX:
-            raise UsageError(
+            raise UndoTooLargeError(
                 f"job {job} overwrote more than the {_BYTES_MAX >> 20} MiB that can be undone",
                 hint="The copies are in the agent's undo folder.",
             )

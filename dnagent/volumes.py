@@ -31,6 +31,7 @@ from ozone.treefile import TreeFiles, TreeStatus
 from ozone.undo import UndoStore
 from ozone.volume import Hold, Volume
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import DatabaseError, DiskError
 from runtime.json_numbers import exact
 from runtime.log import error_fields, get_logger
@@ -468,8 +469,8 @@ def agent_scan_ms(volume: Volume, disk: Disk, container_id: ContainerId) -> int 
 
 def _stored_ms(volume: Volume, disk: Disk, container_id: ContainerId, name: str) -> int | None:
     try:
-        time_ms = json.loads(disk.read(_findings_path(volume, container_id)))[name]
-    except (DiskError, ValueError, KeyError, TypeError, RecursionError):
+        time_ms = parse_json(disk.read(_findings_path(volume, container_id)))[name]
+    except (DiskError, ValueError, KeyError, TypeError):
         # Lost or damaged: the container is scanned again, at worst needlessly.
         return None
     return time_ms if isinstance(time_ms, int) else None

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import TypeAlias
 
 from merkle.checksum import fingerprint, window_checksums
+from merkle.errors import ReconcileError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ChunkTree, ContainerId, root_hex
@@ -32,6 +33,22 @@ _FORMAT = "treefold-undo-1"
 
 # Block, offset of the chunk, and index of a window.
 WindowPlace: TypeAlias = tuple[BlockId, int, int]
+
+
+class UndoIncompleteError(ReconcileError):
+    """An undo failed after it had begun: some windows may have their old bytes, and the
+    replica is UNHEALTHY.
+    """
+
+    code = "undo_incomplete"
+    exit_status = 5
+
+
+class UndoTooLargeError(ReconcileError):
+    """A job overwrote more than an undo holds in memory."""
+
+    code = "undo_too_large"
+    exit_status = 6
 
 
 class UndoDecision(StrEnum):

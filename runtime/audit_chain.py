@@ -24,6 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from runtime.disk import Disk, Operation, disk_error
+from runtime.documents import parse_json
 from runtime.errors import BusyError, DiskError
 from runtime.folder_lock import lock_holder
 
@@ -71,8 +72,8 @@ def parse_line(raw: bytes) -> AuditLine | None:
     if sha256(raw[:-_HASH_FIELD_BYTES]).hexdigest() != own:
         return None
     try:
-        fields = json.loads(raw)
-    except (ValueError, RecursionError):
+        fields = parse_json(raw)
+    except ValueError:
         return None
     sequence, previous = fields.get("seq"), fields.get("prev")
     if not isinstance(sequence, int) or not isinstance(previous, str):

@@ -5,7 +5,7 @@ that somebody wrote all lines anew from some line on. Both show with a head that
 noted elsewhere: the hash of a line that must be there.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -123,18 +123,22 @@ def check_chain(
     return replace(report, after_head=None if head_line is None else report.lines - head_line)
 
 
-def read_lines(files: Sequence[Path], disk: Disk) -> Iterator[AuditLine]:
+def read_lines(
+    files: Sequence[Path], disk: Disk, *, note: Callable[[Path, int], None]
+) -> Iterator[AuditLine]:
     """Yield the lines of a chain whose own hashes are right, unchecked against each
-    other.
+    other. `note` gets the file and the number of every other line.
 
     Raises:
         DiskError: a file cannot be read.
     """
     for path in files:
-        for raw in disk.read(path).split(b"\n"):
+        for number, raw in enumerate(disk.read(path).split(b"\n"), start=1):
             line = parse_line(raw)
             if line is not None:
                 yield line
+            elif raw:
+                note(path, number)
 
 
 def _chain_start(lines: Sequence[bytes], data: bytes, after: str) -> tuple[int, ChainEnd]:
@@ -162,7 +166,7 @@ def _break_at(
         if any((one.sequence, one.previous) == (end.sequence, end.hash) for one in following[:1]):
             text = f"{place} is not of the chain, which goes on after it"
             return AuditBreak(path, number + 1, AuditFault.INSERTED, text)
-        text = f"{place} is not what was written: its hash is wrong, or it has none"
+        text = f"{place} is not what was written: it has no right hash, or is no JSON object"
         return AuditBreak(path, number + 1, AuditFault.CHANGED, text)
     if line.sequence > end.sequence:
         moved = any(one.sequence == end.sequence for one in following)
@@ -185,7 +189,7 @@ def _following(lines: Sequence[bytes], number: int) -> list[AuditLine]:
 def _current(path: Path) -> Path:
     """The audit file that a full file belongs to; other files are their own."""
     stem, _, digits = path.stem.rpartition("-")
-    if stem and len(digits) == 12 and digits.isdigit():
+    if stem and len(digits) == 12 and digits.isascii() and digits.isdigit():
         return path.with_name(f"{stem}{path.suffix}")
     return path
 

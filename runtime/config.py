@@ -8,7 +8,6 @@ a unit; a bare number is in bytes, seconds or bytes per second. A switch is `tru
 
 import math
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -25,6 +24,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from runtime.documents import parse_toml
 from runtime.errors import ConfigError
 from runtime.roles import RoleTable, parse_identity
 
@@ -50,7 +50,7 @@ _DURATION_UNITS: Mapping[str, float] = {
 _ROLES_MAX = 50_000
 _FINGERPRINT = re.compile(r"[0-9a-fA-F]{64}")
 _PORT = re.compile(r"[0-9]{1,5}")
-_QUANTITY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_QUANTITY = re.compile(r" *([0-9]+(?:\.[0-9]+)?) *([a-zA-Z]*) *")
 
 
 def parse_size(value: object) -> int:
@@ -78,11 +78,25 @@ def parse_rate(value: object) -> int:
     Raises:
         ValueError: it is not a rate.
     """
-    if isinstance(value, str):
-        value = value.strip().removesuffix("/s")
-    rate = _parse_quantity(value, _SIZE_UNITS, 'a rate such as 5242880 or "5MiB/s"')
+    size = value.rstrip(" ").removesuffix("/s") if isinstance(value, str) else value
+    try:
+        rate = _parse_quantity(size, _SIZE_UNITS, "")
+    except ValueError as error:
+        # The value as it was given, and not what is left of it.
+        raise ValueError(_expected('a rate such as 5242880 or "5MiB/s"', value)) from error
     # Not 0, which is no limit: who asks for almost nothing must not get everything.
     return max(math.floor(rate), 1) if rate else 0
+
+
+def check_count(value: object) -> object:
+    """The value itself, if it is a whole number, which True is not.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if type(value) is not int:
+        raise ValueError(_expected("a whole number", value))
+    return value
 
 
 def check_switch(value: object) -> object:
@@ -92,7 +106,7 @@ def check_switch(value: object) -> object:
         ValueError: it is neither.
     """
     if type(value) is not bool:
-        raise ValueError(f"expected true or false, found {value!r}")
+        raise ValueError(_expected("true or false", value))
     return value
 
 
@@ -139,6 +153,7 @@ def _check_path(value: object) -> object:
 Size: TypeAlias = Annotated[int, BeforeValidator(parse_size)]
 Duration: TypeAlias = Annotated[float, BeforeValidator(parse_duration)]
 Rate: TypeAlias = Annotated[int, BeforeValidator(parse_rate)]
+Count: TypeAlias = Annotated[int, BeforeValidator(check_count)]
 Switch: TypeAlias = Annotated[bool, BeforeValidator(check_switch)]
 Address: TypeAlias = Annotated[str, AfterValidator(check_address)]
 FilePath: TypeAlias = Annotated[Path, BeforeValidator(_check_path)]
@@ -250,9 +265,8 @@ def _read(path: Path) -> dict[str, object]:
             f"{path}: not a configuration: larger than {CONFIG_BYTES_MAX} bytes", path=str(path)
         )
     try:
-        return tomllib.loads(raw.decode())
-    # ValueError: not TOML, not UTF-8, or a number of thousands of digits.
-    except (ValueError, RecursionError) as error:
+        return parse_toml(raw)
+    except ValueError as error:
         raise ConfigError(f"{path}: not TOML: {error}", path=str(path)) from error
 
 
@@ -324,10 +338,15 @@ def _parse_quantity(value: object, units: Mapping[str, float], expected: str) ->
     if isinstance(value, int | float) and not isinstance(value, bool):
         # False for NaN too.
         if not 0 <= value < _QUANTITY_END:
-            raise ValueError(f"expected {expected}, found {value!r}")
+            raise ValueError(_expected(expected, value))
         return value
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     unit = match[2].lower() if match else "?"
     if match is None or unit not in units or float(match[1]) * units[unit] >= _QUANTITY_END:
-        raise ValueError(f"expected {expected}, found {value!r}")
+        raise ValueError(_expected(expected, value))
     return float(match[1]) * units[unit]
+
+
+def _expected(what: str, found: object) -> str:
+    text = repr(found)
+    return f"expected {what}, found {text[:100]}{'...' if len(text) > 100 else ''}"

@@ -29,6 +29,12 @@ class DiskError(ReconcileError):
     code = "disk_failed"
 
 
+class OutputError(ReconcileError):
+    """The answer of a command cannot be written to stdout; it is lost."""
+
+    code = "output_failed"
+
+
 class PeerUnavailableError(ReconcileError):
     """A peer did not answer in time; another peer, or a later round, may."""
 

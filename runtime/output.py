@@ -1,28 +1,75 @@
 """What commands print: JSON, lines and tables on stdout.
 
 Tables are Rich's on a terminal and plain columns in a pipe. Colours are Rich's: it
-heeds NO_COLOR, and FORCE_COLOR in a pipe.
+heeds NO_COLOR, and FORCE_COLOR in a pipe. An answer that cannot be written ends the
+command with an OutputError: a script must not take silence for an empty list.
 """
 
+import io
 import json
-import os
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from runtime.errors import DiskError
+from runtime.errors import OutputError
 
 if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
     from rich.console import Console, JustifyMethod
 
 JsonObject = dict[str, object]
 
 # Without a terminal nobody sees a wide line whole.
 _PIPE_COLUMNS = 100
+
+
+class _AnswerFile(io.FileIO):
+    """Stdout, for the answer of a command. What cannot be written ends the command,
+    once; what follows, at the latest as the process ends, is dropped without a word.
+    """
+
+    def __init__(self, number: int, *, is_closed: bool) -> None:
+        """Of a file descriptor; with `is_closed` the caller has no stdout, and nothing
+        can be written.
+        """
+        super().__init__(number, "w", closefd=False)
+        self._fault = "stdout is closed" if is_closed else ""
+        self._is_lost = False
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        """The number of bytes that were taken.
+
+        Raises:
+            BrokenPipeError: nobody reads the pipe; Click ends the command.
+            OutputError: the bytes cannot be written.
+        """
+        if self._is_lost:
+            return len(memoryview(data))
+        try:
+            if not self._fault:
+                return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            self._fault = error.strerror or str(error)
+        self._is_lost = True
+        raise OutputError(
+            f"the answer cannot be written: {self._fault}",
+            hint="Send it to /dev/null if only the exit status matters.",
+        )
+
+
+def answer_stream(number: int, *, encoding: str, is_closed: bool = False) -> io.TextIOWrapper:
+    """An _AnswerFile for text. It escapes what the encoding lacks, as stderr does: the
+    name of an object may have any letter.
+    """
+    file = _AnswerFile(number, is_closed=is_closed)
+    return io.TextIOWrapper(
+        io.BufferedWriter(file), encoding, "backslashreplace", line_buffering=file.isatty()
+    )
 
 
 def console(*, stderr: bool = False) -> "Console":
@@ -42,20 +89,18 @@ def print_json(value: object) -> None:
     """One JSON value on one line, in ASCII: names of files need not be text in any
     encoding.
     """
-    with _printing():
-        click.echo(json.dumps(value))
+    click.echo(json.dumps(value))
 
 
 def print_line(text: str, *, style: str = "", stderr: bool = False) -> None:
     """One line for people. On a terminal a longer one continues on the next, indented
     by two more, and breaks between words only; elsewhere it stays one, however long.
     """
-    with _printing():
-        for line in _lines(printable(text), stderr=stderr):
-            if style:
-                console(stderr=stderr).print(line, style=style, soft_wrap=True)
-            else:
-                click.echo(line, err=stderr)
+    for line in _lines(printable(text), stderr=stderr):
+        if style:
+            console(stderr=stderr).print(line, style=style, soft_wrap=True)
+        else:
+            click.echo(line, err=stderr)
 
 
 def print_text(text: str, *, stderr: bool = False) -> None:
@@ -127,8 +172,7 @@ def print_table(
         )
     for row in cells:
         table.add_row(*row)
-    with _printing():
-        out.print(table)
+    out.print(table)
 
 
 def _width_of(texts: Sequence[str], *, is_folded: bool) -> Iterator[int]:
@@ -163,22 +207,6 @@ def _print_narrow(
         for at, column in enumerate(columns):
             if at not in kept and row[at]:
                 print_line(f"    {column.lower()}: {row[at]}")
-
-
-@contextmanager
-def _printing() -> Iterator[None]:
-    """Raise a DiskError where stdout is a file on a full disk; of a pipe that nobody
-    reads Click sees to itself.
-    """
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except OSError as error:
-        # What did not go out would be tried again, and told of by Python itself, when
-        # the process ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise DiskError(f"the answer cannot be written: {error.strerror}") from error
 
 
 def printable(text: str) -> str:

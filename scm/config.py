@@ -5,14 +5,23 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from runtime.config import Address, Duration, FilePath, RoleSettings, Settings, Switch, TlsSettings
+from runtime.config import (
+    Address,
+    Count,
+    Duration,
+    FilePath,
+    RoleSettings,
+    Settings,
+    Switch,
+    TlsSettings,
+)
 from runtime.rpc import check_exposure
 from runtime.tls_files import Tls
 from scm.rules import Rules
 
 # The limits that a controller takes over from its file while it runs.
 LIVE_LIMITS = ("orders_per_datanode", "automatic.jobs_max")
-Count = Annotated[int, Field(ge=1, le=10_000)]
+Limit = Annotated[Count, Field(ge=1, le=10_000)]
 Seconds = Annotated[Duration, Field(gt=0)]
 
 
@@ -22,7 +31,7 @@ class AutomaticSettings(Settings):
     """
 
     enabled: Switch = False
-    jobs_max: Count = 4
+    jobs_max: Limit = 4
     visit_every_s: Seconds = 60.0
 
 
@@ -40,12 +49,12 @@ class ControllerConfig(Settings):
     # Default: audit.jsonl in the state folder.
     audit_file: FilePath | None = None
     # The replicas that a container should have; reports do not contain it.
-    required_replicas: int = Field(default=3, ge=0, le=64)
+    required_replicas: Count = Field(default=3, ge=0, le=64)
     stale_after_s: Seconds = 90.0
     dead_after_s: Seconds = 600.0
     # Roots of older scans prove nothing; agents scan every week.
     roots_stale_after_s: Seconds = 30 * 86_400.0
-    orders_per_datanode: Count = 2
+    orders_per_datanode: Limit = 2
     command_deadline_s: Seconds = 3600.0
     automatic: AutomaticSettings = AutomaticSettings()
 

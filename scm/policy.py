@@ -89,6 +89,9 @@ class Visit:
     # Set if the verdict is final: it holds while these are the roots.
     hopeless_roots: Roots | None = None
 
+    def __post_init__(self) -> None:
+        assert self.failures >= 0
+
 
 @dataclass(frozen=True, slots=True)
 class Knowledge:

@@ -11,7 +11,6 @@ it does not fail the job. In every other row `findings` is null. Filters on
 again.
 """
 
-import json
 import os
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -46,6 +45,7 @@ from ozone.survey import VolumeSurvey
 from ozone.volume import Hold, Volume, open_volume
 from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import UsageError
 from sweep.volumes import replica_rows
 
@@ -363,7 +363,7 @@ class ContainerPartition(InputPartition):
 
 def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
     paths = (
-        json.loads(options["paths"])
+        parse_json(options["paths"])
         if "paths" in options
         else [options["path"]]
         if "path" in options

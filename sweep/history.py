@@ -42,6 +42,7 @@ from merkle.errors import ReconcileError
 from merkle.tree import root_hex
 from protos.errors import unambiguous
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import DiskError
 from sweep.exact import ReplicaId, trees_of
 from sweep.files import is_readable
@@ -115,9 +116,9 @@ class History:
         path = self.folder(sweep_id) / "parts.json"
         content = self._disk.read(path)
         try:
-            raw = json.loads(content)
+            raw = parse_json(content)
             return parts_of(raw["parts"]), tuple(raw["manifests"])
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
     def last_seen(

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from merkle.outcome import Verdict
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import DiskError
 from sweep.errors import SweepNotFoundError
 from sweep.model import (
@@ -260,10 +261,10 @@ class SweepStore:
             DiskError: the summary cannot be read.
         """
         try:
-            found: JsonObject = json.loads(
+            found: JsonObject = parse_json(
                 self.read(SweepTable.SUMMARY, sweep_id, ["json"])["json"][0].as_py()
             )
-        except (ValueError, IndexError, RecursionError) as error:
+        except (ValueError, IndexError) as error:
             path = self.path(SweepTable.SUMMARY, sweep_id)
             raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
         return found

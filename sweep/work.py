@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk, disk_error
+from runtime.documents import parse_json
 from runtime.errors import BusyError, DiskError
 from sweep.errors import SweepWorkError
 from sweep.model import (
@@ -51,7 +52,6 @@ _INVALID_JSON = (
     KeyError,
     AttributeError,
     AssertionError,
-    RecursionError,
 )
 
 
@@ -108,7 +108,7 @@ class WorkFolders:
         plans, broken = list[Plan](), dict[str, str]()
         for path in sorted(self._folder.glob("*/plan.json")):
             try:
-                raw = json.loads(self._disk.read(path))
+                raw = parse_json(self._disk.read(path))
                 if raw.pop("version") == _VERSION:
                     plans.append(_plan(raw))
             except DiskError as error:
@@ -230,8 +230,8 @@ class Stage:
         found = list[JsonObject]()
         for path in (entry / "note.json" for entry in self._entries()):
             try:
-                found.append(json.loads(self._disk.read(path)))
-            except (DiskError, ValueError, RecursionError) as error:
+                found.append(parse_json(self._disk.read(path)))
+            except (DiskError, ValueError) as error:
                 raise unreadable_error(path, error) from error
         return found
 

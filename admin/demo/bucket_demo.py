@@ -19,6 +19,7 @@ from rich.text import Text
 
 from admin.bucket_pair import json_option
 from admin.demo.picture import write_picture
+from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from proof.stored_index import StoredIndex
 from replicator.copier import CopierLimits
@@ -85,7 +86,7 @@ class _Pair:
 @click.command(short_help="Break a copy, and see what proves it.")
 @click.option(
     "--objects",
-    type=click.IntRange(20, 100_000),
+    type=WholeNumber(20, 100_000),
     default=1_000,
     show_default=True,
     help="Objects in each bucket.",

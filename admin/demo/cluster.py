@@ -21,6 +21,7 @@ from ozone.volume import parse_version
 from protos.errors import ControllerUnavailableError
 from repair.peers import AgentPeer
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import PeerUnavailableError, ProcessFailedError, UsageError
 from runtime.rpc import open_channel
 from scm.client import ControllerClient
@@ -272,8 +273,8 @@ class LocalCluster:
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
         )
         try:
-            answer = json.loads(done.stdout)
-        except json.JSONDecodeError:
+            answer = parse_json(done.stdout)
+        except ValueError:
             text = (
                 f"treefold {arguments[0]} ended with {done.returncode}:"
                 f" {done.stderr.strip()[-500:]}"

@@ -6,7 +6,6 @@ datanodes wrote. It scans every replica, runs `treefold reconcile`, scans again,
 all processes, and reads the volumes once more (admin.demo.offline_check).
 """
 
-import json
 import os
 import shutil
 import tarfile
@@ -30,12 +29,14 @@ from admin.demo.damage import DamageMethod, inflict
 from admin.demo.healed_picture import write_healed_picture
 from admin.demo.offline_check import prove
 from admin.demo.result import AgentKill, DemoResult, containers_text, report
+from admin.option_types import WholeNumber
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from repair.picture import cells, legend, strips
+from runtime.documents import parse_json
 from runtime.errors import DiskError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import console, print_json
@@ -352,7 +353,7 @@ def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
 
 def _writes(audit: Path) -> list[dict[str, int]]:
     """The lines of an audit file that record written bytes."""
-    lines = map(json.loads, audit.read_text().splitlines() if audit.exists() else ())
+    lines = map(parse_json, audit.read_text().splitlines() if audit.exists() else ())
     return [line for line in lines if line["kind"] == "write"]
 
 
@@ -396,7 +397,7 @@ def _trees(
 )
 @click.option(
     "--kill",
-    type=click.IntRange(min=1),
+    type=WholeNumber(min=1),
     metavar="N",
     help="Kill the agent of the Nth datanode with SIGKILL.",
 )

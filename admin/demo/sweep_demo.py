@@ -15,6 +15,7 @@ import click
 from admin.demo.ground_truth import DamageKind, GroundTruth
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.option_types import Fraction, WholeNumber
 from merkle.outcome import DIVERGED_VERDICTS
 from runtime.disk import Disk
 from runtime.errors import UsageError
@@ -59,48 +60,48 @@ class EngineResult:
 )
 @click.option(
     "--seed",
-    type=click.IntRange(0),
+    type=WholeNumber(0),
     default=1,
     show_default=True,
     help="Seed of the random numbers; the same seed generates the same cluster.",
 )
 @click.option(
     "--datanodes",
-    type=click.IntRange(3, 1000),
+    type=WholeNumber(3, 1000),
     default=6,
     show_default=True,
     help="Number of datanodes.",
 )
 @click.option(
     "--containers",
-    type=click.IntRange(1, _LARGEST),
+    type=WholeNumber(1, _LARGEST),
     default=400,
     show_default=True,
     help="Number of containers, with three replicas each.",
 )
 @click.option(
     "--blocks",
-    type=click.IntRange(2, _LARGEST),
+    type=WholeNumber(2, _LARGEST),
     default=20,
     show_default=True,
     help="Mean number of blocks per container.",
 )
 @click.option(
     "--chunks",
-    type=click.IntRange(1, 256),
+    type=WholeNumber(1, 256),
     default=64,
     show_default=True,
     help="Greatest number of chunks per block.",
 )
 @click.option(
     "--largest",
-    type=click.IntRange(0, _LARGEST),
+    type=WholeNumber(0, _LARGEST),
     default=0,
     help="Least number of blocks in the first container, to test a large one.",
 )
 @click.option(
     "--damage",
-    type=click.FloatRange(0, 0.1),
+    type=Fraction(0, 0.1),
     default=0.0025,
     show_default=True,
     help="Share of containers with each kind of damage.",

@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 
 from replicator.hashing import content_hashes
 from replicator.stores.port import Change, ObjectFacts, ObjectProperties, PositionTrimmedError
+from runtime.documents import parse_json
 
 # BucketRows that a listing reads at a time: it holds no lock in between.
 PAGE_ROWS = 1000
@@ -376,7 +377,7 @@ def _text(properties: ObjectProperties) -> str:
 
 
 def _properties(text: str) -> ObjectProperties:
-    groups: dict[str, list[list[str]]] = json.loads(text)
+    groups: dict[str, list[list[str]]] = parse_json(text)
     return ObjectProperties(
         **{name: tuple((pair[0], pair[1]) for pair in pairs) for name, pairs in groups.items()}
     )

@@ -16,6 +16,7 @@ from replicator.refresh import IndexedBucket, groups_of
 from replicator.stores.address import canonical_address, check_outside
 from replicator.stores.port import Store
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from runtime.errors import ConfigError, UsageError
 from runtime.folder_lock import FolderLock
 from runtime.rate_limit import Clock
@@ -78,7 +79,7 @@ def _profile(
         return profile
     data = disk.read(path)
     try:
-        held = json.loads(data)
+        held = parse_json(data)
         known, kept_bucket = HashAlgorithm(held["algorithm"]), canonical_address(held["bucket"])
         names = tuple(held["properties"])
         if not all(isinstance(name, str) and name.isascii() for name in names):

@@ -1,6 +1,7 @@
 """Audit files for tests: written as processes write them, and read back."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 from runtime.audit_chain import AuditFile
@@ -14,6 +15,15 @@ def write_lines(path: Path, *names: str, file_bytes_max: int = 1 << 20) -> None:
     for name in names:
         audit.append([{"kind": "test", "name": name}])
     audit.close()
+
+
+def signed_line(sequence: int, beginning: str) -> bytes:
+    """A line whose hash is right, the first of its chain: `beginning` is an object
+    without its end.
+    """
+    previous = sha256(b"").hexdigest()
+    body = f'{beginning}, "seq": {sequence}, "prev": "{previous}"'.encode()
+    return body + b', "hash": "' + sha256(body).hexdigest().encode() + b'"}\n'
 
 
 def audit_lines(path: Path) -> list[dict[str, object]]:

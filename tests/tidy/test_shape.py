@@ -30,6 +30,7 @@ UNTYPED_ADAPTERS = {
     "merkle/kernels.py": "numba and llvmlite have no types",
     "proof/item_columns.py": "the kernels' module stands for a protocol",
     "proof/symbols.py": "the kernels' module stands for a protocol",
+    "runtime/documents.py": "JSON before it is checked",
     "runtime/renewable_channel.py": "methods of gRPC take and return any message",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
     "sweep/compare.py": "pyarrow has no types",
@@ -95,6 +96,19 @@ def test_types_are_left_out_in_listed_adapters_only(path: Path) -> None:
 def test_a_listed_adapter_needs_to_be_listed() -> None:
     for name in UNTYPED_ADAPTERS:
         assert re.search(r"\bAny\b|\bcast\(|type: ignore", (ROOT / name).read_text()), name
+
+
+def test_documents_of_others_are_read_within_limits_everywhere() -> None:
+    """runtime.documents is the one place that knows the parsers."""
+    found = [
+        f"{name}: {ast.unparse(node)[:60]}"
+        for name, tree in trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and ast.unparse(node) in ("json.loads", "json.load", "tomllib.loads", "tomllib.load")
+        and name != "runtime/documents.py"
+    ]
+    assert found == []
 
 
 def test_no_two_public_classes_share_a_name() -> None:

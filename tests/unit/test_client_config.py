@@ -15,6 +15,7 @@ from runtime.config import TlsSettings
 from runtime.errors import ConfigError
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
+from tests.support.bad_input import another_user
 from tests.support.certificates import issue
 from tests.support.identities import certificate, tls_in
 
@@ -140,3 +141,13 @@ def test_the_sequence_of_the_readme_reaches_the_controller_as_printed(
         is_status = line == "treefold status"
         said = "no agent has reported" if is_status else "No live agent reports"
         assert said in done.output, line
+
+
+def test_a_usual_file_in_a_folder_of_someone_else_is_named(tmp_path: Path) -> None:
+    """As under `sudo -u hdds` with the HOME of root."""
+    (tmp_path / ".config").mkdir(mode=0o700)
+    with another_user():
+        result = CliRunner(env={"HOME": str(tmp_path)}).invoke(treefold, ["job", "list"])
+    assert result.exit_code == 2
+    assert "error [config_invalid]: " in result.stderr
+    assert "client.toml: cannot be read: Permission denied" in result.stderr

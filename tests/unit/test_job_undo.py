@@ -3,11 +3,13 @@ where that does no harm, the audit has it, and it can be taken back.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
 
+from admin.job_undo import exit_status_of_refusals, exit_status_of_undo
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
 from merkle.tree import ContainerId
@@ -26,7 +28,7 @@ _IDS = count(1)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 7)) as running:
+    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 9)) as running:
         yield running
 
 
@@ -152,6 +154,65 @@ def test_a_job_without_copies_has_nothing_to_undo(cluster: SmallCluster, contain
     nothing = undo(cluster, job["jobID"], "--yes")
     assert (nothing["exit"], listed(nothing["errors"])[0]["code"]) == (6, "nothing_to_undo")
     assert cluster.run("job", "undo", "nope", "--reason", "x").exit_code == 1
+
+
+def test_an_undo_that_fails_after_it_has_begun_is_partly_done(
+    cluster: SmallCluster, container_id: int
+) -> None:
+    job, _ = healed(cluster, container_id, 10)
+    store = cluster.agents["dn1"]._store.volumes[0].undo
+    # Where its undo copies would be, so that it fails at its first write.
+    (store._folder / str(container_id) / f"{job}.undo1").touch()
+    done = undo(cluster, job, "--yes")
+    codes = [one["code"] for one in listed(done["errors"])]
+    assert (done["exit"], codes) == (5, ["undo_incomplete"])
+    assert cluster.audit("dn1")[-1]["state"] == "failed"
+
+
+def test_a_job_that_has_not_ended_is_not_undone(cluster: SmallCluster, container_id: int) -> None:
+    cluster.damage("dn1", container_id, container_id, 10)
+    # Agents that get no order: the job stays queued.
+    order = cluster.server._controller._dispatcher
+    rules, order._rules = order._rules, replace(order._rules, orders_per_datanode=0)
+    done = cluster.json("reconcile", str(container_id), "--yes")
+    [job] = listed(done["jobs"])
+    before = cluster.block_file("dn1", container_id, container_id).read_bytes()
+    for options in (["--dry-run"], ["--yes"]):
+        refused = undo(cluster, job["jobID"], *options)
+        [error] = listed(refused["errors"])
+        assert (refused["exit"], error["code"]) == (8, "job_running")
+        assert f"treefold job cancel {job['jobID']}" in error["hint"]
+    assert cluster.block_file("dn1", container_id, container_id).read_bytes() == before
+    order._rules = rules
+    assert cluster.run("job", "watch", job["jobID"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("done", "failed", "status"),
+    [
+        (2, [], 5),
+        (1, [6], 5),
+        (0, [5], 5),
+        # What was asked may have been done before the connection was lost.
+        (0, [7], 5),
+        (0, [1, 6], 5),
+        (0, [6], 6),
+        (0, [8, 8], 8),
+        (0, [2, 6], 2),
+        (0, [6, 8], 7),
+    ],
+)
+def test_the_exit_status_of_an_undo_says_whether_something_was_written(
+    done: int, failed: list[int], status: int
+) -> None:
+    assert exit_status_of_undo(done, failed) == status
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"), [([7], 7), ([8], 8), ([6, 7], 7), ([2, 7], 2), ([1], 7)]
+)
+def test_the_exit_status_of_a_plan_that_nobody_made(statuses: list[int], status: int) -> None:
+    assert exit_status_of_refusals(statuses) == status
 
 
 def test_where_a_datanode_does_not_answer_an_undo_is_not_whole(tmp_path: Path) -> None:

@@ -3,13 +3,21 @@ what is planned is written, and nothing else; a replica that changed since is re
 by name.
 """
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from admin.cli import treefold
+from admin.jobs import exit_status_of
+from merkle.outcome import RepairReport
 from merkle.tree import ContainerId
+from scm.jobs import JobState
+from tests.support.bad_input import another_user
 from tests.support.small_cluster import (
     BLOCK_BYTES,
     UUIDS,
@@ -24,7 +32,7 @@ _IDS = count(1)
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 8)) as running:
+    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 10)) as running:
         yield running
 
 
@@ -155,12 +163,101 @@ def test_a_plan_says_what_it_does_not_know_and_a_file_is_never_overwritten(
     tree = volume.trees.path(ContainerId(container_id))
     kept = tree.read_bytes()
     tree.unlink()
-    data = planned(cluster, container_id, path)
+    data = cluster.json("reconcile", str(container_id), "--plan", str(path))
     tree.write_bytes(kept)
+    # An agent that was asked for a plan made none.
+    assert data["exit"] == 5
     warnings = list(map(str, listed(data["warnings"])))
     assert any(f"lacks {UUIDS['dn3']}: peer_refused" in text for text in warnings), warnings
     again = cluster.run("reconcile", str(container_id), "--plan", str(path))
     assert (again.exit_code, "exists" in again.output) == (2, True)
+
+
+def test_a_plan_that_stands_elsewhere_is_refused_by_name(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, path)
+    document = json.loads(path.read_text())
+    [stored] = document["containers"]
+    first = stored["replicas"][0]
+    for containers, says in (
+        ([stored | {"containerID": 70}], f"is for container {container_id}, and not for 70"),
+        ([stored, stored], f"container {container_id} is there twice"),
+        ([stored | {"replicas": [first, first]}], "is there twice"),
+    ):
+        path.write_text(json.dumps(document | {"containers": containers}))
+        refused = cluster.run("reconcile", "--apply", str(path), "--yes")
+        assert (refused.exit_code, says in refused.stderr) == (2, True), refused.output
+
+
+def test_a_plan_file_that_cannot_be_written_is_refused_before_plans_are_made(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "locked").mkdir(mode=0o555)
+    names = ["file", "link", "locked", "none/plan", "file/plan", "x" * 300, "/proc/plan", "."]
+    before = sorted(tmp_path.iterdir())
+    for name in names:
+        # There is no controller: whoever asks one ends with 7.
+        words = ["reconcile", "1", "--plan", str(tmp_path / name), "--controller", "127.0.0.1:1"]
+        result = CliRunner().invoke(treefold, words)
+        assert (result.exit_code, "--plan: " in result.stderr) == (2, True), result.output
+    with another_user():
+        words = ["reconcile", "1", "--plan", "/plan.json", "--controller", "127.0.0.1:1"]
+        result = CliRunner(env={"HOME": "/nowhere"}).invoke(treefold, words)
+    assert (result.exit_code, "Permission denied" in result.stderr) == (2, True), result.output
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_job_that_fails_after_it_has_written_is_partly_done(
+    cluster: SmallCluster, container_id: int
+) -> None:
+    cluster.damage("dn1", container_id, container_id, 10)
+    done = cluster.json("reconcile", str(container_id), "--yes", "--wait")
+    job = cluster.client.job(listed(done["jobs"])[0]["jobID"])
+    failed = replace(job, state=JobState.FAILED)
+    assert exit_status_of([failed]) == 5
+    idle = tuple(replace(one, progress=RepairReport()) for one in job.orders)
+    assert exit_status_of([replace(failed, orders=idle)]) == 1
+
+
+def test_a_plan_without_all_datanodes_is_partly_done_and_one_without_any_is_no_file(
+    tmp_path: Path,
+) -> None:
+    path, none = tmp_path / "plan.json", tmp_path / "none.json"
+    with small_cluster(tmp_path, range(1, 2)) as cluster:
+        cluster.damage("dn1", 1, 1, 10)
+        cluster.agents["dn3"].stop()
+        data = cluster.json("reconcile", "1", "--plan", str(path))
+        assert data["exit"] == 5
+        assert any(f"{UUIDS['dn3']} has no plan: " in str(one) for one in listed(data["warnings"]))
+        done = cluster.json("reconcile", "--apply", str(path), "--yes", "--wait")
+        assert cluster.block_file("dn1", 1, 1).read_bytes() == whole_block(1)
+        assert (done["exit"], listed(done["jobs"])[0]["state"]) == (5, "DONE")
+        for name in ("dn1", "dn2"):
+            cluster.agents[name].stop()
+        nothing = cluster.json("reconcile", "1", "--plan", str(none))
+        assert (nothing["exit"], listed(nothing["errors"])[0]["code"]) == (1, "no_plan")
+        assert not none.exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--status 1 --dry-run",
+        "--status 1 --wait",
+        "--status 1 --reason x",
+        "--status 1 --plan plan.json",
+        "--status --apply pyproject.toml",
+        "1 --plan plan.json --wait",
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(words: str) -> None:
+    asked = ["reconcile", *words.split(), "--controller", "127.0.0.1:1"]
+    assert CliRunner().invoke(treefold, asked).exit_code == 2
 
 
 def test_a_plan_without_work_starts_nothing(

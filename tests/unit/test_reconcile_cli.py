@@ -811,7 +811,7 @@ def test_info_tells_unknown_from_zero(cluster: Cluster) -> None:
     data = document["data"]
     assert isinstance(data, list)
     assert [one["dataChecksum"] for one in data[0]["replicas"]] == ["0", None, "abc"]
-    assert [error["code"] for error in errors(document)] == ["CONTAINER_NOT_FOUND"]
+    assert [error["code"] for error in errors(document)] == ["container_not_found"]
     text = cluster.run("container", "info", "1").stdout
     assert "unknown" in text
     assert "diverged (roots differ)" in text
@@ -924,7 +924,7 @@ def test_a_container_without_replicas_has_nothing_to_compare(tmp_path: Path) -> 
             agent.report()
         document = cluster.json("container", "diff", "1")
         assert document["exit"] == 1
-        assert [error["code"] for error in errors(document)] == ["NO_REPLICAS_FOUND"]
+        assert [error["code"] for error in errors(document)] == ["no_replicas_found"]
 
 
 @pytest.mark.parametrize("words", [("reconcile", "--status", "1"), ("container", "diff", "1")])
@@ -946,10 +946,10 @@ def test_what_an_earlier_controller_knew_is_no_answer_without_agents(
 def test_diff_of_what_is_not_comparable_or_not_known(cluster: Cluster) -> None:
     cluster.report(replica("dn-1", 2, index=1), replica("dn-2", 2, index=2))
     assert [error["code"] for error in errors(cluster.json("container", "diff", "2"))] == [
-        "NOT_APPLICABLE"
+        "not_applicable"
     ]
     assert [error["code"] for error in errors(cluster.json("container", "diff", "9"))] == [
-        "CONTAINER_NOT_FOUND"
+        "container_not_found"
     ]
 
 
@@ -1026,6 +1026,27 @@ def test_a_job_is_paused_limited_and_goes_on_by_commands(cluster: Cluster) -> No
     assert cluster.json("job", "throttle", job_id)["exit"] == 2
     wrong = cluster.run("job", "throttle", job_id, "--bytes-per-second", "fast")
     assert (wrong.exit_code, "--bytes-per-second" in wrong.stderr) == (2, True)
+
+
+def test_a_change_of_a_job_that_has_nothing_to_change_is_no_success(cluster: Cluster) -> None:
+    cluster.report(*cluster.roots(1, 2, 3))
+    job_id = str(jobs(cluster.json("reconcile", "1", "--yes"))[0]["jobID"])
+    document = cluster.json("job", "resume", job_id)
+    assert (document["exit"], errors(document)[0]["code"]) == (6, "job_not_paused")
+    cluster.run("job", "pause", job_id, "--reason", "peak hours")
+    again = cluster.run("job", "pause", job_id, "--reason", "other")
+    assert again.exit_code == 0
+    assert "warning: the job is paused already, by " in again.stderr
+    assert again.stderr.endswith(": peak hours\n")
+    assert cluster.run("job", "cancel", job_id).exit_code == 0
+    assert cluster.run("job", "cancel", job_id).exit_code == 0
+    for words in (["pause"], ["resume"], ["throttle", "--max-containers", "1"]):
+        document = cluster.json("job", *words, job_id)
+        [error] = errors(document)
+        assert (document["exit"], error["code"]) == (6, "job_ended"), words
+        assert "CANCELLED; nothing was changed" in error["message"]
+        plain = cluster.run("job", *words, job_id)
+        assert (plain.exit_code, plain.stdout) == (6, "")
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from admin.cluster_status import (
     lines,
     problems_of,
 )
+from admin.datanode_names import DatanodeNames, unique_prefixes
+from admin.jobs import progress_line
 from dnagent.ports import AgentStatus, VolumeStatus
 from merkle.outcome import RepairReport, Verdict
 from merkle.replica import PeerId
@@ -34,6 +36,7 @@ from scm.policy import ComparisonResult, RootComparison
 from scm.registry import Datanode
 from scm.server import ControllerServer
 from scm.views import ControllerStatus, DatanodeView, JobStatus, OrderStatus
+from sweep.model import NotCompared
 from tests.support.cluster_reports import replica
 from tests.support.reporting_agents import ReportingAgent
 
@@ -57,7 +60,7 @@ CONTROLLER = ControllerStatus(
 VOLUME = VolumeStatus("/data/1", "DS-1", "owner", 4, 1, 1, "", 4 << 20, 86_400.0, 0)
 VIEW = DatanodeView(Datanode(PeerId(UUID), "dn1.example.com", "10.0.0.7:9893"), True, 3.0, 4)
 STATUS = AgentStatus(PeerId(UUID), True, (VOLUME,), (), (RATE,), 2048.0, roles_enforced=True)
-AGENT = AgentAnswer(VIEW, STATUS)
+AGENT = AgentAnswer(VIEW, STATUS, short_id=UUID[:8])
 SWEEP = SweepAnswer("/var/sweeps", "20260921-1", NOW_S - 3600, (("MATCH", 12),))
 VERIFIER = VerifierAnswer("10.0.0.9:9899", "s3://bucket", NOW_S - 60, roles_enforced=True)
 JOB = JobStatus(
@@ -126,6 +129,11 @@ WRONG: dict[str, tuple[ClusterAnswer, str, str]] = {
         "UNRECOVERABLE damage remains",
         "treefold job show",
     ),
+    "diverged by another name": (
+        replace(HEALTHY, sweep=replace(SWEEP, diverged=1)),
+        "1 container of the last sweep diverged",
+        "treefold sweep show latest --out /var/sweeps",
+    ),
     "sweep": (
         replace(HEALTHY, sweep=replace(SWEEP, verdicts=(("REPAIRABLE", 2), ("MATCH", 1)))),
         "2 REPAIRABLE",
@@ -144,6 +152,18 @@ UNKNOWN: dict[str, tuple[ClusterAnswer, str]] = {
     "dead agent": (replace(HEALTHY, agents=(GONE,)), "last heartbeat 7m ago"),
     "no sweep": (replace(HEALTHY, sweep=SweepAnswer("/x", error="sweep_not_found")), "/x"),
     "empty sweep": (replace(HEALTHY, sweep=replace(SWEEP, verdicts=())), "compared no container"),
+    "sweep of excluded": (
+        replace(HEALTHY, sweep=replace(SWEEP, verdicts=(("EXCLUDED", 9),))),
+        "compared no container",
+    ),
+    "unseen containers": (
+        replace(HEALTHY, sweep=replace(SWEEP, verdicts=(("MATCH", 1), ("UNSEEN", 2)))),
+        "2 containers unknown",
+    ),
+    "sweep of a later version": (
+        replace(HEALTHY, sweep=replace(SWEEP, verdicts=(("MATCH", 1), ("MELTED", 2)))),
+        "this version does not know: 2 MELTED",
+    ),
     "sweep of tomorrow": (
         replace(HEALTHY, sweep=replace(SWEEP, ended_at_s=NOW_S + 86_400)),
         "in the future",
@@ -336,3 +356,28 @@ def test_without_a_controller_all_is_unknown() -> None:
     assert "controller: UNKNOWN" in done.stdout
     assert "verifier 127.0.0.1:9: UNKNOWN" in done.stdout
     assert done.stdout.startswith("state:   UNKNOWN\n")
+
+
+def test_a_job_is_watched_with_uuids_that_can_be_pasted() -> None:
+    ids = [f"{UUID[:30]}{number:06}" for number in (1, 2, 13)]
+    names = DatanodeNames(Datanode(PeerId(one), one, "10.0.0.7:9893") for one in ids)
+    orders = tuple(OrderStatus(PeerId(one), OrderState.RUNNING, RepairReport(), 1) for one in ids)
+    line = progress_line(replace(JOB, orders=orders), names)
+    assert line.endswith(f"{ids[0]} running, {ids[1]} running, {ids[2][:-1]} running")
+
+
+@given(st.lists(st.text("0af-", min_size=1, max_size=14), max_size=12))
+def test_a_prefix_is_of_one_id_alone_and_no_longer_than_needed(ids: list[str]) -> None:
+    for one, prefix in unique_prefixes(ids).items():
+        others = [other for other in ids if other != one]
+        if not any(other.startswith(one) for other in others):
+            assert not any(other.startswith(prefix) for other in others)
+        assert one.startswith(prefix)
+        shorter = prefix[:-1]
+        assert len(shorter) < 8 or any(other.startswith(shorter) for other in others)
+
+
+def test_a_sweep_has_no_verdict_that_status_does_not_know() -> None:
+    verdicts = [("MATCH", 1), *((one.value, 1) for one in NotCompared)]
+    answer = replace(HEALTHY, sweep=replace(SWEEP, verdicts=tuple(verdicts)))
+    assert not any("does not know" in problem.text for problem in problems_of(answer))

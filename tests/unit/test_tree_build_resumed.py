@@ -23,10 +23,15 @@ from ozone.volume import Hold, open_volume
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject
 from tests.support.handmade import VolumeMaker, whole
 from tests.support.volumes import flip
 
 CONTAINERS = 3
+SHOWN: JsonObject = {
+    "containerID": 1, "state": "CLOSED", "dataChecksum": "0", "source": "data", "blocks": 0,
+    "deletedBlocks": 0, "findings": [], "notes": [],
+}  # fmt: skip
 
 
 class InterruptedStream(io.StringIO):
@@ -156,6 +161,49 @@ def test_results_of_other_sources_are_not_taken(root: Path) -> None:
     assert set(states(result).values()) == {"CLOSED"}
 
 
+def test_with_nothing_to_resume_all_is_read_and_that_is_said(root: Path) -> None:
+    result = build(root, "--resume", "--json")
+    assert (result.exit_code, len(states(result))) == (0, CONTAINERS)
+    assert "note: there is nothing to resume" in result.stderr
+
+
+def damaged(line: bytes) -> Iterator[bytes]:
+    """What a kept line may become."""
+    root, number, version, result = json.loads(line)
+    shown = result["shown"]
+    odd = [{"a": 1}, [1], [], 7, None, "x", True, [root, number, version]]
+    odd += [[7, number, version, result], [root, str(number), version, result]]
+    odd += [[root, True, version, result], [root, number, None, result]]
+    odd += [[root, number, version, one] for one in (None, [], {}, result | {"more": 1})]
+    odd += [[root, number, version, result | {"shown": one}] for one in (None, [], {}, "x")]
+    odd += [[root, number, version, result | {"findings": one}] for one in ("x", [1], {})]
+    changes = {"blocks": "1", "deletedBlocks": -1, "containerID": 7, "state": None, "notes": 1}
+    changes |= {"dataChecksum": 5}
+    for name, value in (*changes.items(), ("blocks", 1 << 63), ("blocks", 1e300)):
+        odd.append([root, number, version, result | {"shown": shown | {name: value}}])
+    yield from (json.dumps(one).encode() for one in odd)
+    for text in ("9" * 5000, "1e999", "NaN", "[" * 990 + "]" * 990, "[" * 99_999):
+        yield line.strip().replace(b'"blocks": 1', b'"blocks": ' + text.encode())
+    yield from (b"", b"\0\0\0", b"\xff\xfe", b"{", line[:40], line.strip() + b"]")
+
+
+def test_a_damaged_result_is_named_by_its_line_and_nothing_is_lost(root: Path) -> None:
+    interrupt(root, 3)
+    file = results_file(root)
+    first, second = file.read_bytes().splitlines(keepends=True)
+    for text in damaged(second):
+        assert text + b"\n" != second
+        file.write_bytes(first + text + b"\n")
+        for words in ([], ["--json"]):
+            result = build(root, "--resume", *words)
+            assert result.exit_code == 1, (text[:300], result.output)
+            assert f"{file}: line 2 is not a result of an interrupted build: " in result.output
+            assert "Build without --resume" in result.output
+            assert "[internal]" not in result.output
+        assert file.read_bytes() == first + text + b"\n"
+    assert set(states(build(root, "--json")).values()) == {"CLOSED"}
+
+
 def test_two_builds_of_the_same_paths_are_refused(root: Path) -> None:
     interrupt(root, 2)
     with results_file(root).open("rb") as held:
@@ -191,7 +239,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ContainerStore]:
 @given(
     lines=st.integers(0, CONTAINERS),
     torn=st.integers(0, 60),
-    tail=st.sampled_from([b"", b"\0\0\0", b"[]\n", b"7\n", b"{\n"]),
+    tail=st.sampled_from([b"", b"\0\0\0", b"[]", b"\xff", b"[" * 5000]),
 )
 @example(lines=2, torn=1, tail=b"")
 def test_of_a_build_that_was_killed_whole_lines_are_taken_and_continued(
@@ -202,7 +250,7 @@ def test_of_a_build_that_was_killed_whole_lines_are_taken_and_continued(
     """
     folder = store.volume.root.parent / "kept"
     containers = [store.get(ContainerId(number)) for number in range(1, CONTAINERS + 1)]
-    made = [BuildResult("x", {"containerID": n}, ("f",), ()) for n in range(1, CONTAINERS + 1)]
+    made = [BuildResult("x", SHOWN | {"containerID": n}, ("f",), ()) for n in range(1, 4)]
 
     def opened(*, resume: bool) -> contextlib.closing[BuildResults]:
         return contextlib.closing(BuildResults(folder, [store.volume.root], "data", resume=resume))
@@ -213,6 +261,7 @@ def test_of_a_build_that_was_killed_whole_lines_are_taken_and_continued(
     (file,) = folder.iterdir()
     left = b"".join(file.read_bytes().splitlines(keepends=True)[:lines])
     file.write_bytes(left[: max(0, len(left) - torn)] + tail)
+    # Half a line may be whole JSON by chance, but never a whole line.
     with opened(resume=True) as results:
         kept = [results.earlier(one) for one in containers]
         known = sum(one is not None for one in kept)
