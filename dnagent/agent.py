@@ -26,7 +26,7 @@ from dnagent.heartbeat import (
 from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
-from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
+from dnagent.metrics import AGENT_METRICS, AUDIT_FAULT, CALLS_REFUSED, THREAD_FAILURES
 from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.repair_server import RepairService
@@ -48,6 +48,7 @@ from repair.peers import AgentPeer
 from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
+from runtime.audit_upkeep import AuditUpkeep
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
@@ -248,6 +249,14 @@ class Agent:
         self._disk.remove_temporaries(folder)
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
+        upkeep = AuditUpkeep(
+            audit,
+            self.metrics,
+            gauge=AUDIT_FAULT,
+            thread_failures=THREAD_FAILURES,
+            thread_health=self.thread_health,
+        )
+        self._stack.callback(upkeep.stop)
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
         repair = config.repair
@@ -281,10 +290,10 @@ class Agent:
             self._stack.callback(scanner.stop)
         if config.export.to is not None:
             self._start_exports(config.export.to)
-        upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
-        self.thread_health.watch(upkeep)
-        upkeep.start()
-        self._stack.callback(upkeep.join)
+        maintenance = threading.Thread(target=self._run_maintenance, name="upkeep")
+        self.thread_health.watch(maintenance)
+        maintenance.start()
+        self._stack.callback(maintenance.join)
         self._log.info(
             "process_started",
             datanode_id=self.datanode_id,
@@ -383,7 +392,11 @@ class Agent:
     def _start_server(self) -> None:
         config = self._config
         access = Access(
-            config.roles.table, is_enforced=config.tls is not None, on_refusal=self._audit.refused
+            config.roles.table,
+            is_enforced=config.tls is not None,
+            on_refusal=self._audit.refused,
+            metrics=self.metrics,
+            counter=CALLS_REFUSED,
         )
         services = [
             AgentService(self._store, self, self).register,

@@ -4,6 +4,8 @@ from runtime.metrics import Kind, Metric
 
 # Counted by runtime.guard.
 THREAD_FAILURES = "dnagent_thread_failures_total"
+CALLS_REFUSED = "dnagent_calls_refused_total"
+AUDIT_FAULT = "dnagent_audit_fault"
 
 AGENT_METRICS = (
     Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
@@ -69,6 +71,18 @@ AGENT_METRICS = (
         Kind.COUNTER,
         "Peers that failed or sent invalid data, by reason.",
         ("reason",),
+    ),
+    Metric(
+        CALLS_REFUSED,
+        Kind.COUNTER,
+        "Calls refused for their role, by the role of the caller.",
+        ("role",),
+    ),
+    Metric(
+        AUDIT_FAULT,
+        Kind.GAUGE,
+        "Whether the chain of the audit file is broken, or a line could not be written.",
+        ("fault",),
     ),
     Metric(
         THREAD_FAILURES,

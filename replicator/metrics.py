@@ -3,6 +3,8 @@
 from runtime.metrics import Kind, Metric
 
 THREAD_FAILURES = "verifier_thread_failures_total"
+CALLS_REFUSED = "verifier_calls_refused_total"
+AUDIT_FAULT = "verifier_audit_fault"
 VERIFIER_METRICS = (
     Metric("verifier_items", Kind.GAUGE, "Items of the index, by how they are known.", ("level",)),
     Metric(
@@ -18,6 +20,18 @@ VERIFIER_METRICS = (
     Metric("verifier_bytes_read_total", Kind.COUNTER, "Bytes of objects read to hash them."),
     Metric("verifier_damaged_total", Kind.COUNTER, "Objects whose bytes changed in place."),
     Metric("verifier_refresh_failures_total", Kind.COUNTER, "Refreshes that did not end."),
+    Metric(
+        CALLS_REFUSED,
+        Kind.COUNTER,
+        "Calls refused for their role, by the role of the caller.",
+        ("role",),
+    ),
+    Metric(
+        AUDIT_FAULT,
+        Kind.GAUGE,
+        "Whether the chain of the audit file is broken, or a line could not be written.",
+        ("fault",),
+    ),
     Metric(
         THREAD_FAILURES,
         Kind.COUNTER,

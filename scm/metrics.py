@@ -3,6 +3,8 @@
 from runtime.metrics import Kind, Metric
 
 THREAD_FAILURES = "scm_thread_failures_total"
+CALLS_REFUSED = "scm_calls_refused_total"
+AUDIT_FAULT = "scm_audit_fault"
 CONTROLLER_METRICS = (
     Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
     Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes with a recent heartbeat."),
@@ -33,6 +35,18 @@ CONTROLLER_METRICS = (
     Metric("scm_orders_limit", Kind.GAUGE, "Limit on orders at one datanode at once."),
     Metric("scm_automatic_jobs_limit", Kind.GAUGE, "Limit on jobs of automatic mode at once."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
+    Metric(
+        CALLS_REFUSED,
+        Kind.COUNTER,
+        "Calls refused for their role, by the role of the caller.",
+        ("role",),
+    ),
+    Metric(
+        AUDIT_FAULT,
+        Kind.GAUGE,
+        "Whether the chain of the audit file is broken, or a line could not be written.",
+        ("fault",),
+    ),
     Metric(
         THREAD_FAILURES,
         Kind.COUNTER,

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from structlog.testing import capture_logs
 
 from dnagent.config import AgentRoleSettings
+from dnagent.metrics import AGENT_METRICS, CALLS_REFUSED
 from dnagent.ports import AgentStatus
 from dnagent.repair_server import RepairService
 from dnagent.server import AgentService
@@ -30,7 +31,8 @@ from replicator.verifier.process import VerifierProcess
 from runtime.access import Access, RefusalCounts
 from runtime.config import RoleSettings, TlsSettings
 from runtime.disk import Disk
-from runtime.errors import AccessDeniedError, DiskError, UsageError
+from runtime.errors import AccessDeniedError, DiskError, PeerRefusedError, UsageError
+from runtime.metrics import Metrics
 from runtime.roles import OPEN_METHODS, Role, RoleTable
 from runtime.rpc import named_errors, open_channel, start_server
 from runtime.tls_files import Tls
@@ -78,6 +80,7 @@ MAY_CALL: Mapping[str, set[str]] = {
     "listed": CONTROLLER_OPERATOR | PROOFS | WRITES,
     "two": set(),
 }
+NO_STATUS = MemoryStatus(AgentStatus(PeerId(OURS), False))
 LISTED = RoleSettings(common_names={"listed": "operator/carol"})
 HEARTBEAT = controller_pb2.HeartbeatRequest(
     datanode=controller_pb2.Datanode(datanode_id=OURS, hostname="dn1", address="10.0.0.1:9893"),
@@ -143,9 +146,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "127.0.0.1:0",
             [
                 RepairService(NoRepairs(), NoRepairs(), access).register,
-                AgentService(
-                    source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(OURS), False))
-                ).register,
+                AgentService(source, MemoryScans(source), NO_STATUS).register,
                 XceiverService(source).register,
             ],
             tls=tls["datanode"],
@@ -378,6 +379,67 @@ def test_a_call_stays_refused_when_its_record_fails(tmp_path: Path) -> None:
             assert denied(channel, path, method)
     running.stop(0)
     assert {"call_refused", "refusal_unrecorded"} == {line["event"] for line in lines}
+
+
+def test_what_a_peer_refuses_us_is_no_refusal_of_our_caller(tmp_path: Path) -> None:
+    """An agent that plans reads from peers. The operator did nothing wrong."""
+
+    class PlansOfNobody(NoRepairs):
+        def make(self, *_: object) -> None:
+            raise AccessDeniedError("dn2: GetBlockRecords needs the role datanode; \x1b[2J")
+
+    authority = trustme.CA()
+    server = tls_in(certificate(authority, tmp_path, "server", f"datanode/{OURS}"))
+    operator = tls_in(certificate(authority, tmp_path, "operator", "operator/alice"))
+    refusals = list[dict[str, str]]()
+    metrics = Metrics(AGENT_METRICS)
+    access = Access(
+        RoleTable(),
+        is_enforced=True,
+        on_refusal=lambda **refusal: refusals.append(refusal),
+        metrics=metrics,
+        counter=CALLS_REFUSED,
+    )
+    services = [RepairService(PlansOfNobody(), NoRepairs(), access).register]
+    running = start_server("127.0.0.1:0", services, tls=server, access=access)
+    request = agent_pb2.PlanRepairRequest(container_id=CONTAINER)
+    with (
+        capture_logs() as lines,
+        open_channel(running.address, tls=operator) as channel,
+        pytest.raises(PeerRefusedError, match="another process refused this one: dn2: "),
+        named_errors("agent", ControllerUnavailableError),
+    ):
+        AgentStub(channel).PlanRepair(request, timeout=20)
+    running.stop(0)
+    assert refusals == lines == []
+    assert metrics.value(CALLS_REFUSED, role="operator") == 0
+
+
+def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    places = {
+        name: tls_in(certificate(authority, tmp_path, name, *identities))
+        for name, identities in IDENTITIES.items()
+    }
+    metrics, source = Metrics(AGENT_METRICS), MemorySource()
+    access = Access(RoleTable(), is_enforced=True, metrics=metrics, counter=CALLS_REFUSED)
+    page = metrics.page().decode()
+    # All from the start on, so that an increase begins at 0.
+    assert [page.count(f'{CALLS_REFUSED}{{role="{role}"}} 0.0') for role in ("none", *Role)] == [
+        1
+    ] * (len(Role) + 1)
+    services = [AgentService(source, MemoryScans(source), NO_STATUS).register]
+    running = start_server("127.0.0.1:0", services, tls=places["datanode"], access=access)
+    for name in IDENTITIES:
+        with open_channel(running.address, tls=places[name]) as channel:
+            for path, method in service_methods():
+                if path.endswith("/GetStatus") and "agent" in path:
+                    denied(channel, path, method)
+    running.stop(0)
+    found = {role: metrics.value(CALLS_REFUSED, role=role) for role in ("none", *Role)}
+    assert found == {
+        "none": 4, "datanode": 2, "controller": 0, "operator": 0, "verifier": 1, "ozone": 0,
+    }  # fmt: skip
 
 
 def test_every_method_is_tried() -> None:
