@@ -26,7 +26,7 @@ from dnagent.heartbeat import (
 from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
-from dnagent.metrics import AGENT_METRICS, AUDIT_FAULT, CALLS_REFUSED, THREAD_FAILURES
+from dnagent.metrics import AGENT_METRICS, PROCESS
 from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.repair_server import RepairService
@@ -58,6 +58,7 @@ from runtime.live_limits import limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, RateMeter, SystemClock
+from runtime.roles import Identity, Role
 from runtime.rpc import open_channel, start_server
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import FAULT
@@ -249,13 +250,7 @@ class Agent:
         self._disk.remove_temporaries(folder)
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
-        upkeep = AuditUpkeep(
-            audit,
-            self.metrics,
-            gauge=AUDIT_FAULT,
-            thread_failures=THREAD_FAILURES,
-            thread_health=self.thread_health,
-        )
+        upkeep = AuditUpkeep(audit, self.metrics, PROCESS, self.thread_health)
         self._stack.callback(upkeep.stop)
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
@@ -396,7 +391,7 @@ class Agent:
             is_enforced=config.tls is not None,
             on_refusal=self._audit.refused,
             metrics=self.metrics,
-            counter=CALLS_REFUSED,
+            counter=PROCESS.calls_refused,
         )
         services = [
             AgentService(self._store, self, self).register,
@@ -492,7 +487,12 @@ class Agent:
         )
 
     def _connect(self, peer: PeerAddress) -> Peer:
-        channel = open_channel(peer.address, tls=self._tls, insecure=self._config.insecure)
+        channel = open_channel(
+            peer.address,
+            tls=self._tls,
+            insecure=self._config.insecure,
+            server=Identity(Role.DATANODE, peer.peer),
+        )
         logged = set[object]()
 
         def explain(error: ReconcileError) -> ReconcileError:
@@ -541,7 +541,7 @@ class Agent:
         look for containers on several volumes.
         """
         older_than_s = self._config.repair.undo_days * 86_400.0
-        guard = ThreadGuard("upkeep", self.metrics, THREAD_FAILURES)
+        guard = ThreadGuard("upkeep", self.metrics, PROCESS.thread_failures)
         while True:
             for volume in self._store.volumes:
                 try:

@@ -16,7 +16,7 @@ from runtime.audit_check import AuditBreak, check_tail
 from runtime.errors import DiskError, InternalError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
-from runtime.metrics import Metrics
+from runtime.metrics import Metrics, ProcessMetrics
 from runtime.thread_health import ThreadHealth
 
 # With the time after which counts are due: at most a minute.
@@ -36,19 +36,18 @@ class AuditUpkeep:
         self,
         audit: AuditFile,
         metrics: Metrics,
-        *,
-        gauge: str,
-        thread_failures: str,
+        names: ProcessMetrics,
         thread_health: ThreadHealth,
+        *,
         look_every_s: float = _LOOK_EVERY_S,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Start. The metric `gauge` is 1 while there is a fault, with the label `fault`
-        of AUDIT_FAULTS; `thread_failures` counts as in runtime.guard.
+        """Start. The gauge of audit faults in `names` is 1 while there is a fault, with
+        the label `fault` of AUDIT_FAULTS.
         """
         self._audit = audit
         self._metrics = metrics
-        self._gauge = gauge
+        self._gauge = names.audit_fault
         self._look_every_s = look_every_s
         self._monotonic_s = monotonic_s
         self._checked_s: float | None = None
@@ -56,7 +55,7 @@ class AuditUpkeep:
         self._moves = 0
         self._is_failing = False
         self._stopping = threading.Event()
-        self._guard = ThreadGuard("audit", metrics, thread_failures)
+        self._guard = ThreadGuard("audit", metrics, names.thread_failures)
         # Without the guard: a step may wait for a disk that hangs.
         self._thread = threading.Thread(target=self._run, name="audit")
         thread_health.watch(self._thread)

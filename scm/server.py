@@ -49,7 +49,7 @@ from scm.messages import (
     status_response_to,
     status_to,
 )
-from scm.metrics import AUDIT_FAULT, CALLS_REFUSED, CONTROLLER_METRICS, THREAD_FAILURES
+from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 from scm.ticker import Ticker
@@ -412,13 +412,7 @@ class ControllerServer:
         self._upkeep: AuditUpkeep | None = None
         try:
             self._audit = ControllerAudit(config.audit_path)
-            self._upkeep = AuditUpkeep(
-                self._audit,
-                self._metrics,
-                gauge=AUDIT_FAULT,
-                thread_failures=THREAD_FAILURES,
-                thread_health=self.thread_health,
-            )
+            self._upkeep = AuditUpkeep(self._audit, self._metrics, PROCESS, self.thread_health)
             outbox = Outbox()
             self._controller = Controller(
                 rules=config.rules,
@@ -461,7 +455,7 @@ class ControllerServer:
             is_enforced=config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=CALLS_REFUSED,
+            counter=PROCESS.calls_refused,
         )
         service = ControllerService(
             self._controller,

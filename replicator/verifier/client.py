@@ -40,6 +40,7 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
+from runtime.roles import Role
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls
 
@@ -93,7 +94,9 @@ class VerifierClient:
         self.calls = 0
         self._counting = threading.Lock()
         self._tls = tls
-        self._channel = channel or open_channel(address, tls=tls, insecure=insecure)
+        self._channel = channel or open_channel(
+            address, tls=tls, insecure=insecure, server=Role.VERIFIER
+        )
         self._stub = VerifierStub(self._channel)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from merkle.errors import ReconcileError
 from replicator.events import VERIFIER_EVENTS
-from replicator.metrics import AUDIT_FAULT, CALLS_REFUSED, THREAD_FAILURES, VERIFIER_METRICS
+from replicator.metrics import PROCESS, VERIFIER_METRICS
 from replicator.refresh import RefreshProgress
 from replicator.stores.address import check_outside
 from replicator.stores.opening import open_store
@@ -66,13 +66,7 @@ class VerifierProcess:
                 folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
             )
             self._bucket = opened.enter_context(state)
-            access = Access(
-                config.roles.table,
-                is_enforced=config.tls is not None,
-                on_refusal=audit.refused,
-                metrics=self._metrics,
-                counter=CALLS_REFUSED,
-            )
+            access = self._access(audit)
             self._service = VerifierService(
                 self._bucket, access=access, audit=audit if config.writes else None
             )
@@ -90,13 +84,7 @@ class VerifierProcess:
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
-            upkeep = AuditUpkeep(
-                audit,
-                self._metrics,
-                gauge=AUDIT_FAULT,
-                thread_failures=THREAD_FAILURES,
-                thread_health=self.thread_health,
-            )
+            upkeep = AuditUpkeep(audit, self._metrics, PROCESS, self.thread_health)
             opened.callback(upkeep.stop)
             self._threads = [
                 self._start_loop(name, step)
@@ -110,6 +98,15 @@ class VerifierProcess:
             roles_enforced=access.is_enforced,
         )
 
+    def _access(self, audit: VerifierAudit) -> Access:
+        return Access(
+            self._config.roles.table,
+            is_enforced=self._config.tls is not None,
+            on_refusal=audit.refused,
+            metrics=self._metrics,
+            counter=PROCESS.calls_refused,
+        )
+
     def stop(self) -> None:
         """Stop serving, and close index and store."""
         self._stopping.set()
@@ -119,7 +116,7 @@ class VerifierProcess:
         self._opened.close()
 
     def _start_loop(self, name: str, step: Callable[[ThreadGuard], None]) -> threading.Thread:
-        guard = ThreadGuard(name, self._metrics, THREAD_FAILURES)
+        guard = ThreadGuard(name, self._metrics, PROCESS.thread_failures)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
         self.thread_health.watch(thread, guard)
         thread.start()

@@ -13,7 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from structlog.testing import capture_logs
 
 from dnagent.config import AgentRoleSettings
-from dnagent.metrics import AGENT_METRICS, CALLS_REFUSED
+from dnagent.metrics import AGENT_METRICS, PROCESS
 from dnagent.ports import AgentStatus
 from dnagent.repair_server import RepairService
 from dnagent.server import AgentService
@@ -398,7 +398,7 @@ def test_what_a_peer_refuses_us_is_no_refusal_of_our_caller(tmp_path: Path) -> N
         is_enforced=True,
         on_refusal=lambda **refusal: refusals.append(refusal),
         metrics=metrics,
-        counter=CALLS_REFUSED,
+        counter=PROCESS.calls_refused,
     )
     services = [RepairService(PlansOfNobody(), NoRepairs(), access).register]
     running = start_server("127.0.0.1:0", services, tls=server, access=access)
@@ -412,7 +412,7 @@ def test_what_a_peer_refuses_us_is_no_refusal_of_our_caller(tmp_path: Path) -> N
         AgentStub(channel).PlanRepair(request, timeout=20)
     running.stop(0)
     assert refusals == lines == []
-    assert metrics.value(CALLS_REFUSED, role="operator") == 0
+    assert metrics.value(PROCESS.calls_refused, role="operator") == 0
 
 
 def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> None:
@@ -422,12 +422,12 @@ def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> 
         for name, identities in IDENTITIES.items()
     }
     metrics, source = Metrics(AGENT_METRICS), MemorySource()
-    access = Access(RoleTable(), is_enforced=True, metrics=metrics, counter=CALLS_REFUSED)
+    access = Access(RoleTable(), is_enforced=True, metrics=metrics, counter=PROCESS.calls_refused)
     page = metrics.page().decode()
     # All from the start on, so that an increase begins at 0.
-    assert [page.count(f'{CALLS_REFUSED}{{role="{role}"}} 0.0') for role in ("none", *Role)] == [
-        1
-    ] * (len(Role) + 1)
+    assert [
+        page.count(f'{PROCESS.calls_refused}{{role="{role}"}} 0.0') for role in ("none", *Role)
+    ] == [1] * (len(Role) + 1)
     services = [AgentService(source, MemoryScans(source), NO_STATUS).register]
     running = start_server("127.0.0.1:0", services, tls=places["datanode"], access=access)
     for name in IDENTITIES:
@@ -436,7 +436,7 @@ def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> 
                 if path.endswith("/GetStatus") and "agent" in path:
                     denied(channel, path, method)
     running.stop(0)
-    found = {role: metrics.value(CALLS_REFUSED, role=role) for role in ("none", *Role)}
+    found = {role: metrics.value(PROCESS.calls_refused, role=role) for role in ("none", *Role)}
     assert found == {
         "none": 4, "datanode": 2, "controller": 0, "operator": 0, "verifier": 1, "ozone": 0,
     }  # fmt: skip

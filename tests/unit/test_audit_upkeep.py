@@ -16,7 +16,7 @@ from runtime.audit_upkeep import AUDIT_FAULTS, AuditUpkeep
 from runtime.disk import Operation
 from runtime.metrics import Metrics
 from runtime.thread_health import ThreadHealth
-from scm.metrics import AUDIT_FAULT, CONTROLLER_METRICS, THREAD_FAILURES
+from scm.metrics import CONTROLLER_METRICS, PROCESS
 from tests.support.audit_files import audit_lines, check_folder
 from tests.support.disk import FailingDisk
 from tests.support.waiting import wait_until
@@ -42,9 +42,8 @@ class Rig:
         upkeep = AuditUpkeep(
             self.audit,
             self.metrics,
-            gauge=AUDIT_FAULT,
-            thread_failures=THREAD_FAILURES,
-            thread_health=ThreadHealth(),
+            PROCESS,
+            ThreadHealth(),
             look_every_s=0.002,
             monotonic_s=lambda: self.now_s,
         )
@@ -55,17 +54,20 @@ class Rig:
 
     def next_check(self) -> float:
         """Whether the next check finds a fault of the chain."""
-        self.metrics.set(AUDIT_FAULT, -1, fault="chain")
+        self.metrics.set(PROCESS.audit_fault, -1, fault="chain")
         self.now_s += 3600
-        wait_until(lambda: self.metrics.value(AUDIT_FAULT, fault="chain") >= 0, "a check")
-        return self.metrics.value(AUDIT_FAULT, fault="chain")
+        wait_until(lambda: self.metrics.value(PROCESS.audit_fault, fault="chain") >= 0, "a check")
+        return self.metrics.value(PROCESS.audit_fault, fault="chain")
 
     def refuse(self) -> None:
         self.audit.refused(who="dn-1", what="Reconcile", why="not an operator")
 
     def wait_for(self, **faults: int) -> None:
         def are_there() -> bool:
-            found = {fault: self.metrics.value(AUDIT_FAULT, fault=fault) for fault in AUDIT_FAULTS}
+            found = {
+                fault: self.metrics.value(PROCESS.audit_fault, fault=fault)
+                for fault in AUDIT_FAULTS
+            }
             return found == {fault: float(faults.get(fault, 0)) for fault in AUDIT_FAULTS}
 
         wait_until(are_there, f"the faults {faults}")
@@ -156,12 +158,10 @@ def test_full_files_hold_whether_or_not_older_ones_were_archived(tmp_path: Path)
     for removed in (0, 1, 1):
         for path in sorted(tmp_path.glob("audit-*.jsonl"))[:removed]:
             path.unlink()
-        metrics.set(AUDIT_FAULT, 2, fault="chain")
-        upkeep = AuditUpkeep(
-            audit, metrics, gauge=AUDIT_FAULT, thread_failures=THREAD_FAILURES, thread_health=health
-        )
+        metrics.set(PROCESS.audit_fault, 2, fault="chain")
+        upkeep = AuditUpkeep(audit, metrics, PROCESS, health)
         upkeep.stop()
-        assert metrics.value(AUDIT_FAULT, fault="chain") == 0
+        assert metrics.value(PROCESS.audit_fault, fault="chain") == 0
     audit.close()
 
 
