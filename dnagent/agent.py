@@ -42,6 +42,7 @@ from ozone.datanode import SERVICE as OZONE_SERVICE
 from ozone.datanode import XceiverService
 from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
+from ozone.site import SECURED_HINT
 from ozone.volume import Hold, open_volume
 from repair.audit import AuditLog
 from repair.peers import AgentPeer
@@ -71,6 +72,7 @@ _SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync, but not for a call to a peer that hangs.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
+_SECURED_FAULT = "the Ozone cluster is secured: a datanode sent a token"
 _REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enabled in [repair]."
 # Requests to peers at once, over all jobs: their threads start when they are needed.
 _FETCHES_MAX = 64
@@ -128,6 +130,7 @@ class Agent:
         self.thread_health = ThreadHealth()
         self.metrics = Metrics(AGENT_METRICS)
         self._tls: RenewableTls | None = None
+        self._has_seen_token = False
         self.datanode_id = PeerId("")
         self.address = ""
 
@@ -235,7 +238,8 @@ class Agent:
             roles_enforced=self._config.tls is not None,
             limits=self._limits,
             repair_bytes_per_second=self._repair_meter.bytes_per_second(),
-            fault=self.thread_health.fault(self._clock.monotonic_s(), STEP_S_MAX),
+            fault=self.thread_health.fault(self._clock.monotonic_s(), STEP_S_MAX)
+            or (_SECURED_FAULT if self._has_seen_token else ""),
         )
 
     def _start(self) -> None:
@@ -289,6 +293,9 @@ class Agent:
         self.thread_health.watch(maintenance)
         maintenance.start()
         self._stack.callback(maintenance.join)
+        if config.ozone_conf is None:
+            text = "whether the Ozone cluster is secured is not known: set ozone_conf"
+            self._log.warning("cluster_security_unknown", hint=text)
         self._log.info(
             "process_started",
             datanode_id=self.datanode_id,
@@ -396,7 +403,7 @@ class Agent:
         services = [
             AgentService(self._store, self, self).register,
             RepairService(self._plans, self._undos, access).register,
-            XceiverService(self._store).register,
+            XceiverService(self._store, self._note_token).register,
         ]
         server = start_server(
             config.listen,
@@ -471,6 +478,11 @@ class Agent:
     def _reserve(self, length_bytes: int) -> None:
         self._repair_limiter.take(length_bytes)
         self._repair_meter.count(length_bytes)
+
+    def _note_token(self) -> None:
+        if not self._has_seen_token:
+            self._has_seen_token = True
+            self._log.error("cluster_secured", error=_SECURED_FAULT, hint=SECURED_HINT)
 
     def _publish_limits(self) -> None:
         values = {limit.name: limit.value for limit in self._limits}
