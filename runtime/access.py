@@ -13,12 +13,13 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Protocol
 
 import grpc
 
 from merkle.errors import ReconcileError
-from runtime.errors import AccessDeniedError, PeerRefusedError
+from runtime.errors import AccessDeniedError, ConfigError, PeerRefusedError
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.roles import (
@@ -38,7 +39,8 @@ from runtime.roles import speaks_for as is_agent_of
 
 # Refusals of one certificate and method are told apart for so long.
 _WINDOW_S = 60.0
-# Certificates and methods whose refusals are counted; beyond, the oldest are forgotten.
+# Certificates and methods whose refusals are counted, and certificates that were read;
+# beyond, the oldest are forgotten.
 _COUNTED_MAX = 1_024
 _HINT = (
     f"Use a certificate with the URI {URI_PREFIX}ROLE/NAME among its alternative names, or list"
@@ -200,23 +202,25 @@ class Access:
 
 
 def _certificate_of(context: grpc.ServicerContext) -> Certificate:
-    properties = context.auth_context()
+    # The stubs have one value, where there are several.
+    values: Iterable[object] = context.auth_context().get("x509_pem_cert", ())
+    pem = next((value for value in values if isinstance(value, bytes)), b"")
+    return _described(pem)
 
-    def texts(name: str) -> tuple[str, ...]:
-        # The stubs have one value, where there are several.
-        values: Iterable[object] = properties.get(name, ())
-        return tuple(value.decode(errors="replace") for value in values if isinstance(value, bytes))
 
-    def text(name: str) -> str:
-        return next(iter(texts(name)), "")
+@lru_cache(maxsize=_COUNTED_MAX)
+def _described(pem: bytes) -> Certificate:
+    """What a certificate says. Not by gRPC's own properties of it: these end at a NUL,
+    so that another name would be taken for the one before it.
+    """
+    fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode()) if pem else b"")
+    nameless = Certificate((), "", "", fingerprint.hexdigest())
+    if not pem:
+        return nameless
+    # Imported here: cryptography takes time, and without TLS nobody needs it.
+    from runtime.certificates import described
 
-    pem = text("x509_pem_cert")
-    der = ssl.PEM_cert_to_DER_cert(pem) if pem else b""
-    return Certificate(
-        # URIs only: in a name of another kind, such as a host's, the same characters
-        # would mean what somebody else has checked.
-        uris=texts("peer_uri"),
-        common_name=text("x509_common_name"),
-        subject=text("x509_subject"),
-        fingerprint=hashlib.sha256(der).hexdigest(),
-    )
+    try:
+        return described(pem)
+    except ConfigError:
+        return nameless

@@ -39,7 +39,7 @@ from runtime.tls_files import Tls
 from scm.client import ControllerClient
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
-from tests.support.identities import certificate, tls_in
+from tests.support.identities import certificate, issued, tls_in
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus, replica_of
 from tests.support.verifiers import config_of
 from tests.unit.test_roles import service_methods
@@ -344,6 +344,35 @@ def test_a_host_name_that_reads_like_an_identity_is_none(tmp_path: Path) -> None
         named_errors("agent", ControllerUnavailableError),
     ):
         AgentStub(channel).GetStatus(agent_pb2.GetStatusRequest(), timeout=20)
+    running.stop(0)
+
+
+def test_a_name_does_not_end_at_a_nul(tmp_path: Path) -> None:
+    """An authority may check what a name ends with, and not that it has such a byte."""
+    authority = trustme.CA()
+    server = tls_in(certificate(authority, tmp_path, "server", f"datanode/{OURS}"))
+    source = MemorySource()
+    table = RoleSettings(common_names={"carol": "operator/carol"}).table
+    running = start_server(
+        "127.0.0.1:0",
+        [AgentService(source, MemoryScans(source), NO_STATUS).register],
+        tls=server,
+        access=Access(table, is_enforced=True),
+    )
+    for number, (identities, name, is_let_in) in enumerate((
+        (("operator/alice",), "", True),
+        (("operator/alice\0.example.org",), "", False),
+        ((), "carol", True),
+        ((), "carol\0.example.org", False),
+    )):  # fmt: skip
+        cert, key = issued(authority, "127.0.0.1", *identities, subject=("", "", name))
+        files = Tls(tmp_path / f"{number}.pem", tmp_path / f"{number}.key", server.ca)
+        files.cert.write_bytes(cert)
+        files.key.write_bytes(key)
+        with open_channel(running.address, tls=files) as channel:
+            methods = dict(service_methods())
+            path = "/treefold.agent.v1.Agent/GetStatus"
+            assert (not denied(channel, path, methods[path])) is is_let_in
     running.stop(0)
 
 

@@ -4,6 +4,7 @@ by name.
 """
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -141,6 +142,8 @@ def test_a_changed_file_and_a_plan_that_the_agent_lost_are_refused(
     path.write_text("{}")
     assert "is no plan file" in cluster.run("reconcile", "--apply", str(path)).output
     path.write_text(text)
+    with pytest.raises(PlanUnknownError, match=f"on {datetime.now(UTC):%Y-}"):
+        cluster.agents["dn1"]._plans.get("0" * 64)
     # As after a restart.
     cluster.agents["dn1"]._plans._shelf = PlanShelf(1_700_000_000)
     done = cluster.json("reconcile", "--apply", str(path), "--yes", "--wait")
