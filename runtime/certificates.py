@@ -97,6 +97,18 @@ def check_own_role(found: TlsBytes, wanted: Role | Identity) -> None:
         )
 
 
+def check_same_role(found: TlsBytes, before: TlsBytes) -> None:
+    """Check that a renewed certificate says what the one before said, if that had a
+    role: others would refuse a process that suddenly is something else.
+
+    Raises:
+        ConfigError: it says something else, or nothing.
+    """
+    known = identity_of(described(before.cert), before.files.roles)
+    if isinstance(known, Identity):
+        check_own_role(found, known if known.role is Role.DATANODE else known.role)
+
+
 def described(pem: bytes) -> Certificate:
     """What the first certificate in these bytes says of its bearer, as a server of ours
     reads it from a call.
