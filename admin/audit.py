@@ -1,4 +1,4 @@
-"""`treefold audit`: check and show audit files of agents and controllers, offline."""
+"""`treefold audit`: check and show the audit files of processes, offline."""
 
 import string
 from collections.abc import Sequence
@@ -30,11 +30,11 @@ _paths = click.argument(
 
 @click.group(short_help="Check and show who did what: the audit files, offline.")
 def audit() -> None:
-    """Check and show the audit files of agents and controllers.
+    """Check and show the audit files of agents, controllers and verifiers.
 
     Each line names who ordered what and why, and what was written or refused. It has
     the hash of the line before it. FOLDER stands for all audit files in it: the state
-    folder of an agent or a controller.
+    folder of a process.
     """
 
 

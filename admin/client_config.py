@@ -8,7 +8,7 @@ $XDG_CONFIG_HOME, which is ~/.config unless it is set.
 from collections.abc import Mapping
 from pathlib import Path
 
-from runtime.config import Address, Settings, Switch, TlsSettings, load
+from runtime.config import Address, RoleSettings, Settings, Switch, TlsSettings, load
 
 CONTROLLER_DEFAULT = "127.0.0.1:9896"
 
@@ -19,6 +19,8 @@ class ClientConfig(Settings):
     controller: Address = CONTROLLER_DEFAULT
     # Paths in it are relative to the file's folder.
     tls: TlsSettings | None = None
+    # Identities of controllers, agents and verifiers whose certificates name none.
+    roles: RoleSettings = RoleSettings()
     # Allow connections without TLS beyond loopback.
     insecure: Switch = False
 

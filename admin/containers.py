@@ -31,7 +31,6 @@ from repair.peers import AgentPeer
 from runtime.config import split_address
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
-from runtime.rpc import open_channel
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT, ContainerState
@@ -235,7 +234,7 @@ def fetch_trees(
     def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
         try:
             address = replica.datanode.address
-            channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+            channel = controller.agent_channel(replica.datanode.peer, address)
             explain = partial(named_fault, address=address, tls=controller.tls)
             peer = AgentPeer(replica.datanode.peer, channel, address, explain=explain)
             try:

@@ -34,6 +34,7 @@ from runtime.output import print_json, print_line, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
 _FINDINGS = 3
+_SECURITY_UNKNOWN = "unknown, since no volume shows it; give --ozone-conf"
 
 
 @dataclass(slots=True)
@@ -132,14 +133,17 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
 
     Shows which libraries compute the checksums. For each volume it shows the
     containers, the process that uses it, and how an agent could open it: as owner or
-    read-only. A secured cluster (Kerberos, tokens, encryption) is refused.
+    read-only. A secured cluster (Kerberos, tokens, encryption) is refused; without
+    --ozone-conf it is unknown whether it is one.
 
     Exit status: 0 no problems, 3 a volume has problems, 6 the cluster is secured.
     """
     volumes, databases = list(paths), list[Path]()
+    security = _SECURITY_UNKNOWN
     if ozone_conf:
         site = read_site(ozone_conf)
         check_unsecured(site)
+        security = f"none, by {site.file}"
         named, databases = volumes_of(site)
         volumes += [path for path in named if path not in volumes]
     with tempfile.TemporaryDirectory(prefix="treefold-doctor-") as scratch:
@@ -157,11 +161,13 @@ def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> N
         data = {
             "machine": machine,
             "kernels": implementations(),
+            # Whether the cluster is; null is unknown.
+            "secured": False if ozone_conf else None,
             "volumes": [_as_json(diagnosis) for diagnosis in examined],
         }
         print_json({"schema_version": 1, "command": "doctor", "ok": healthy, "data": data})
     else:
-        print_diagnoses(machine, examined)
+        print_diagnoses(machine, examined, security)
     click.get_current_context().exit(0 if healthy else _FINDINGS)
 
 
@@ -180,10 +186,15 @@ def _as_json(diagnosis: VolumeDiagnosis) -> dict[str, object]:
     }
 
 
-def print_diagnoses(machine: dict[str, str], examined: Sequence[VolumeDiagnosis]) -> None:
-    """Print what `treefold doctor` found: versions of libraries, then the volumes."""
+def print_diagnoses(
+    machine: dict[str, str], examined: Sequence[VolumeDiagnosis], security: str
+) -> None:
+    """Print what `treefold doctor` found: versions of libraries, the security of the
+    cluster, then the volumes.
+    """
     print_line("  ".join(f"{name} {value}" for name, value in machine.items()))
     print_table(["checksum", "computed by"], implementations().items(), folded=["computed by"])
+    print_line(f"Kerberos, tokens and encryption of Ozone: {security}")
     for diagnosis in examined:
         print_line("")
         print_line(f"volume {diagnosis.path}")

@@ -23,7 +23,6 @@ from repair.replica_plan import plan_digest
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_table, size_text
-from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.views import ContainerStatus, JobStatus
 
@@ -210,7 +209,7 @@ def _plan(
             answer.warn(f"datanode {peer} is {why}: what it has of the job is not known")
             continue
         try:
-            with _agent(controller, one.datanode.address) as agent:
+            with _agent(controller, one.datanode.peer, one.datanode.address) as agent:
                 document = agent.undo_job(
                     ContainerId(view.container_id),
                     job_id,
@@ -254,7 +253,7 @@ def _carry_out(
     answer.data["undone"] = undone
     for part in todo:
         try:
-            with _agent(controller, addresses[part.peer]) as agent:
+            with _agent(controller, PeerId(part.peer), addresses[part.peer]) as agent:
                 done = agent.undo_job(
                     ContainerId(view.container_id),
                     job_id,
@@ -277,8 +276,8 @@ def _carry_out(
 
 
 @contextmanager
-def _agent(controller: ControllerClient, address: str) -> Iterator[AgentClient]:
-    channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+def _agent(controller: ControllerClient, peer: PeerId, address: str) -> Iterator[AgentClient]:
+    channel = controller.agent_channel(peer, address)
     try:
         yield AgentClient(channel, address)
     finally:

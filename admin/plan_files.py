@@ -25,7 +25,6 @@ from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.errors import UsageError
 from runtime.output import print_line, print_table, size_text
-from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.planned import PlannedOrder
 from scm.views import ContainerStatus
@@ -352,7 +351,7 @@ def _planned(controller: ControllerClient, view: ContainerStatus) -> ContainerEn
             continue
         others = {other: address for other, address in addresses.items() if other != peer}
         try:
-            entries.append(_fetch(controller, view.container_id, addresses[peer], others))
+            entries.append(_fetch(controller, view.container_id, peer, addresses[peer], others))
         except ReconcileError as error:
             unplanned[peer] = f"{error.code}: {error.message}"
             has_failures = True
@@ -363,9 +362,13 @@ def _planned(controller: ControllerClient, view: ContainerStatus) -> ContainerEn
 
 
 def _fetch(
-    controller: ControllerClient, container_id: int, address: str, peers: Mapping[PeerId, str]
+    controller: ControllerClient,
+    container_id: int,
+    peer: PeerId,
+    address: str,
+    peers: Mapping[PeerId, str],
 ) -> ReplicaEntry:
-    channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+    channel = controller.agent_channel(peer, address)
     try:
         client = AgentClient(channel, address)
         return _entry(client.plan_repair(ContainerId(container_id), peers, timeout_s=_TIMEOUT_S))

@@ -30,7 +30,6 @@ from merkle.errors import ReconcileError
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.output import print_line
-from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.jobs import JobState
 from scm.views import DatanodeView, JobStatus
@@ -148,7 +147,7 @@ def _ask_agent(controller: ControllerClient, view: DatanodeView) -> AgentAnswer:
         return AgentAnswer(view, None, "no heartbeat")
     address = view.datanode.address
     try:
-        channel = open_channel(address, tls=controller.tls, insecure=controller.insecure)
+        channel = controller.agent_channel(view.datanode.peer, address)
         with channel:
             return AgentAnswer(view, AgentClient(channel, address).status(timeout_s=_AGENT_S))
     except ReconcileError as error:

@@ -84,7 +84,7 @@ def security_of(
 
     if not given:
         assert config.tls is not None
-        return Security(Tls(config.tls.cert, config.tls.key, config.tls.ca), config.insecure)
+        return Security(config.tls.files(config.roles), config.insecure)
     if cert is None or key is None or ca is None:
         raise UsageError("--tls-cert, --tls-key and --tls-ca go together")
-    return Security(Tls(Path(cert), Path(key), Path(ca)), insecure)
+    return Security(Tls(Path(cert), Path(key), Path(ca), config.roles.table), insecure)

@@ -30,8 +30,10 @@ from replicator.refresh import IndexedBucket
 from replicator.stores.opening import open_store
 from replicator.verifier.process import CALL_LIMITS
 from replicator.verifier.server import VerifierService
+from runtime.access import Access
 from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
+from runtime.roles import RoleTable
 from runtime.rpc import start_server
 from tests.support.processes import LineProcess
 
@@ -167,7 +169,7 @@ def _serve(folder: Path) -> None:
     index = StoredIndex(folder / "index", PROFILE, disk=Disk())
     with open_store(f"local:{folder / 'objects'}", may_write=True, create=True) as store:
         bucket = IndexedBucket(store, index, PROFILE, SystemClock())
-        service = VerifierService(bucket, takes_writes=False)
+        service = VerifierService(bucket, access=Access(RoleTable(), is_enforced=False))
         server = start_server("127.0.0.1:0", [service.register], limits=CALL_LIMITS)
         print(server.port, flush=True)
         undone: list[tuple[str, StampedItem | None]] = []

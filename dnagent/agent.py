@@ -26,7 +26,7 @@ from dnagent.heartbeat import (
 from dnagent.incarnation import next_incarnation
 from dnagent.jobs import Jobs
 from dnagent.messages import HeartbeatClient
-from dnagent.metrics import AGENT_METRICS, THREAD_FAILURES
+from dnagent.metrics import AGENT_METRICS, PROCESS
 from dnagent.plans import RepairPlans
 from dnagent.ports import AgentStatus, ScanReport, VolumeStatus
 from dnagent.repair_server import RepairService
@@ -42,12 +42,14 @@ from ozone.datanode import SERVICE as OZONE_SERVICE
 from ozone.datanode import XceiverService
 from ozone.errors import VolumeError
 from ozone.mapped import MappedReader
+from ozone.site import SECURED_HINT
 from ozone.volume import Hold, open_volume
 from repair.audit import AuditLog
 from repair.peers import AgentPeer
 from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
+from runtime.audit_upkeep import AuditUpkeep
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
@@ -57,6 +59,7 @@ from runtime.live_limits import limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, RateMeter, SystemClock
+from runtime.roles import Identity, Role
 from runtime.rpc import open_channel, start_server
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import FAULT
@@ -69,6 +72,7 @@ _SCAN_CALLS_MAX = 8
 # Long enough for a write and its sync, but not for a call to a peer that hangs.
 _INTERRUPT_S = 30.0
 _POLL_S = 0.1
+_SECURED_FAULT = "the Ozone cluster is secured: a datanode sent a token"
 _REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enabled in [repair]."
 # Requests to peers at once, over all jobs: their threads start when they are needed.
 _FETCHES_MAX = 64
@@ -126,6 +130,7 @@ class Agent:
         self.thread_health = ThreadHealth()
         self.metrics = Metrics(AGENT_METRICS)
         self._tls: RenewableTls | None = None
+        self._has_seen_token = False
         self.datanode_id = PeerId("")
         self.address = ""
 
@@ -233,7 +238,8 @@ class Agent:
             roles_enforced=self._config.tls is not None,
             limits=self._limits,
             repair_bytes_per_second=self._repair_meter.bytes_per_second(),
-            fault=self.thread_health.fault(self._clock.monotonic_s(), STEP_S_MAX),
+            fault=self.thread_health.fault(self._clock.monotonic_s(), STEP_S_MAX)
+            or (_SECURED_FAULT if self._has_seen_token else ""),
         )
 
     def _start(self) -> None:
@@ -248,6 +254,8 @@ class Agent:
         self._disk.remove_temporaries(folder)
         audit = self._audit = AuditLog(config.audit_path)
         self._stack.callback(audit.close)
+        upkeep = AuditUpkeep(audit, self.metrics, PROCESS, self.thread_health)
+        self._stack.callback(upkeep.stop)
         volumes = self._open_volumes()
         self.datanode_id = PeerId(volumes[0].volume.datanode_id)
         repair = config.repair
@@ -281,10 +289,13 @@ class Agent:
             self._stack.callback(scanner.stop)
         if config.export.to is not None:
             self._start_exports(config.export.to)
-        upkeep = threading.Thread(target=self._run_maintenance, name="upkeep")
-        self.thread_health.watch(upkeep)
-        upkeep.start()
-        self._stack.callback(upkeep.join)
+        maintenance = threading.Thread(target=self._run_maintenance, name="upkeep")
+        self.thread_health.watch(maintenance)
+        maintenance.start()
+        self._stack.callback(maintenance.join)
+        if config.ozone_conf is None:
+            text = "whether the Ozone cluster is secured is not known: set ozone_conf"
+            self._log.warning("cluster_security_unknown", hint=text)
         self._log.info(
             "process_started",
             datanode_id=self.datanode_id,
@@ -383,12 +394,16 @@ class Agent:
     def _start_server(self) -> None:
         config = self._config
         access = Access(
-            config.roles.table, is_enforced=config.tls is not None, on_refusal=self._audit.refused
+            config.roles.table,
+            is_enforced=config.tls is not None,
+            on_refusal=self._audit.refused,
+            metrics=self.metrics,
+            counter=PROCESS.calls_refused,
         )
         services = [
             AgentService(self._store, self, self).register,
             RepairService(self._plans, self._undos, access).register,
-            XceiverService(self._store).register,
+            XceiverService(self._store, self._note_token).register,
         ]
         server = start_server(
             config.listen,
@@ -464,6 +479,11 @@ class Agent:
         self._repair_limiter.take(length_bytes)
         self._repair_meter.count(length_bytes)
 
+    def _note_token(self) -> None:
+        if not self._has_seen_token:
+            self._has_seen_token = True
+            self._log.error("cluster_secured", error=_SECURED_FAULT, hint=SECURED_HINT)
+
     def _publish_limits(self) -> None:
         values = {limit.name: limit.value for limit in self._limits}
         for name, metric in _LIMIT_METRICS.items():
@@ -479,7 +499,12 @@ class Agent:
         )
 
     def _connect(self, peer: PeerAddress) -> Peer:
-        channel = open_channel(peer.address, tls=self._tls, insecure=self._config.insecure)
+        channel = open_channel(
+            peer.address,
+            tls=self._tls,
+            insecure=self._config.insecure,
+            server=Identity(Role.DATANODE, peer.peer),
+        )
         logged = set[object]()
 
         def explain(error: ReconcileError) -> ReconcileError:
@@ -528,7 +553,7 @@ class Agent:
         look for containers on several volumes.
         """
         older_than_s = self._config.repair.undo_days * 86_400.0
-        guard = ThreadGuard("upkeep", self.metrics, THREAD_FAILURES)
+        guard = ThreadGuard("upkeep", self.metrics, PROCESS.thread_failures)
         while True:
             for volume in self._store.volumes:
                 try:

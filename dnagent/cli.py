@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,9 +11,10 @@ import click
 
 from dnagent.agent import Agent
 from dnagent.config import EXTRA_HINT, AgentConfig
+from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from ozone.site import check_unsecured, read_site
-from ozone.volume import Hold
+from ozone.volume import Hold, read_version
 from runtime.config import load, split_address
 from runtime.disk import Disk
 from runtime.errors import ConfigError, UsageError
@@ -29,6 +31,7 @@ from runtime.process import (
     run_until_stopped,
 )
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
+from runtime.roles import Identity, Role
 from runtime.service_manager import ServiceManager
 from runtime.tls_files import read_files
 
@@ -105,7 +108,7 @@ def run(
         "controller": controller,
     }
     config = _load(config_path, overrides)
-    check_tls(config.rpc_tls, by_peers=check_config)
+    check_tls(config.rpc_tls, _own_identity(config), by_peers=check_config)
     if check_config:
         _check_reach(config)
         print_settings(config)
@@ -309,15 +312,29 @@ def _load(path: Path | None, overrides: Mapping[str, object] | None = None) -> A
     return config
 
 
+def _own_identity(config: AgentConfig) -> Identity | Role:
+    """What our certificate must say: that of the datanode of the first volume that can
+    be read; that of any if none can, which is an error when they are opened.
+    """
+    for volume in config.volumes:
+        try:
+            return Identity(Role.DATANODE, read_version(volume.path, Disk()).datanode_id)
+        except ReconcileError:
+            continue
+    return Role.DATANODE
+
+
 def _check_reach(config: AgentConfig) -> None:
     """Check that peers would believe us by our address, and TLS with the controller. An
     agent starts without: either may be put right while it runs.
 
     Raises:
         ConfigError: they would not, or a connection fails by TLS.
+        ServerRoleError: who answers as the controller is none.
     """
     # Imported here: only a check needs them.
     from runtime.certificates import check_name
+    from runtime.server_proof import ServerUnprovenError, prove_server
     from runtime.tls_faults import connection_fault
 
     tls = config.rpc_tls
@@ -329,6 +346,10 @@ def _check_reach(config: AgentConfig) -> None:
             f"controller: there is no connection with {config.controller}: {fault}",
             hint="Both sides need cert, key and ca of one cluster in [tls].",
         )
+    if config.controller and tls:
+        # One that is down is no fault of ours.
+        with suppress(ServerUnprovenError):
+            prove_server(config.controller, Role.CONTROLLER, read_files(tls))
 
 
 def _style(ctx: click.Context) -> ProgressStyle:

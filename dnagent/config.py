@@ -209,4 +209,4 @@ class AgentConfig(Settings):
     @property
     def rpc_tls(self) -> Tls | None:
         """The PEM files of mutual TLS; None without TLS."""
-        return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None
+        return self.tls.files(self.roles) if self.tls else None

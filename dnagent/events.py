@@ -4,7 +4,7 @@ AGENT_EVENTS = frozenset({
     # volumes and scans
     "volume_opened", "owner_hold_unused", "volume_failed", "container_skipped",
     "container_duplicated",
-    "scan_started", "scan_finished",
+    "cluster_secured", "cluster_security_unknown", "scan_started", "scan_finished",
     "scan_failed", "scan_interrupted", "replica_marked_unhealthy", "replica_returned_to_closed",
     "container_deleted", "tree_built", "tree_unreadable", "tree_write_failed", "undo_pruned",
     # reconciliation

@@ -12,7 +12,7 @@ from chunktable.places import Destination, destination_of
 from chunktable.reader import latest_manifest
 from dnagent.events import AGENT_EVENTS
 from dnagent.export import ExportResult, ReplicaSurvey, export
-from dnagent.metrics import THREAD_FAILURES
+from dnagent.metrics import PROCESS
 from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from runtime.disk import Disk
@@ -45,7 +45,7 @@ class ScheduledExport:
         self._interval_s = interval_s
         self._metrics = metrics
         self._log = get_logger("export", AGENT_EVENTS)
-        self._guard = ThreadGuard("export", metrics, THREAD_FAILURES)
+        self._guard = ThreadGuard("export", metrics, PROCESS.thread_failures)
         self._stop = threading.Event()
         self.thread = threading.Thread(target=self._run_loop, name="export")
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
-from dnagent.metrics import THREAD_FAILURES
+from dnagent.metrics import PROCESS
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from merkle.outcome import OutcomeState, RepairReport
@@ -373,7 +373,7 @@ class HeartbeatSender:
         self._failures = 0
         self._tls_fault = ""
         self._log = get_logger("heartbeat", AGENT_EVENTS)
-        self._guard = ThreadGuard("heartbeat", metrics, THREAD_FAILURES)
+        self._guard = ThreadGuard("heartbeat", metrics, PROCESS.thread_failures)
         self._thread_health = thread_health or ThreadHealth()
         self._thread = threading.Thread(target=self._run, name="heartbeat")
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 
 from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import CancelCommand, JobReport, PeerAddress, ReconcileCommand
-from dnagent.metrics import THREAD_FAILURES
+from dnagent.metrics import PROCESS
 from dnagent.ports import ReconciliationStatus
 from dnagent.store import ReplicaStore
 from merkle.errors import ReconcileError
@@ -154,7 +154,7 @@ class Jobs:
         self._table = JobTable()
         self._controls: dict[ContainerId, _Control] = {}
         self._log = get_logger("jobs", AGENT_EVENTS)
-        self._guard = ThreadGuard("job", metrics, THREAD_FAILURES)
+        self._guard = ThreadGuard("job", metrics, PROCESS.thread_failures)
 
     def submit(self, command: ReconcileCommand) -> None:
         """Queue a job. A refusal is reported as the job's result."""

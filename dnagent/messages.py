@@ -23,6 +23,7 @@ from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from protos.values import replica_to, set_report
 from runtime.config import split_address
+from runtime.roles import Role
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_renewal import RenewableTls
 
@@ -143,7 +144,7 @@ class HeartbeatClient:
         self._incarnation = incarnation
         self._returns_to_service = returns_to_service
         self._tls = tls
-        self._channel = open_channel(address, tls=tls, insecure=insecure)
+        self._channel = open_channel(address, tls=tls, insecure=insecure, server=Role.CONTROLLER)
         self._stub = ControllerStub(self._channel)
 
     def heartbeat(self, heartbeat: OutgoingHeartbeat) -> HeartbeatResponse:

@@ -1,9 +1,8 @@
 """The counters and gauges of an agent; dashboards and alerts use their names."""
 
-from runtime.metrics import Kind, Metric
+from runtime.metrics import Kind, Metric, ProcessMetrics
 
-# Counted by runtime.guard.
-THREAD_FAILURES = "dnagent_thread_failures_total"
+PROCESS = ProcessMetrics("dnagent")
 
 AGENT_METRICS = (
     Metric("dnagent_scan_bytes_total", Kind.COUNTER, "Bytes read by scans.", ("volume",)),
@@ -70,12 +69,7 @@ AGENT_METRICS = (
         "Peers that failed or sent invalid data, by reason.",
         ("reason",),
     ),
-    Metric(
-        THREAD_FAILURES,
-        Kind.COUNTER,
-        "Unforeseen errors that ended a step of a thread; the thread goes on.",
-        ("thread",),
-    ),
+    *PROCESS.table,
     Metric("dnagent_undo_bytes", Kind.GAUGE, "Bytes kept to undo repairs.", ("volume",)),
     Metric("dnagent_heartbeats_total", Kind.COUNTER, "Heartbeats, by outcome.", ("outcome",)),
     Metric(

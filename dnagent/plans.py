@@ -1,6 +1,7 @@
 """Plans of repairs, made on request and kept for the orders that name them."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
@@ -39,7 +40,7 @@ class RepairPlans:
         self._reserve = reserve
         self._slots = threading.Semaphore(_PLANS_AT_ONCE_MAX)
         self._lock = threading.Lock()
-        self._shelf = PlanShelf()
+        self._shelf = PlanShelf(time.time())
 
     def make(
         self,

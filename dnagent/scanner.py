@@ -15,7 +15,7 @@ from enum import Enum
 from typing import Protocol
 
 from dnagent.events import AGENT_EVENTS
-from dnagent.metrics import THREAD_FAILURES
+from dnagent.metrics import PROCESS
 from dnagent.ports import ScanFinding, ScanReport
 from merkle.errors import ReconcileError
 from merkle.replica import ReplicaState
@@ -311,8 +311,8 @@ class Scanner:
         self._thread_health = thread_health or ThreadHealth()
         self._log = get_logger("scanner", AGENT_EVENTS).bind(volume=volume.name)
         self._requests = ScanQueue()
-        self._requests_guard = ThreadGuard("scan-requests", metrics, THREAD_FAILURES)
-        self._background_guard = ThreadGuard("scan-background", metrics, THREAD_FAILURES)
+        self._requests_guard = ThreadGuard("scan-requests", metrics, PROCESS.thread_failures)
+        self._background_guard = ThreadGuard("scan-background", metrics, PROCESS.thread_failures)
         self._stop = threading.Event()
         self._wake = threading.Event()
         # A failed scan stores no time: without these times the same container would

@@ -13,7 +13,7 @@ scan the container, so our client requests only what it has reason to expect.
 import os
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from queue import SimpleQueue
 
@@ -98,8 +98,9 @@ _Body = (
 class XceiverService:
     """Serves the replicas of a ReplicaSource."""
 
-    def __init__(self, source: ReplicaSource) -> None:
-        self._source = source
+    def __init__(self, source: ReplicaSource, on_token: Callable[[], None] = lambda: None) -> None:
+        """`on_token` is called for each request with a token of a secured cluster."""
+        self._source, self._on_token = source, on_token
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to a server."""
@@ -155,6 +156,7 @@ class XceiverService:
                 Result.UNSUPPORTED_REQUEST, f"{name} is not supported: this peer is read-only"
             )
         if carries_token(request.encodedToken):
+            self._on_token()
             raise _RefusalError(Result.BLOCK_TOKEN_VERIFICATION_FAILED, SECURED_HINT)
         container_id = ContainerId(request.containerID)
         head = self._source.head(container_id)

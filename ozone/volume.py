@@ -88,6 +88,18 @@ def parse_version(raw: bytes) -> Version:
     )
 
 
+def read_version(path: Path, disk: Disk) -> Version:
+    """The content of `hdds/VERSION` of the volume whose root, or `hdds` folder, is
+    `path`, without opening it.
+
+    Raises:
+        VolumeError: it is invalid.
+        DiskError: it cannot be read.
+    """
+    is_hdds = path.name == _HDDS and disk.length(path / _VERSION) is not None
+    return parse_version(disk.read((path if is_hdds else path / _HDDS) / _VERSION))
+
+
 class Volume:
     """One open volume (see `open_volume`); a context manager that closes it."""
 

@@ -17,6 +17,7 @@ they may change by the same job, and the bytes are proven against our record any
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property, partial
 from hashlib import sha256
 
@@ -37,6 +38,8 @@ from repair.sources import Sources
 from runtime.json_numbers import exact
 
 FORMAT = "treefold-plan-1"
+# Digests of plans that made way for others, so that a refusal says so.
+_DROPPED_MAX = 10_000
 _REFUSED_HINT = "Make a new plan with `treefold reconcile ID --plan FILE`."
 
 
@@ -204,10 +207,14 @@ def record_fingerprint(record: BlockRecord | None) -> str | None:
 class PlanShelf:
     """The plans that an agent has made, by digest. Not thread-safe."""
 
-    def __init__(self, *, plans_max: int = 64, bytes_max: int = 64 << 20) -> None:
+    def __init__(self, started_s: float, *, plans_max: int = 64, bytes_max: int = 64 << 20) -> None:
         """The oldest plans go when there are more than `plans_max`, or when their
-        documents have more than `bytes_max` bytes.
+        documents have more than `bytes_max` bytes. `started_s` is when the agent
+        started, in seconds since the epoch.
         """
+        started = datetime.fromtimestamp(started_s, UTC)
+        self._started = f"{started:%Y-%m-%d %H:%M} UTC"
+        self._dropped: dict[str, None] = {}
         self._plans: dict[str, ReplicaPlan] = {}
         self._plans_max = plans_max
         self._bytes_max = bytes_max
@@ -219,7 +226,11 @@ class PlanShelf:
             len(self._plans) > self._plans_max
             or sum(len(one.document) for one in self._plans.values()) > self._bytes_max
         ):
-            del self._plans[next(iter(self._plans))]
+            oldest = next(iter(self._plans))
+            del self._plans[oldest]
+            self._dropped[oldest] = None
+            if len(self._dropped) > _DROPPED_MAX:
+                del self._dropped[next(iter(self._dropped))]
 
     def get(self, digest: str) -> ReplicaPlan:
         """The plan of this digest.
@@ -229,7 +240,13 @@ class PlanShelf:
         """
         found = self._plans.get(digest)
         if found is None:
-            text = f"this agent has no plan {digest[:12]}: it was restarted, or made others since"
+            text = f"this agent no longer has plan {digest[:12]}: it made too many others since"
+            if digest not in self._dropped:
+                text = (
+                    f"this agent knows no plan {digest[:12]}: it keeps only those since its start"
+                    f" on {self._started}, and a restart loses the earlier ones. Nothing was"
+                    " written"
+                )
             raise PlanUnknownError(text, hint=_REFUSED_HINT)
         return found
 

@@ -18,6 +18,7 @@ from runtime.process import (
     process_options,
     run_until_stopped,
 )
+from runtime.roles import Role
 from runtime.service_manager import ServiceManager
 
 
@@ -80,7 +81,7 @@ def run(
         "writes": writes,
     }
     config = load(config_path, VerifierConfig, overrides)
-    check_tls(config.rpc_tls, by_peers=check_config)
+    check_tls(config.rpc_tls, Role.VERIFIER, by_peers=check_config)
     if check_config:
         print_settings(config)
         return

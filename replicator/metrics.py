@@ -1,8 +1,8 @@
 """The counters and gauges of a verifier; dashboards and alerts use their names."""
 
-from runtime.metrics import Kind, Metric
+from runtime.metrics import Kind, Metric, ProcessMetrics
 
-THREAD_FAILURES = "verifier_thread_failures_total"
+PROCESS = ProcessMetrics("verifier")
 VERIFIER_METRICS = (
     Metric("verifier_items", Kind.GAUGE, "Items of the index, by how they are known.", ("level",)),
     Metric(
@@ -18,10 +18,5 @@ VERIFIER_METRICS = (
     Metric("verifier_bytes_read_total", Kind.COUNTER, "Bytes of objects read to hash them."),
     Metric("verifier_damaged_total", Kind.COUNTER, "Objects whose bytes changed in place."),
     Metric("verifier_refresh_failures_total", Kind.COUNTER, "Refreshes that did not end."),
-    Metric(
-        THREAD_FAILURES,
-        Kind.COUNTER,
-        "Unforeseen errors that ended a step of a thread; the thread goes on.",
-        ("thread",),
-    ),
+    *PROCESS.table,
 )

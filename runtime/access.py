@@ -13,13 +13,15 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Protocol
 
 import grpc
 
 from merkle.errors import ReconcileError
-from runtime.errors import AccessDeniedError
+from runtime.errors import AccessDeniedError, ConfigError, PeerRefusedError
 from runtime.log import error_fields, get_logger
+from runtime.metrics import Metrics
 from runtime.roles import (
     METHOD_ROLES,
     URI_PREFIX,
@@ -37,7 +39,8 @@ from runtime.roles import speaks_for as is_agent_of
 
 # Refusals of one certificate and method are told apart for so long.
 _WINDOW_S = 60.0
-# Certificates and methods whose refusals are counted; beyond, the oldest are forgotten.
+# Certificates and methods whose refusals are counted, and certificates that were read;
+# beyond, the oldest are forgotten.
 _COUNTED_MAX = 1_024
 _HINT = (
     f"Use a certificate with the URI {URI_PREFIX}ROLE/NAME among its alternative names, or list"
@@ -80,6 +83,10 @@ class RefusalCounts:
         return count if count & (count - 1) == 0 else None
 
 
+class CallRefusedError(AccessDeniedError):
+    """We refuse a call. One that another process refused us is its base class."""
+
+
 class Access:
     """Who may call what on one server. Thread-safe."""
 
@@ -89,15 +96,23 @@ class Access:
         *,
         is_enforced: bool,
         on_refusal: RefusalSink | None = None,
+        metrics: Metrics | None = None,
+        counter: str = "",
         methods: Mapping[str, frozenset[Role]] = METHOD_ROLES,
     ) -> None:
         """`is_enforced` is whether the server has TLS. `on_refusal` records a refusal;
-        the log has it in any case.
+        the log has it in any case. `counter` is the metric that counts refusals, with
+        the label `role`, that of the caller or "none".
         """
         self.is_enforced = is_enforced
         self._table = table
         self._on_refusal = on_refusal
         self._methods = methods
+        self._metrics = metrics
+        self._counter = counter
+        # From 0 on, so that an increase shows from the first refusal.
+        for role in ("none", *Role):
+            self._count(role, 0)
         self._counts = RefusalCounts()
         self._lock = threading.Lock()
 
@@ -106,29 +121,36 @@ class Access:
         """Handle a call of `/SERVICE/METHOD` inside.
 
         Raises:
-            AccessDeniedError: the caller may not call it, or the service found that it
+            CallRefusedError: the caller may not call it, or the service found that it
                 may not send this message. The refusal is on record.
+            PeerRefusedError: another process refused ours, which acted for the caller.
         """
         try:
             if self.is_enforced:
                 self._check_method(method, context)
             yield
-        except AccessDeniedError as error:
+        except CallRefusedError as error:
             self._report(method, context, error)
             raise
+        except AccessDeniedError as error:
+            raise PeerRefusedError(
+                f"another process refused this one: {error.message}",
+                hint=error.hint,
+                result=error.code,
+            ) from error
 
     def check_datanode(self, context: grpc.ServicerContext, datanode_id: str) -> None:
         """Check that the caller is the agent of the datanode that its message is of.
 
         Raises:
-            AccessDeniedError: it is another's.
+            CallRefusedError: it is another's.
         """
         if not self.is_enforced:
             return
         certificate = _certificate_of(context)
         caller = identity_of(certificate, self._table)
         if not is_agent_of(caller, datanode_id):
-            raise AccessDeniedError(datanode_refusal(datanode_id, caller, certificate), hint=_HINT)
+            raise CallRefusedError(datanode_refusal(datanode_id, caller, certificate), hint=_HINT)
 
     def requester(self, context: grpc.ServicerContext, claimed: str) -> str:
         """Who calls, for records: as the certificate says, or without TLS as the client
@@ -145,13 +167,18 @@ class Access:
         caller = identity_of(certificate, self._table)
         if not may_call(method, caller, self._methods):
             text = method_refusal(method, caller, certificate, self._methods)
-            raise AccessDeniedError(text, hint=_HINT)
+            raise CallRefusedError(text, hint=_HINT)
 
-    def _report(self, method: str, context: grpc.ServicerContext, error: AccessDeniedError) -> None:
+    def _count(self, role: str, amount: float) -> None:
+        if self._metrics is not None:
+            self._metrics.count(self._counter, amount, role=role)
+
+    def _report(self, method: str, context: grpc.ServicerContext, error: CallRefusedError) -> None:
         certificate = _certificate_of(context)
         caller = identity_of(certificate, self._table)
         name = "" if isinstance(caller, NoRole) else str(caller)
         what = method.lstrip("/")
+        self._count("none" if isinstance(caller, NoRole) else caller.role, 1)
         with self._lock:
             count = self._counts.note(certificate.fingerprint, method, time.monotonic())
         if count is not None:
@@ -175,23 +202,25 @@ class Access:
 
 
 def _certificate_of(context: grpc.ServicerContext) -> Certificate:
-    properties = context.auth_context()
+    # The stubs have one value, where there are several.
+    values: Iterable[object] = context.auth_context().get("x509_pem_cert", ())
+    pem = next((value for value in values if isinstance(value, bytes)), b"")
+    return _described(pem)
 
-    def texts(name: str) -> tuple[str, ...]:
-        # The stubs have one value, where there are several.
-        values: Iterable[object] = properties.get(name, ())
-        return tuple(value.decode(errors="replace") for value in values if isinstance(value, bytes))
 
-    def text(name: str) -> str:
-        return next(iter(texts(name)), "")
+@lru_cache(maxsize=_COUNTED_MAX)
+def _described(pem: bytes) -> Certificate:
+    """What a certificate says. Not by gRPC's own properties of it: these end at a NUL,
+    so that another name would be taken for the one before it.
+    """
+    fingerprint = hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode()) if pem else b"")
+    nameless = Certificate((), "", "", fingerprint.hexdigest())
+    if not pem:
+        return nameless
+    # Imported here: cryptography takes time, and without TLS nobody needs it.
+    from runtime.certificates import described
 
-    pem = text("x509_pem_cert")
-    der = ssl.PEM_cert_to_DER_cert(pem) if pem else b""
-    return Certificate(
-        # URIs only: in a name of another kind, such as a host's, the same characters
-        # would mean what somebody else has checked.
-        uris=texts("peer_uri"),
-        common_name=text("x509_common_name"),
-        subject=text("x509_subject"),
-        fingerprint=hashlib.sha256(der).hexdigest(),
-    )
+    try:
+        return described(pem)
+    except ConfigError:
+        return nameless

@@ -36,11 +36,16 @@ _HASH_FIELD = re.compile(rb', "hash": "([0-9a-f]{64})"\}')
 _HASH_FIELD_BYTES = len(', "hash": ""}') + 64
 _DIGITS = 12
 # The same refusal is written once in this time, and then with its number: a caller that
-# tries again and again must not fill the disk.
-_REFUSALS_EVERY_S = 60.0
+# tries again and again must not fill the disk. With the time between two looks of
+# runtime.audit_upkeep it stays below a minute.
+_REFUSALS_EVERY_S = 45.0
 # Different refusals of that time that get lines of their own: of one caller, so that it
 # keeps nobody else's off the record, and of all.
 _REFUSALS_OF_ONE_MAX, _REFUSALS_MAX = 20, 1_000
+# Fields with texts of callers and peers, and the characters of such a text that are
+# kept.
+_OUTSIDE_TEXTS = ("who", "what", "why", "key", "first", "last")
+_TEXT_CHARACTERS_MAX = 1_024
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,18 @@ class AuditLine:
     previous: str
     hash: str
     fields: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTail:
+    """The last files of a chain with their bytes, oldest first, and its head: the hash
+    of the line that was written last. It is empty if none was, or if it is not known
+    where that line is. `moves` is how often somebody took the file away meanwhile.
+    """
+
+    files: tuple[tuple[Path, bytes], ...]
+    head: str
+    moves: int
 
 
 def parse_line(raw: bytes) -> AuditLine | None:
@@ -122,6 +139,8 @@ class AuditFile:
         self._refusals_unlisted: dict[str, int] = {}
         self._refusals_since_s = monotonic_s()
         self._suspect: DiskError | None = None
+        self._write_fault = ""
+        self._moves = 0
         # None: what the last write left is not known.
         self._end: ChainEnd | None = None
         self._length_bytes = 0
@@ -133,12 +152,17 @@ class AuditFile:
             self.close()
             raise
 
+    @property
+    def write_fault(self) -> str:
+        """Why the last line could not be written; empty if it was."""
+        return self._write_fault
+
     def refused(self, *, who: str, what: str, why: str) -> None:
         """Record that a request was refused: who sent it, what it was, and why not.
 
-        A refusal that repeats within a minute is counted; a line has the number as
-        `repeated`, with the next refusal after that minute or at the end. A crash loses
-        counts that are not written.
+        A refusal that repeats within 45 seconds is counted; a line has the number as
+        `repeated`. `write_counts` or the next refusal writes it after that time, or
+        `close`. A crash loses counts that are not written.
 
         Raises:
             DiskError: the line is not on disk. The request must be refused all the
@@ -159,6 +183,32 @@ class AuditFile:
             self.append([{"kind": "refused", "who": who, "what": what, "why": why}])
             self._refusals[key] = 0
 
+    def write_counts(self) -> None:
+        """Write the counts of refusals that are 45 seconds old.
+
+        Raises:
+            DiskError: they are not on disk; the next call tries again.
+        """
+        with self._refusals_lock:
+            is_due = self._monotonic_s() - self._refusals_since_s >= _REFUSALS_EVERY_S
+            if is_due and (self._refusals or self._refusals_unlisted):
+                self._write_repeated()
+
+    def tail(self) -> AuditTail:
+        """The file and the full one before it, as they are between two lines.
+
+        Raises:
+            DiskError: they cannot be read.
+        """
+        with self._lock:
+            files = chain_files(self._path, self._disk)[-2:]
+            read = tuple((path, self._disk.read(path)) for path in files)
+            # A file that somebody moved away has the last line elsewhere.
+            is_held = self._holds_file()
+            is_known = self._end is not None and self._length_bytes > 0 and is_held
+            head = self._end.hash if self._end and is_known else ""
+            return AuditTail(read, head, self._moves + (not is_held))
+
     def append(self, entries: Sequence[Mapping[str, object]]) -> None:
         """Append a line for each entry; durable on return.
 
@@ -173,7 +223,8 @@ class AuditFile:
             if self._suspect is not None:
                 raise self._suspect
             try:
-                self._append([{"time": now, **entry} for entry in entries])
+                self._append([{"time": now, **_plain(entry)} for entry in entries])
+                self._write_fault = ""
             except DiskError as error:
                 # Some of the lines may be in the file, whole or in part.
                 self._end = None
@@ -182,6 +233,7 @@ class AuditFile:
                     hint=error.hint,
                     **error.facts,
                 )
+                self._write_fault = failure.message
                 if error.facts.get("suspect"):
                     self._suspect = failure
                 raise failure from error
@@ -252,6 +304,15 @@ class AuditFile:
         # A new file, too, must be there after a power cut.
         self._disk.sync_folder(self._path.parent)
 
+    def _holds_file(self) -> bool:
+        """Whether the file that we write is still the one at the path."""
+        assert self._descriptor is not None
+        try:
+            held, found = os.fstat(self._descriptor), os.stat(self._path)
+        except OSError:
+            return False
+        return (held.st_dev, held.st_ino) == (found.st_dev, found.st_ino)
+
     def _follow_file(self) -> None:
         """Notice that somebody moved or shortened the file: the chain goes on in what
         is there now, from the line that we wrote last.
@@ -265,6 +326,7 @@ class AuditFile:
             raise disk_error("stat", self._path, error) from error
         if found is None or (held.st_dev, held.st_ino) != (found.st_dev, found.st_ino):
             self._open()
+            self._moves += 1
         elif found.st_size == self._length_bytes:
             return
         known, self._end = self._end, None
@@ -357,6 +419,20 @@ class AuditFile:
         self._refusals.clear()
         self._refusals_unlisted.clear()
         self._refusals_since_s = self._monotonic_s()
+
+
+def _plain(entry: Mapping[str, object]) -> dict[str, object]:
+    """The entry with its texts from outside bounded, and escaped for terminals."""
+    found = dict(entry)
+    for name in _OUTSIDE_TEXTS:
+        text = found.get(name)
+        if isinstance(text, str):
+            kept = text[:_TEXT_CHARACTERS_MAX]
+            escaped = (
+                c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in kept
+            )
+            found[name] = "".join(escaped) + ("..." if len(kept) < len(text) else "")
+    return found
 
 
 def _encoded(entry: Mapping[str, object], end: ChainEnd) -> tuple[bytes, ChainEnd]:

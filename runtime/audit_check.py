@@ -5,13 +5,13 @@ that somebody wrote all lines anew from some line on. Both show with a head that
 noted elsewhere: the hash of a line that must be there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 
-from runtime.audit_chain import AuditLine, ChainEnd, parse_line
+from runtime.audit_chain import AuditLine, AuditTail, ChainEnd, parse_line
 from runtime.disk import Disk
 
 # Lines after a break that are searched for the one that is missing.
@@ -90,11 +90,28 @@ def check_chain(
     Raises:
         DiskError: a file cannot be read.
     """
-    report = AuditReport(tuple(files))
+    parts = ((path, disk.read(path)) for path in files)
+    return _check(AuditReport(tuple(files)), parts, known_head, after)
+
+
+def check_tail(tail: AuditTail) -> AuditReport:
+    """Check the last files of a chain that a process writes, and that the line which it
+    wrote last is there. What precedes them is not checked.
+    """
+    first = next((data.split(b"\n", 1)[0] for _, data in tail.files if data), b"")
+    line = parse_line(first)
+    after = line.previous if line and line.sequence else ""
+    report = AuditReport(tuple(path for path, _ in tail.files))
+    return _check(report, tail.files, tail.head, after)
+
+
+def _check(
+    report: AuditReport, parts: Iterable[tuple[Path, bytes]], known_head: str, after: str
+) -> AuditReport:
+    """The report on files and their bytes, oldest first, as `check_chain`."""
     end: ChainEnd | None = None
     head_line: int | None = None
-    for path in files:
-        data = disk.read(path)
+    for path, data in parts:
         *lines, torn = data.split(b"\n")
         start = 0
         if end is None and lines:
@@ -118,7 +135,7 @@ def check_chain(
             return replace(report, broken=AuditBreak(path, len(lines) + 1, AuditFault.TORN, text))
     if known_head and head_line is None:
         text = f"no line has the hash {known_head}: the end is missing, or was written anew"
-        broken = AuditBreak(files[-1], report.lines + 1, AuditFault.TRUNCATED, text)
+        broken = AuditBreak(report.files[-1], report.lines + 1, AuditFault.TRUNCATED, text)
         return replace(report, broken=broken)
     return replace(report, after_head=None if head_line is None else report.lines - head_line)
 

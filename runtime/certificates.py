@@ -6,13 +6,16 @@ from ipaddress import ip_address
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import (
     Encoding,
     PublicFormat,
     load_pem_private_key,
 )
+from cryptography.x509.oid import NameOID
 
 from runtime.errors import ConfigError
+from runtime.roles import Certificate, Identity, Role, bears, identity_of, role_fault
 from runtime.tls_files import TlsBytes
 
 _SUBJECT_KEY = Encoding.DER, PublicFormat.SubjectPublicKeyInfo
@@ -61,13 +64,9 @@ def check_name(found: TlsBytes, host: str) -> None:
     Raises:
         ConfigError: it is for others, which the message has.
     """
-    certificate = _certificates(found.files.cert, found.cert)[0]
-    try:
-        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-        names = extension.value.get_values_for_type(x509.DNSName)
-        addresses = extension.value.get_values_for_type(x509.IPAddress)
-    except x509.ExtensionNotFound:
-        names, addresses = [], []
+    alternatives = _alternatives(_certificates(found.files.cert, found.cert)[0])
+    names = alternatives.get_values_for_type(x509.DNSName)
+    addresses = alternatives.get_values_for_type(x509.IPAddress)
     try:
         matches = ip_address(host) in addresses
     except ValueError:
@@ -78,6 +77,53 @@ def check_name(found: TlsBytes, host: str) -> None:
             f"{found.files.cert}: is not for {host}, by which others reach us, but for {known}",
             hint="Have it issued with that host as a subject alternative name.",
         )
+
+
+def check_own_role(found: TlsBytes, wanted: Role | Identity) -> None:
+    """Check that our certificate says what we are, by itself or by the table of our
+    settings; otherwise others would refuse us.
+
+    Raises:
+        ConfigError: it says something else, or nothing.
+    """
+    certificate = described(found.cert)
+    bearer = identity_of(certificate, found.files.roles)
+    if not bears(bearer, wanted):
+        raise ConfigError(
+            f"{found.files.cert}: is not ours: {role_fault(certificate, bearer, wanted)}",
+            hint="Have one issued with that role as a URI (deploy/certificates.sh), or list this"
+            " one in [roles] here and at whoever is called.",
+            path=str(found.files.cert),
+        )
+
+
+def check_same_role(found: TlsBytes, before: TlsBytes) -> None:
+    """Check that a renewed certificate says what the one before said, if that had a
+    role: others would refuse a process that suddenly is something else.
+
+    Raises:
+        ConfigError: it says something else, or nothing.
+    """
+    known = identity_of(described(before.cert), before.files.roles)
+    if isinstance(known, Identity):
+        check_own_role(found, known if known.role is Role.DATANODE else known.role)
+
+
+def described(pem: bytes) -> Certificate:
+    """What the first certificate in these bytes says of its bearer, as a server of ours
+    reads it from a call.
+
+    Raises:
+        ConfigError: it is no certificate.
+    """
+    certificate = _certificates("the certificate", pem)[0]
+    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    return Certificate(
+        uris=tuple(_alternatives(certificate).get_values_for_type(x509.UniformResourceIdentifier)),
+        common_name=str(names[0].value) if names else "",
+        subject=certificate.subject.rfc4514_string(),
+        fingerprint=certificate.fingerprint(SHA256()).hex(),
+    )
 
 
 def validity_fault(found: TlsBytes, now_s: float) -> str:
@@ -118,6 +164,15 @@ def _certificates(path: object, pem: bytes) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem)
     except ValueError as error:
         raise ConfigError(f"{path}: is not a certificate", path=str(path)) from error
+
+
+def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
+    """The alternative names of a certificate; none if they cannot be read."""
+    try:
+        extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+        return x509.SubjectAlternativeName([])
+    return extension.value
 
 
 def _issued(certificate: x509.Certificate, authority: x509.Certificate) -> bool:

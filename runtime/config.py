@@ -27,6 +27,7 @@ from pydantic_core import ErrorDetails
 from runtime.documents import parse_toml
 from runtime.errors import ConfigError
 from runtime.roles import RoleTable, parse_identity
+from runtime.tls_files import Tls
 
 # A larger file is not a configuration, but another file given by mistake.
 CONFIG_BYTES_MAX = 1 << 20
@@ -173,6 +174,10 @@ class TlsSettings(Settings):
     cert: FilePath
     key: FilePath
     ca: FilePath
+
+    def files(self, roles: "RoleSettings") -> Tls:
+        """The files, with the identities of certificates that bear none."""
+        return Tls(self.cert, self.key, self.ca, roles.table)
 
 
 class RoleSettings(Settings):

@@ -21,7 +21,7 @@ PROCESS_EVENTS = frozenset({
     "process_started", "process_stopping", "process_stopped", "server_started", "request_failed",
     "thread_failed", "thread_lost", "reload_refused", "notify_failed", "call_refused",
     "refusal_unrecorded", "tls_not_valid", "tls_renewed", "tls_renewal_refused", "audit_failed",
-    "limits_changed", "settings_need_restart",
+    "audit_broken", "limits_changed", "settings_need_restart",
 })  # fmt: skip
 # The field that carries a logger's list of events to `_check_event`.
 _CATALOGUE = "catalogue"

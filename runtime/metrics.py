@@ -34,6 +34,52 @@ class Metric:
         assert self.name.endswith("_total") == (self.kind is Kind.COUNTER)
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessMetrics:
+    """The metrics that each long-running process has, under names of its own."""
+
+    prefix: str
+
+    @property
+    def thread_failures(self) -> str:
+        """Counted by runtime.guard."""
+        return f"{self.prefix}_thread_failures_total"
+
+    @property
+    def calls_refused(self) -> str:
+        """Counted by runtime.access."""
+        return f"{self.prefix}_calls_refused_total"
+
+    @property
+    def audit_fault(self) -> str:
+        """Set by runtime.audit_upkeep."""
+        return f"{self.prefix}_audit_fault"
+
+    @property
+    def table(self) -> tuple[Metric, ...]:
+        """All of them."""
+        return (
+            Metric(
+                self.calls_refused,
+                Kind.COUNTER,
+                "Calls refused for their role, by the role of the caller.",
+                ("role",),
+            ),
+            Metric(
+                self.audit_fault,
+                Kind.GAUGE,
+                "Whether the chain of the audit file is broken, or a line could not be written.",
+                ("fault",),
+            ),
+            Metric(
+                self.thread_failures,
+                Kind.COUNTER,
+                "Unforeseen errors that ended a step of a thread; the thread goes on.",
+                ("thread",),
+            ),
+        )
+
+
 class Metrics:
     """The metrics of one process. Thread-safe."""
 

@@ -18,6 +18,7 @@ from merkle.errors import ReconcileError
 from runtime.config import Settings
 from runtime.errors import DiskError
 from runtime.log import LogFormat, LogLevel, error_fields, get_logger
+from runtime.roles import Identity, Role
 from runtime.service_manager import ServiceManager
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import Tls, read_files
@@ -72,10 +73,10 @@ def process_options(command: CommandT) -> CommandT:
     return command
 
 
-def check_tls(tls: Tls | None, *, by_peers: bool) -> None:
-    """Check, before anything is opened, that the files of TLS fit together; `by_peers`,
-    as for --check-config, also that others would believe the certificate now. None is
-    without TLS.
+def check_tls(tls: Tls | None, own: Role | Identity, *, by_peers: bool) -> None:
+    """Check, before anything is opened, that the files of TLS fit together and that the
+    certificate is `own`; `by_peers`, as for --check-config, also that others would
+    believe it now. None is without TLS.
 
     Raises:
         ConfigError: the message has the file and what is wrong with it.
@@ -83,13 +84,14 @@ def check_tls(tls: Tls | None, *, by_peers: bool) -> None:
     if tls is None:
         return
     # Imported here: without TLS nobody needs it.
-    from runtime.certificates import check_pair, check_usable
+    from runtime.certificates import check_own_role, check_pair, check_usable
 
     found = read_files(tls)
     if by_peers:
         check_usable(found)
     else:
         check_pair(found)
+    check_own_role(found, own)
 
 
 def print_settings(settings: Settings) -> None:

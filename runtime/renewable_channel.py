@@ -1,12 +1,13 @@
 """A channel by mutual TLS that outlives its certificates.
 
 gRPC reads the credentials of a channel once. So behind this channel is another one,
-which is replaced when the files change. Calls under way end on the channel on which
-they began: it is closed once it has none.
+which is replaced when the files change, or when the server has another certificate.
+Calls under way end on the channel on which they began: it is closed once it has none.
 """
 
+import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from threading import Lock
 from typing import Any
 
@@ -15,20 +16,34 @@ import grpc
 from runtime.tls_files import TlsBytes
 from runtime.tls_renewal import RenewableTls
 
+# A server whose certificate was renewed is noticed within this time, or by a call that
+# fails; its connections live for longer.
+_PROVEN_FOR_S = 300.0
 _Bind = Callable[[grpc.Channel], Callable[..., Any]]
 
 
 class RenewableChannel(grpc.Channel):
     """A channel whose new calls use the files as they are by now. Thread-safe."""
 
-    def __init__(self, tls: RenewableTls, connect: Callable[[TlsBytes], grpc.Channel]) -> None:
-        """`connect` opens a channel with what it gets."""
+    def __init__(
+        self,
+        tls: RenewableTls,
+        connect: Callable[[TlsBytes], grpc.Channel],
+        prove: Callable[[TlsBytes], bytes] | None = None,
+    ) -> None:
+        """`connect` opens a channel with what it gets. `prove` returns the certificate
+        of the right server, which is then trusted alone. It raises ReconcileError for
+        another server and grpc.RpcError for none.
+        """
         self._tls = tls
         self._connect = connect
+        self._prove = prove
         self._lock = Lock()
-        self._latest = _Connection(tls.current(), connect)
+        self._latest: _Connection | None = None
         self._replaced: list[_Connection] = []
         self._is_closed = False
+        if prove is None:
+            self._renew(tls.current())
 
     def unary_unary(self, *method: Any, **options: Any) -> Any:
         """See grpc.Channel."""
@@ -58,17 +73,17 @@ class RenewableChannel(grpc.Channel):
         self, callback: Callable[[grpc.ChannelConnectivity], None], try_to_connect: bool = False
     ) -> None:
         """See grpc.Channel; only of the connection by the present files."""
-        self._latest.channel.subscribe(callback, try_to_connect)
+        self._present().channel.subscribe(callback, try_to_connect)
 
     def unsubscribe(self, callback: Callable[[grpc.ChannelConnectivity], None]) -> None:
         """See grpc.Channel."""
-        self._latest.channel.unsubscribe(callback)
+        self._present().channel.unsubscribe(callback)
 
     def close(self) -> None:
         """Close all connections, and cancel their calls."""
         with self._lock:
             self._is_closed = True
-            connections = [self._latest, *self._replaced]
+            connections = [*([self._latest] if self._latest else []), *self._replaced]
             self._replaced = []
         for connection in connections:
             connection.channel.close()
@@ -84,12 +99,15 @@ class RenewableChannel(grpc.Channel):
 
         def call(request: Any, **how: Any) -> Any:
             connection = self._take()
-            ended = partial(self._give_back, connection)
             try:
                 answer = connection.method(bind)(request, **how)
-            except BaseException:
-                ended()
+            except BaseException as error:
+                self._give_back(connection, error)
                 raise
+
+            def ended() -> None:
+                self._give_back(connection, answer if is_stream else None)
+
             # False if it has ended already.
             if not (is_stream and answer.add_callback(ended)):
                 ended()
@@ -97,39 +115,88 @@ class RenewableChannel(grpc.Channel):
 
         return call
 
+    def _present(self) -> "_Connection":
+        with self._lock:
+            if self._latest is None:
+                self._renew(self._tls.current())
+            assert self._latest is not None
+            return self._latest
+
     def _take(self) -> "_Connection":
         """The connection of the next call."""
         idle: list[_Connection] = []
         with self._lock:
-            found = self._tls.current()
-            if found is not self._latest.tls and not self._is_closed:
-                self._replaced.append(self._latest)
-                self._latest = _Connection(found, self._connect)
+            found, latest = self._tls.current(), self._latest
+            if not self._is_closed and (
+                latest is None or found is not latest.tls or (self._prove and latest.is_doubtful)
+            ):
+                self._renew(found)
+            taken = self._latest
+            if taken is None:
+                raise ValueError("the channel is closed")
             # Not by the callback of their last call, which runs in their own thread.
             idle = [one for one in self._replaced if not one.calls]
             self._replaced = [one for one in self._replaced if one.calls]
-            self._latest.calls += 1
-            taken = self._latest
+            taken.calls += 1
         for connection in idle:
             connection.channel.close()
         return taken
 
-    def _give_back(self, connection: "_Connection") -> None:
+    def _renew(self, found: TlsBytes) -> None:
+        """Replace the latest connection unless files and server are the same."""
+        latest = self._latest
+        try:
+            trusted = self._prove(found) if self._prove else found.ca
+        except grpc.RpcError:
+            # What was proven before may be trusted on: nobody else gets the call.
+            if latest is None:
+                raise
+            trusted = latest.trusted
+        else:
+            if latest is not None:
+                latest.note_proof()
+        if latest is None or found is not latest.tls or trusted != latest.trusted:
+            if latest is not None:
+                self._replaced.append(latest)
+            channel = self._connect(replace(found, ca=trusted))
+            self._latest = _Connection(found, trusted, channel)
+
+    def _give_back(self, connection: "_Connection", ended: object) -> None:
+        """`ended` is the error or the call that tells how it ended."""
+        is_lost = isinstance(ended, grpc.RpcError) and _is_unavailable(ended)
         with self._lock:
             connection.calls -= 1
+            connection.is_lost |= is_lost
 
 
 class _Connection:
     """A channel by the files of one time, and how many calls it has under way."""
 
-    def __init__(self, tls: TlsBytes, connect: Callable[[TlsBytes], grpc.Channel]) -> None:
+    def __init__(self, tls: TlsBytes, trusted: bytes, channel: grpc.Channel) -> None:
         self.tls = tls
-        self.channel = connect(tls)
+        self.trusted = trusted
+        self.channel = channel
         self.calls = 0
+        # A call found nobody, or somebody else.
+        self.is_lost = False
+        self._proven_s = time.monotonic()
         self._methods: dict[_Bind, Callable[..., Any]] = {}
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether the server may have another certificate by now."""
+        return self.is_lost or time.monotonic() - self._proven_s >= _PROVEN_FOR_S
+
+    def note_proof(self) -> None:
+        """The server is there, and proven."""
+        self.is_lost, self._proven_s = False, time.monotonic()
 
     def method(self, bind: _Bind) -> Callable[..., Any]:
         """The method of this channel; each is bound once."""
         if bind not in self._methods:
             self._methods[bind] = bind(self.channel)
         return self._methods[bind]
+
+
+def _is_unavailable(ended: grpc.RpcError) -> bool:
+    return ended.code() is grpc.StatusCode.UNAVAILABLE

@@ -191,6 +191,21 @@ def identity_of(certificate: Certificate, table: RoleTable) -> Identity | NoRole
     return NoRole(f"it bears no URI of {URI_PREFIX}, and [roles] does not list it")
 
 
+def bears(bearer: Identity | NoRole, wanted: Role | Identity) -> bool:
+    """Whether the bearer of a certificate is who is wanted: anyone of a role, or one
+    identity.
+    """
+    if isinstance(bearer, NoRole):
+        return False
+    return bearer.role is wanted if isinstance(wanted, Role) else bearer == wanted
+
+
+def role_fault(certificate: Certificate, bearer: Identity | NoRole, wanted: Role | Identity) -> str:
+    """Why the bearer of a certificate is not who is wanted, as a sentence."""
+    role = wanted.value if isinstance(wanted, Role) else str(wanted)
+    return f"the role {role} is needed; {_description(bearer, certificate)}"
+
+
 def may_call(
     method: str,
     caller: Identity | NoRole,

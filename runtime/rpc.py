@@ -28,7 +28,7 @@ from runtime.call_limits import CallLimits, CallWatch, WatchedCall
 from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 from runtime.renewable_channel import RenewableChannel
-from runtime.roles import RoleTable
+from runtime.roles import Identity, Role, RoleTable
 from runtime.tls_files import Tls, TlsBytes
 from runtime.tls_renewal import RenewableTls
 
@@ -407,10 +407,18 @@ def _parse_request(deserialize: Callable[[bytes], Any], raw: bytes) -> Any:
 
 
 def open_channel(
-    address: str, *, tls: Tls | RenewableTls | None = None, insecure: bool = False
+    address: str,
+    *,
+    tls: Tls | RenewableTls | None = None,
+    insecure: bool = False,
+    server: Role | Identity | None = None,
 ) -> grpc.Channel:
     """A channel to `host:port`, which connects on first use and reconnects by itself.
     Its next call after the PEM files were renewed is made with them.
+
+    With TLS no call reaches a server that is not `server`, which the first call checks
+    (runtime.server_proof): it may raise ServerRoleError. None is any server of the
+    authority.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, or the PEM
@@ -419,7 +427,13 @@ def open_channel(
     _require_security(address, tls, insecure)
     if tls is None:
         return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return RenewableChannel(_renewable(tls), partial(_secure_channel, address))
+    connect = partial(_secure_channel, address)
+    if server is None:
+        return RenewableChannel(_renewable(tls), connect)
+    # Imported here: cryptography takes time, and without TLS nobody needs it.
+    from runtime.server_proof import prove_server
+
+    return RenewableChannel(_renewable(tls), connect, partial(prove_server, address, server))
 
 
 def _renewable(tls: Tls | RenewableTls) -> RenewableTls:

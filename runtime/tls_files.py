@@ -1,9 +1,10 @@
 """The files of mutual TLS."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from runtime.errors import ConfigError
+from runtime.roles import RoleTable
 
 # The fact of an error that says why a connection by TLS failed.
 FAULT = "tls_fault"
@@ -12,12 +13,14 @@ FAULT = "tls_fault"
 @dataclass(frozen=True, slots=True)
 class Tls:
     """PEM files of mutual TLS: our certificate and key, and the authority that must
-    have signed the peer's certificate.
+    have signed the peer's certificate. `roles` has the identities of certificates that
+    bear none.
     """
 
     cert: Path
     key: Path
     ca: Path
+    roles: RoleTable = field(default_factory=RoleTable, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,12 @@ class RenewableTls:
         return changed_s + _SETTLED_AFTER_S < self._read_at_s
 
     def _read_again(self) -> None:
-        from runtime.certificates import check_pair, valid_until, validity_fault
+        from runtime.certificates import (
+            check_pair,
+            check_same_role,
+            valid_until,
+            validity_fault,
+        )
 
         try:
             found = read_files(self.files)
@@ -86,6 +91,7 @@ class RenewableTls:
                 check_pair(found)
                 if fault := validity_fault(found, self._now_s()):
                     raise ConfigError(fault)
+                check_same_role(found, self._bytes)
         except ConfigError as error:
             if error.message != self._refusal:
                 _log.warning("tls_renewal_refused", **error_fields(error))

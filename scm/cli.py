@@ -16,6 +16,7 @@ from runtime.process import (
     process_options,
     run_until_stopped,
 )
+from runtime.roles import Role
 from runtime.service_manager import ServiceManager
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
@@ -62,7 +63,7 @@ def run(
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
     config = load(config_path, ControllerConfig, overrides)
-    check_tls(config.rpc_tls, by_peers=check_config)
+    check_tls(config.rpc_tls, Role.CONTROLLER, by_peers=check_config)
     if check_config:
         print_settings(config)
         return

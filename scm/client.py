@@ -7,9 +7,13 @@ deadline on every call.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import grpc
+
+from merkle.replica import PeerId
 from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
+from runtime.roles import Identity, Role
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls
 from scm.messages import (
@@ -40,8 +44,17 @@ class ControllerClient:
         self.address = address
         self.tls = tls
         self.insecure = insecure
-        self._channel = open_channel(address, tls=tls, insecure=insecure)
+        self._channel = open_channel(address, tls=tls, insecure=insecure, server=Role.CONTROLLER)
         self._stub = ControllerStub(self._channel)
+
+    def agent_channel(self, peer: PeerId, address: str) -> grpc.Channel:
+        """A channel to the agent of a datanode, by our own files; see open_channel.
+
+        Raises:
+            ConfigError: the address needs TLS, and we have none.
+        """
+        server = Identity(Role.DATANODE, peer)
+        return open_channel(address, tls=self.tls, insecure=self.insecure, server=server)
 
     def close(self) -> None:
         """Close the connection."""

@@ -1,8 +1,8 @@
 """The counters and gauges of a controller; dashboards and alerts use their names."""
 
-from runtime.metrics import Kind, Metric
+from runtime.metrics import Kind, Metric, ProcessMetrics
 
-THREAD_FAILURES = "scm_thread_failures_total"
+PROCESS = ProcessMetrics("scm")
 CONTROLLER_METRICS = (
     Metric("scm_heartbeats_total", Kind.COUNTER, "Heartbeats received."),
     Metric("scm_datanodes_live", Kind.GAUGE, "Datanodes with a recent heartbeat."),
@@ -33,10 +33,5 @@ CONTROLLER_METRICS = (
     Metric("scm_orders_limit", Kind.GAUGE, "Limit on orders at one datanode at once."),
     Metric("scm_automatic_jobs_limit", Kind.GAUGE, "Limit on jobs of automatic mode at once."),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
-    Metric(
-        THREAD_FAILURES,
-        Kind.COUNTER,
-        "Unforeseen errors that ended a step of a thread; the thread goes on.",
-        ("thread",),
-    ),
+    *PROCESS.table,
 )

@@ -22,6 +22,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.access import Access
+from runtime.audit_upkeep import AuditUpkeep
 from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
@@ -48,7 +49,7 @@ from scm.messages import (
     status_response_to,
     status_to,
 )
-from scm.metrics import CONTROLLER_METRICS
+from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 from scm.ticker import Ticker
@@ -408,8 +409,10 @@ class ControllerServer:
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
         self._audit: ControllerAudit | None = None
+        self._upkeep: AuditUpkeep | None = None
         try:
             self._audit = ControllerAudit(config.audit_path)
+            self._upkeep = AuditUpkeep(self._audit, self._metrics, PROCESS, self.thread_health)
             outbox = Outbox()
             self._controller = Controller(
                 rules=config.rules,
@@ -448,7 +451,11 @@ class ControllerServer:
 
     def _serve(self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit) -> Access:
         access = Access(
-            config.roles.table, is_enforced=config.tls is not None, on_refusal=audit.refused
+            config.roles.table,
+            is_enforced=config.tls is not None,
+            on_refusal=audit.refused,
+            metrics=self._metrics,
+            counter=PROCESS.calls_refused,
         )
         service = ControllerService(
             self._controller,
@@ -495,6 +502,8 @@ class ControllerServer:
     def _close(self) -> None:
         if self._metrics_server:
             self._metrics_server.close()
+        if self._upkeep:
+            self._upkeep.stop()
         if self._audit:
             self._audit.close()
         self._store.close()

@@ -11,7 +11,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics
 from runtime.thread_health import ThreadHealth
 from scm.events import CONTROLLER_EVENTS
-from scm.metrics import THREAD_FAILURES
+from scm.metrics import PROCESS
 
 _log = get_logger("server", CONTROLLER_EVENTS)
 
@@ -40,7 +40,7 @@ class Ticker:
         self._clock = clock
         self._metrics = metrics
         self._interval_s = interval_s
-        self._guard = ThreadGuard("ticker", metrics, THREAD_FAILURES)
+        self._guard = ThreadGuard("ticker", metrics, PROCESS.thread_failures)
         self._thread_health = thread_health or ThreadHealth()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ticker")

@@ -48,6 +48,13 @@ _OVERVIEW = (
         is_bad_above_0=True,
     ),
     _Panel("stat", "Objects damaged", "sum(verifier_damaged_total)", "", is_bad_above_0=True),
+    _Panel(
+        "stat",
+        "Audit files at fault",
+        "sum(dnagent_audit_fault) + sum(scm_audit_fault) + sum(verifier_audit_fault)",
+        "",
+        is_bad_above_0=True,
+    ),
     _Panel("stat", "Oldest root", "max(scm_roots_oldest_age_seconds)", "", unit="s"),
 )
 # Title of a row, and its metrics.

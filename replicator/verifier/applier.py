@@ -106,9 +106,13 @@ class Applier:
             )
         return BatchResult(number, tuple(result for result, _ in outcomes), root)
 
-    def delete(self, items: Sequence[bytes]) -> list[DeleteRefusal]:
+    def delete(
+        self,
+        items: Sequence[bytes],
+        note: Callable[[Sequence[str]], None] = lambda _keys: None,
+    ) -> list[DeleteRefusal]:
         """Delete the objects that are still these items, each of HASHES_BYTES of an ID;
-        those that were not deleted.
+        those that were not deleted. `note` gets the keys before anything is deleted.
 
         Raises:
             ReconcileError: the index cannot be read, or not be written; the store may
@@ -124,6 +128,7 @@ class Applier:
                 else:
                     refusals.append(DeleteRefusal(place, look.code, look.message))
             if keys:
+                note(list(keys))
                 refusals += self._delete(keys)
             refused = {refusal.place for refusal in refusals}
             self._apply([(key, None) for key, place in keys.items() if place not in refused])

@@ -41,6 +41,7 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
+from runtime.roles import Role
 from runtime.rpc import StreamCall, UnaryStreamCall, named_errors, open_channel
 from runtime.tls_files import Tls
 
@@ -95,7 +96,9 @@ class VerifierClient:
         self.calls = 0
         self._counting = threading.Lock()
         self._tls = tls
-        self._channel = channel or open_channel(address, tls=tls, insecure=insecure)
+        self._channel = channel or open_channel(
+            address, tls=tls, insecure=insecure, server=Role.VERIFIER
+        )
         self._stub = VerifierStub(self._channel)
         # Answers of streams stay bytes here. One that gRPC itself could not parse would
         # end its call for us alone: nothing could cancel it, and the connection would

@@ -47,6 +47,8 @@ class VerifierConfig(Settings):
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
+    # Default: audit.jsonl in the state folder.
+    audit_file: FilePath | None = None
     # Take batches and patches of operators; without TLS of whoever reaches the port.
     writes: Switch = False
     # The hash by which contents are compared; both sides use the verifier's.
@@ -67,6 +69,11 @@ class VerifierConfig(Settings):
         return self
 
     @property
+    def audit_path(self) -> Path:
+        """The path of the audit file."""
+        return self.audit_file or self.state_folder / "audit.jsonl"
+
+    @property
     def rpc_tls(self) -> Tls | None:
         """The PEM files of mutual TLS; None without TLS."""
-        return Tls(self.tls.cert, self.tls.key, self.tls.ca) if self.tls else None
+        return self.tls.files(self.roles) if self.tls else None

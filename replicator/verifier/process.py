@@ -6,13 +6,16 @@ from contextlib import ExitStack
 
 from merkle.errors import ReconcileError
 from replicator.events import VERIFIER_EVENTS
-from replicator.metrics import THREAD_FAILURES, VERIFIER_METRICS
+from replicator.metrics import PROCESS, VERIFIER_METRICS
 from replicator.refresh import RefreshProgress
+from replicator.stores.address import check_outside
 from replicator.stores.opening import open_store
+from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.config import VerifierConfig
 from replicator.verifier.server import VerifierService
 from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
+from runtime.audit_upkeep import AuditUpkeep
 from runtime.call_limits import CallLimits
 from runtime.config import split_address
 from runtime.guard import ThreadGuard
@@ -38,7 +41,8 @@ class VerifierProcess:
         """Open the store and the index, and listen.
 
         Raises:
-            BusyError: another verifier uses the state folder.
+            BusyError: another verifier uses the state folder, or another process the
+                audit file.
             ConfigError: an address cannot be bound, or the state belongs to another
                 bucket or algorithm.
             UsageError: the bucket's address is invalid.
@@ -54,15 +58,17 @@ class VerifierProcess:
         clock = SystemClock()
         with ExitStack() as opened:
             folder = opened.enter_context(locked_state(config.state_folder, config.bucket))
+            check_outside(config.audit_path.absolute().parent, config.bucket)
+            audit = VerifierAudit(config.audit_path)
+            opened.callback(audit.close)
             store = opened.enter_context(open_store(config.bucket, may_write=config.writes))
             state = open_index(
                 folder, store, clock, bucket=config.bucket, algorithm=config.algorithm
             )
             self._bucket = opened.enter_context(state)
-            # The log is the verifier's record of refusals.
-            access = Access(config.roles.table, is_enforced=config.tls is not None)
+            access = self._access(audit)
             self._service = VerifierService(
-                self._bucket, takes_writes=config.writes, roles_enforced=access.is_enforced
+                self._bucket, access=access, audit=audit if config.writes else None
             )
             opened.callback(self._service.close)
             if config.metrics:
@@ -78,6 +84,8 @@ class VerifierProcess:
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
+            upkeep = AuditUpkeep(audit, self._metrics, PROCESS, self.thread_health)
+            opened.callback(upkeep.stop)
             self._threads = [
                 self._start_loop(name, step)
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
@@ -90,6 +98,15 @@ class VerifierProcess:
             roles_enforced=access.is_enforced,
         )
 
+    def _access(self, audit: VerifierAudit) -> Access:
+        return Access(
+            self._config.roles.table,
+            is_enforced=self._config.tls is not None,
+            on_refusal=audit.refused,
+            metrics=self._metrics,
+            counter=PROCESS.calls_refused,
+        )
+
     def stop(self) -> None:
         """Stop serving, and close index and store."""
         self._stopping.set()
@@ -99,7 +116,7 @@ class VerifierProcess:
         self._opened.close()
 
     def _start_loop(self, name: str, step: Callable[[ThreadGuard], None]) -> threading.Thread:
-        guard = ThreadGuard(name, self._metrics, THREAD_FAILURES)
+        guard = ThreadGuard(name, self._metrics, PROCESS.thread_failures)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
         self.thread_health.watch(thread, guard)
         thread.start()

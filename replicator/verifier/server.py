@@ -11,6 +11,7 @@ from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -21,6 +22,7 @@ from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
 from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier
+from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.messages import (
     batch_result_to,
     delete_response_to,
@@ -43,6 +45,7 @@ from replicator.verifier.values import (
     RangePatch,
     WritesRefusedError,
 )
+from runtime.access import Access
 from runtime.errors import BusyError, OperationInterruptedError, UsageError
 from runtime.rpc import Handler
 
@@ -63,11 +66,18 @@ class VerifierService:
     """The Verifier service of one bucket: it converts messages into calls."""
 
     def __init__(
-        self, bucket: IndexedBucket, *, takes_writes: bool, roles_enforced: bool = False
+        self,
+        bucket: IndexedBucket,
+        *,
+        access: Access,
+        audit: VerifierAudit | None = None,
     ) -> None:
-        """`roles_enforced` is whether the server that it is added to asks for roles."""
+        """`access` is that of the server to which it is added. With `audit`, which
+        records them, it takes writes.
+        """
         self._bucket = bucket
-        self._roles_enforced = roles_enforced
+        self._access = access
+        self._audit = audit
         self._applier = (
             Applier(
                 bucket.store,
@@ -76,7 +86,7 @@ class VerifierService:
                 writing=bucket.writing,
                 new_executor=bucket.new_executor,
             )
-            if takes_writes
+            if audit
             else None
         )
         self._answers = TargetAnswers(
@@ -127,7 +137,7 @@ class VerifierService:
                 profile=self._bucket.profile,
                 index=self.state(),
                 lists_all_keys=store.capabilities.lists_all_keys,
-                roles_enforced=self._roles_enforced,
+                roles_enforced=self._access.is_enforced,
             )
         )
 
@@ -213,30 +223,36 @@ class VerifierService:
         return pb.GetFactsResponse(facts=[facts_to(facts) for facts in found if facts])
 
     def write(
-        self, requests: Iterator[pb.WriteBatch], _: grpc.ServicerContext
+        self, requests: Iterator[pb.WriteBatch], context: grpc.ServicerContext
     ) -> Iterator[pb.BatchResult]:
         """Apply batches in order; each answer has the root after its batch.
 
         Raises:
             WritesRefusedError: this verifier takes no writes.
             UsageError: another profile, or an invalid batch.
+            DiskError: it cannot be recorded in the audit file.
         """
-        applier = self._writable()
+        applier, audit = self._writable()
+        who = self._caller(context)
         for request in requests:
             self._check_profile(request.profile_digest)
-            yield batch_result_to(applier.apply(request.batch, writes_from(request)))
+            writes = writes_from(request)
+            audit.put(who, request.batch, writes)
+            yield batch_result_to(applier.apply(request.batch, writes))
 
-    def delete(self, request: pb.DeleteRequest, _: grpc.ServicerContext) -> pb.DeleteResponse:
+    def delete(self, request: pb.DeleteRequest, context: grpc.ServicerContext) -> pb.DeleteResponse:
         """Delete the objects that are still these items.
 
         Raises:
             WritesRefusedError: this verifier takes no writes.
             UsageError: another profile, or an invalid request.
+            DiskError: it cannot be recorded in the audit file.
         """
-        applier = self._writable()
+        applier, audit = self._writable()
         self._check_profile(request.profile_digest)
         items = deletes_from(request)
-        return delete_response_to(len(items), applier.delete(items))
+        refusals = applier.delete(items, partial(audit.delete, self._caller(context)))
+        return delete_response_to(len(items), refusals)
 
     def patch(
         self, requests: Iterator[pb.PatchPiece], context: grpc.ServicerContext
@@ -249,14 +265,16 @@ class VerifierService:
             PreconditionFailedError: the target holds another object than the base.
             DigestMismatchError: the result is not what was ordered.
             BusyError: too many patches are under way.
+            DiskError: it cannot be recorded in the audit file.
         """
-        applier = self._writable()
+        applier, audit = self._writable()
         with self._patch_turn():
             header = next(requests, None)
             if header is None or header.WhichOneof("piece") != "header":
                 raise UsageError("a patch begins with its header")
             self._check_profile(header.header.profile_digest)
             order, patches = patch_order_from(header.header), _patches(requests)
+            audit.patch(self._caller(context), order, patches)
             facts, root = yield from self._beats(
                 lambda: applier.patch(
                     order,
@@ -281,13 +299,16 @@ class VerifierService:
                 hint="Use the state directory that was made with this verifier, or a new one.",
             )
 
-    def _writable(self) -> Applier:
-        if self._applier is None:
+    def _caller(self, context: grpc.ServicerContext) -> str:
+        return self._access.requester(context, str(context.peer()))
+
+    def _writable(self) -> tuple[Applier, VerifierAudit]:
+        if self._applier is None or self._audit is None:
             raise WritesRefusedError(
                 "this verifier takes no writes",
                 hint="Set writes = true in its configuration, or sync without --verifier.",
             )
-        return self._applier
+        return self._applier, self._audit
 
     def _beats(self, work: Callable[[], _T], beat: Callable[[], _M]) -> Generator[_M, None, _T]:
         """Work in another thread, with an answer now and then while it goes on."""

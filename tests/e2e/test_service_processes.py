@@ -13,6 +13,7 @@ import pytest
 import trustme
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from ozone.volume import read_version
 from replicator.stores.local import LocalBucket
 from runtime.disk import Disk
 from runtime.rpc import open_channel
@@ -32,8 +33,10 @@ WATCHDOG_S = 1.0
 def settings(command: str, folder: Path, pems: Path) -> Path:
     """The example with our paths, on loopback."""
     text = example_of(command).read_text()
+    identity = f"{LONG_RUNNING[command].role}/main"
     if "/data/hdds" in text:
         volume = unpack("healthy", folder / "volumes") / "dn1" / "volume1"
+        identity = f"datanode/{read_version(volume, Disk()).datanode_id}"
         text = text.replace("/data/hdds", str(volume))
     with LocalBucket(folder / "bucket", Disk(), create=True):
         pass
@@ -47,6 +50,7 @@ def settings(command: str, folder: Path, pems: Path) -> Path:
             text,
             flags=re.MULTILINE,
         )
+    text = text.replace("#common_names = {}", f'common_names = {{ both = "{identity}" }}')
     # Whatever is not ours to listen on; the controller is nobody.
     text = re.sub(r'"[\d.]+:\d+"', '"127.0.0.1:0"', text)
     text = text.replace('controller = "127.0.0.1:0"', 'controller = "127.0.0.1:1"')

@@ -91,7 +91,7 @@ def test_a_sync_over_mutual_tls_wants_an_operator_and_a_stranger_is_kept_out(
     tmp_path: Path,
 ) -> None:
     authority, stranger = trustme.CA(), trustme.CA()
-    pems = certificate(authority, tmp_path / "pems", "verifier")
+    pems = certificate(authority, tmp_path / "pems", "verifier", "verifier/target")
     tls = "".join(f'{name} = "{pems / name}.pem"\n' for name in ("cert", "key", "ca"))
     with buckets(tmp_path) as (source, _):
         for number in range(50):

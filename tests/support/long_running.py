@@ -17,6 +17,7 @@ from replicator.metrics import VERIFIER_METRICS
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings
 from runtime.metrics import Metric
+from runtime.roles import Role
 from scm.config import ControllerConfig
 from scm.metrics import CONTROLLER_METRICS
 
@@ -31,15 +32,17 @@ class LongRunning:
 
     settings: type[Settings]
     metrics: Sequence[Metric]
+    # What its certificate says.
+    role: Role
     # How its lines in `treefold status` begin.
     status: str
 
 
 # By command; a test compares it with the commands that there are.
 LONG_RUNNING: Mapping[str, LongRunning] = {
-    "agent run": LongRunning(AgentConfig, AGENT_METRICS, "agents:"),
-    "scm run": LongRunning(ControllerConfig, CONTROLLER_METRICS, "controller:"),
-    "verifier run": LongRunning(VerifierConfig, VERIFIER_METRICS, "verifier"),
+    "agent run": LongRunning(AgentConfig, AGENT_METRICS, Role.DATANODE, "agents:"),
+    "scm run": LongRunning(ControllerConfig, CONTROLLER_METRICS, Role.CONTROLLER, "controller:"),
+    "verifier run": LongRunning(VerifierConfig, VERIFIER_METRICS, Role.VERIFIER, "verifier"),
 }
 
 

@@ -13,6 +13,7 @@ from google.protobuf.descriptor import MethodDescriptor
 from structlog.testing import capture_logs
 
 from dnagent.config import AgentRoleSettings
+from dnagent.metrics import AGENT_METRICS, PROCESS
 from dnagent.ports import AgentStatus
 from dnagent.repair_server import RepairService
 from dnagent.server import AgentService
@@ -30,14 +31,15 @@ from replicator.verifier.process import VerifierProcess
 from runtime.access import Access, RefusalCounts
 from runtime.config import RoleSettings, TlsSettings
 from runtime.disk import Disk
-from runtime.errors import AccessDeniedError, DiskError, UsageError
+from runtime.errors import AccessDeniedError, DiskError, PeerRefusedError, UsageError
+from runtime.metrics import Metrics
 from runtime.roles import OPEN_METHODS, Role, RoleTable
 from runtime.rpc import named_errors, open_channel, start_server
 from runtime.tls_files import Tls
 from scm.client import ControllerClient
 from scm.config import ControllerConfig
 from scm.server import ControllerServer
-from tests.support.identities import certificate, tls_in
+from tests.support.identities import certificate, issued, tls_in
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus, replica_of
 from tests.support.verifiers import config_of
 from tests.unit.test_roles import service_methods
@@ -78,6 +80,7 @@ MAY_CALL: Mapping[str, set[str]] = {
     "listed": CONTROLLER_OPERATOR | PROOFS | WRITES,
     "two": set(),
 }
+NO_STATUS = MemoryStatus(AgentStatus(PeerId(OURS), False))
 LISTED = RoleSettings(common_names={"listed": "operator/carol"})
 HEARTBEAT = controller_pb2.HeartbeatRequest(
     datanode=controller_pb2.Datanode(datanode_id=OURS, hostname="dn1", address="10.0.0.1:9893"),
@@ -143,9 +146,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
             "127.0.0.1:0",
             [
                 RepairService(NoRepairs(), NoRepairs(), access).register,
-                AgentService(
-                    source, MemoryScans(source), MemoryStatus(AgentStatus(PeerId(OURS), False))
-                ).register,
+                AgentService(source, MemoryScans(source), NO_STATUS).register,
                 XceiverService(source).register,
             ],
             tls=tls["datanode"],
@@ -346,6 +347,35 @@ def test_a_host_name_that_reads_like_an_identity_is_none(tmp_path: Path) -> None
     running.stop(0)
 
 
+def test_a_name_does_not_end_at_a_nul(tmp_path: Path) -> None:
+    """An authority may check what a name ends with, and not that it has such a byte."""
+    authority = trustme.CA()
+    server = tls_in(certificate(authority, tmp_path, "server", f"datanode/{OURS}"))
+    source = MemorySource()
+    table = RoleSettings(common_names={"carol": "operator/carol"}).table
+    running = start_server(
+        "127.0.0.1:0",
+        [AgentService(source, MemoryScans(source), NO_STATUS).register],
+        tls=server,
+        access=Access(table, is_enforced=True),
+    )
+    for number, (identities, name, is_let_in) in enumerate((
+        (("operator/alice",), "", True),
+        (("operator/alice\0.example.org",), "", False),
+        ((), "carol", True),
+        ((), "carol\0.example.org", False),
+    )):  # fmt: skip
+        cert, key = issued(authority, "127.0.0.1", *identities, subject=("", "", name))
+        files = Tls(tmp_path / f"{number}.pem", tmp_path / f"{number}.key", server.ca)
+        files.cert.write_bytes(cert)
+        files.key.write_bytes(key)
+        with open_channel(running.address, tls=files) as channel:
+            methods = dict(service_methods())
+            path = "/treefold.agent.v1.Agent/GetStatus"
+            assert (not denied(channel, path, methods[path])) is is_let_in
+    running.stop(0)
+
+
 def test_refusals_are_reported_at_powers_of_two_within_a_minute() -> None:
     counts = RefusalCounts()
     assert [counts.note("f", "m", now_s) for now_s in range(9)] == [
@@ -378,6 +408,67 @@ def test_a_call_stays_refused_when_its_record_fails(tmp_path: Path) -> None:
             assert denied(channel, path, method)
     running.stop(0)
     assert {"call_refused", "refusal_unrecorded"} == {line["event"] for line in lines}
+
+
+def test_what_a_peer_refuses_us_is_no_refusal_of_our_caller(tmp_path: Path) -> None:
+    """An agent that plans reads from peers. The operator did nothing wrong."""
+
+    class PlansOfNobody(NoRepairs):
+        def make(self, *_: object) -> None:
+            raise AccessDeniedError("dn2: GetBlockRecords needs the role datanode; \x1b[2J")
+
+    authority = trustme.CA()
+    server = tls_in(certificate(authority, tmp_path, "server", f"datanode/{OURS}"))
+    operator = tls_in(certificate(authority, tmp_path, "operator", "operator/alice"))
+    refusals = list[dict[str, str]]()
+    metrics = Metrics(AGENT_METRICS)
+    access = Access(
+        RoleTable(),
+        is_enforced=True,
+        on_refusal=lambda **refusal: refusals.append(refusal),
+        metrics=metrics,
+        counter=PROCESS.calls_refused,
+    )
+    services = [RepairService(PlansOfNobody(), NoRepairs(), access).register]
+    running = start_server("127.0.0.1:0", services, tls=server, access=access)
+    request = agent_pb2.PlanRepairRequest(container_id=CONTAINER)
+    with (
+        capture_logs() as lines,
+        open_channel(running.address, tls=operator) as channel,
+        pytest.raises(PeerRefusedError, match="another process refused this one: dn2: "),
+        named_errors("agent", ControllerUnavailableError),
+    ):
+        AgentStub(channel).PlanRepair(request, timeout=20)
+    running.stop(0)
+    assert refusals == lines == []
+    assert metrics.value(PROCESS.calls_refused, role="operator") == 0
+
+
+def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    places = {
+        name: tls_in(certificate(authority, tmp_path, name, *identities))
+        for name, identities in IDENTITIES.items()
+    }
+    metrics, source = Metrics(AGENT_METRICS), MemorySource()
+    access = Access(RoleTable(), is_enforced=True, metrics=metrics, counter=PROCESS.calls_refused)
+    page = metrics.page().decode()
+    # All from the start on, so that an increase begins at 0.
+    assert [
+        page.count(f'{PROCESS.calls_refused}{{role="{role}"}} 0.0') for role in ("none", *Role)
+    ] == [1] * (len(Role) + 1)
+    services = [AgentService(source, MemoryScans(source), NO_STATUS).register]
+    running = start_server("127.0.0.1:0", services, tls=places["datanode"], access=access)
+    for name in IDENTITIES:
+        with open_channel(running.address, tls=places[name]) as channel:
+            for path, method in service_methods():
+                if path.endswith("/GetStatus") and "agent" in path:
+                    denied(channel, path, method)
+    running.stop(0)
+    found = {role: metrics.value(PROCESS.calls_refused, role=role) for role in ("none", *Role)}
+    assert found == {
+        "none": 4, "datanode": 2, "controller": 0, "operator": 0, "verifier": 1, "ozone": 0,
+    }  # fmt: skip
 
 
 def test_every_method_is_tried() -> None:

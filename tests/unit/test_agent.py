@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from structlog.testing import capture_logs
 
 from chunktable.packed_trees import TREE_SCHEMA
 from dnagent.agent import Agent
@@ -14,9 +15,12 @@ from dnagent.config import AgentConfig
 from dnagent.imports import import_trees
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
+from ozone.datanode import SERVICE, Request, Response
 from ozone.volume import Hold
+from protos.ozone_datanode_pb2 import GetContainerChecksumInfoRequestProto, Result, Type
 from runtime.disk import Disk
 from runtime.errors import BusyError
+from runtime.rpc import StreamCall, open_channel
 from tests.support.handmade import STORAGE, VolumeMaker, whole
 from tests.support.volumes import (
     VERSION,
@@ -57,6 +61,35 @@ def test_upkeep_outlives_files_that_do_not_belong_there(root: Path, tmp_path: Pa
             "upkeep to miss the container",
         )
         assert stray.exists()
+    finally:
+        running.stop()
+
+
+def test_an_agent_does_not_know_that_a_cluster_is_secured_until_a_token_shows_it(
+    root: Path, tmp_path: Path
+) -> None:
+    """Nothing in a volume does. A token is refused, and from then on it is a fault."""
+    running = Agent(config_of(root, tmp_path / "state"))
+    with capture_logs() as lines:
+        running.start()
+    assert "cluster_security_unknown" in [line["event"] for line in lines]
+    try:
+        assert running.status().fault == ""
+        with capture_logs() as lines, open_channel(running.address) as channel:
+            call: StreamCall = channel.stream_stream(f"/{SERVICE}/send", None, Response.FromString)
+            info = GetContainerChecksumInfoRequestProto(containerID=1)
+            request = Request(
+                cmdType=Type.GetContainerChecksumInfo,
+                containerID=1,
+                datanodeUuid="",
+                encodedToken="CgNvem9uZRIDaW5k",
+                getContainerChecksumInfo=info,
+            )
+            raws = [request.SerializeToString()] * 2
+            replies = list(call(iter(raws), timeout=20))
+        assert [reply.result for reply in replies] == [Result.BLOCK_TOKEN_VERIFICATION_FAILED] * 2
+        assert [line["event"] for line in lines] == ["cluster_secured"]
+        assert running.status().fault == "the Ozone cluster is secured: a datanode sent a token"
     finally:
         running.stop()
 

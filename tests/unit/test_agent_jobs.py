@@ -115,7 +115,7 @@ class Rig:
             on_scan_bytes=lambda _: None,
             on_end=on_end,
             audit=self.audit,
-            plan_of=PlanShelf().get,
+            plan_of=PlanShelf(0.0).get,
             metrics=self.metrics,
             limit_bytes_per_second=limit_bytes_per_second,
         )

@@ -23,6 +23,7 @@ from runtime.folder_lock import FolderLock
 from runtime.rate_limit import SystemClock
 from runtime.rpc import start_server
 from tests.support.bucket_command import bodies_in, opened, write
+from tests.support.identities import ANYBODY
 from tests.support.receipts import OUR_KEY, THEIR_KEY, chain_of
 
 
@@ -212,7 +213,7 @@ def hiding_verifier(folder: Path, address: str) -> Iterator[str]:
             locked_state(folder, address) as state,
             open_index(state, hiding, clock, bucket=address, algorithm=None) as bucket,
         ):
-            service = VerifierService(bucket, takes_writes=False)
+            service = VerifierService(bucket, access=ANYBODY)
             rpc = start_server("127.0.0.1:0", [service.register], limits=CALL_LIMITS)
             try:
                 yield rpc.address

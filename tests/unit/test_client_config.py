@@ -103,7 +103,7 @@ def test_a_bad_file_ends_a_command_by_name(tmp_path: Path) -> None:
 def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
     """Of a user with the client.toml of the README, and a controller by mutual TLS."""
     authority = trustme.CA()
-    tls = issue(authority, tmp_path / "served")
+    tls = issue(authority, tmp_path / "served", identity="controller/main")
     server = ControllerServer(
         ControllerConfig(
             listen="127.0.0.1:0",

@@ -140,7 +140,7 @@ def test_in_a_pipe_a_line_stays_one() -> None:
 def test_the_doctor_prints_every_id_whole() -> None:
     cluster = f"CID-{UUID}"
     with terminal() as shown:
-        print_diagnoses({"treefold": "0.1.0"}, [VolumeDiagnosis(PATH, UUID, cluster)])
+        print_diagnoses({"treefold": "0.1.0"}, [VolumeDiagnosis(PATH, UUID, cluster)], "none")
     check(shown.getvalue(), UUID, cluster, PATH)
 
 

@@ -6,6 +6,7 @@ by name.
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from click.testing import CliRunner
 from admin.cli import treefold
 from admin.jobs import exit_status_of
 from merkle.outcome import RepairReport
+from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
+from repair.replica_plan import PlanShelf, PlanUnknownError, ReplicaPlan
 from scm.jobs import JobState
 from tests.support.bad_input import another_user
 from tests.support.small_cluster import (
@@ -147,10 +150,14 @@ def test_a_changed_file_and_a_plan_that_the_agent_lost_are_refused(
     path.write_text("{}")
     assert "is no plan file" in cluster.run("reconcile", "--apply", str(path)).output
     path.write_text(text)
-    cluster.agents["dn1"]._plans._shelf._plans.clear()
+    with pytest.raises(PlanUnknownError, match=f"on {datetime.now(UTC):%Y-}"):
+        cluster.agents["dn1"]._plans.get("0" * 64)
+    # As after a restart.
+    cluster.agents["dn1"]._plans._shelf = PlanShelf(1_700_000_000)
     done = cluster.json("reconcile", "--apply", str(path), "--yes", "--wait")
     [job] = listed(done["jobs"])
     assert "plan_unknown" in job["detail"]
+    assert "since its start on 2023-11-14 22:13 UTC, and a restart loses" in job["detail"]
     assert len(cluster.block_file("dn1", container_id, container_id).read_bytes()) == BLOCK_BYTES
 
 
@@ -268,3 +275,18 @@ def test_a_plan_without_work_starts_nothing(
     assert (done.exit_code, "nothing to write" in done.stdout) == (0, True)
     mixed = cluster.run("reconcile", "--apply", str(tmp_path / "plan.json"), "1")
     assert mixed.exit_code == 2
+
+
+def test_a_plan_that_made_way_for_others_is_refused_as_such() -> None:
+    plan, other = (
+        ReplicaPlan(
+            ContainerId(1), PeerId("dn1"), made_at, b"", 0, ReplicaState.CLOSED, {}, {}, None
+        )
+        for made_at in ("before", "after")
+    )
+    shelf = PlanShelf(0.0, plans_max=1)
+    shelf.add(plan)
+    assert shelf.get(plan.digest) is plan
+    shelf.add(other)
+    with pytest.raises(PlanUnknownError, match="it made too many others since"):
+        shelf.get(plan.digest)

@@ -1,5 +1,6 @@
 """Ozone's site files: a secured cluster is refused by name, wherever it is seen."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,19 @@ def test_doctor_refuses_a_secured_cluster(tmp_path: Path) -> None:
     done = CliRunner().invoke(treefold, ["doctor", "--ozone-conf", str(tmp_path)])
     assert (done.exit_code, done.stdout) == (6, "")
     assert done.stderr.startswith("error [cluster_secured]: the Ozone cluster of ")
+
+
+def test_doctor_does_not_call_unknown_what_it_read_nor_known_what_it_did_not(
+    tmp_path: Path,
+) -> None:
+    written(tmp_path / "ozone-site.xml", **{"hdds.datanode.dir": str(tmp_path / "none")})
+    for words, secured, said in (
+        ([], None, "Ozone: unknown, since no volume shows it; give --ozone-conf"),
+        (["--ozone-conf", str(tmp_path)], False, f"Ozone: none, by {tmp_path}/ozone-site.xml"),
+    ):
+        done = CliRunner().invoke(treefold, ["doctor", *words, "--json"])
+        assert json.loads(done.stdout)["data"]["secured"] is secured
+        assert said in CliRunner().invoke(treefold, ["doctor", *words]).stdout
 
 
 @pytest.mark.parametrize(

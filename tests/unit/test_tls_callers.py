@@ -2,15 +2,18 @@
 `--check-config` of every process before it opens anything.
 """
 
+import hashlib
 import json
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import trustme
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from admin.cli import treefold
 from admin.containers import fetch_trees
@@ -22,7 +25,9 @@ from dnagent.metrics import AGENT_METRICS
 from merkle.errors import ReconcileError
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from ozone.volume import read_version
 from replicator.verifier.client import VerifierClient
+from runtime.disk import Disk
 from runtime.errors import PeerRefusedError
 from runtime.metrics import Metrics
 from runtime.tls_files import Tls
@@ -122,7 +127,7 @@ def test_heartbeats_log_what_is_wrong_once_and_go_on_after_a_renewal(
     authority: trustme.CA, serve: Serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The same connection of an agent, from one fault to the next to none."""
-    address = serve(issue(authority, tmp_path / "server"))
+    address = serve(issue(authority, tmp_path / "server", identity="controller/main"))
     tls = issue(authority, tmp_path / "agent", not_after=OLD)
     sender = heartbeats(address, tls)
     with logged():
@@ -181,12 +186,13 @@ def test_an_agent_connects_to_peers_in_the_midst_of_a_renewal(
     config: AgentConfig, authority: trustme.CA, tmp_path: Path, serve: Serve
 ) -> None:
     """A job that begins then must not fail for it."""
-    address = serve(issue(authority, tmp_path / "peer"))
+    peer_id = PeerId(str(UUID(int=2)))
+    address = serve(issue(authority, tmp_path / "peer", identity=f"datanode/{peer_id}"))
     running = Agent(config)
     running.start()
     new = issue(authority, tmp_path / "new")
     (tmp_path / "agent" / "cert.pem").write_bytes(new.cert.read_bytes())
-    peer = running._connect(PeerAddress(PeerId("dn-2"), address))
+    peer = running._connect(PeerAddress(peer_id, address))
     # It speaks with somebody, who is no agent.
     with pytest.raises(PeerRefusedError, match="UNIMPLEMENTED"):
         peer.tree(ContainerId(1))
@@ -194,6 +200,11 @@ def test_an_agent_connects_to_peers_in_the_midst_of_a_renewal(
     running.stop()
 
 
+IDENTITIES = {
+    "agent run": f"datanode/{UUID(int=1)}",
+    "scm run": "controller/main",
+    "verifier run": "verifier/photos",
+}
 # What each process needs beside TLS.
 NEEDED = {
     "agent run": 'volumes = [{ path = "/no/such/volume" }]\n',
@@ -222,7 +233,7 @@ def refusal(*words: str) -> str:
 def test_a_check_names_what_is_wrong_with_the_files(
     command: str, authority: trustme.CA, tmp_path: Path
 ) -> None:
-    good = issue(authority, tmp_path / "good")
+    good = issue(authority, tmp_path / "good", identity=IDENTITIES[command])
     expired = issue(authority, tmp_path / "expired", not_after=OLD)
     other = issue(trustme.CA(), tmp_path / "other")
     for tls, text in (
@@ -248,12 +259,71 @@ def test_files_that_do_not_fit_end_a_process_before_it_opens_anything(
     assert not (tmp_path / "state").exists()
 
 
+@pytest.mark.parametrize("command", LONG_RUNNING)
+@pytest.mark.parametrize("identity", ["", "operator/alice", *IDENTITIES.values()])
+def test_a_process_with_the_certificate_of_another_ends_before_it_opens_anything(
+    command: str, identity: str, authority: trustme.CA, tmp_path: Path
+) -> None:
+    """Others would refuse each of its calls, or trust it with what it is not."""
+    tls = issue(authority, tmp_path / "tls", identity=identity)
+    wanted = IDENTITIES[command].partition("/")[0]
+    for words in (["--check-config"], []):
+        given = settings(tmp_path, command, tls)
+        if identity == IDENTITIES[command]:
+            if words:
+                done = CliRunner().invoke(treefold, [*given, *words])
+                assert done.exit_code == 0, done.output
+        else:
+            message = refusal(*given, *words)
+            assert message.startswith(f"{tls.cert}: is not ours: the role {wanted} is needed; ")
+    assert not (tmp_path / "state").exists()
+
+
+def test_an_agent_has_the_certificate_of_its_own_datanode(
+    config: AgentConfig, authority: trustme.CA, tmp_path: Path
+) -> None:
+    """By its volumes, the first of which may be lost; or by its table of roles."""
+    volume = str(config.volumes[0].path)
+    own = read_version(Path(volume), Disk()).datanode_id
+    paths = {"volumes": [{"path": "/no/such/volume"}, {"path": volume}]}
+    path = tmp_path / "agent.toml"
+
+    def check(tls: Tls, roles: str = "") -> Result:
+        volumes = ", ".join(f'{{ path = "{one["path"]}" }}' for one in paths["volumes"])
+        path.write_text(
+            f'volumes = [{volumes}]\nstate_folder = "{tmp_path / "state"}"\n'
+            f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n{roles}'
+        )
+        return CliRunner().invoke(
+            treefold, ["agent", "run", "--config", str(path), "--check-config"]
+        )
+
+    ours = issue(authority, tmp_path / "ours", identity=f"datanode/{own}")
+    theirs = issue(authority, tmp_path / "theirs", identity=f"datanode/{UUID(int=9)}")
+    assert check(ours).exit_code == 0
+    assert f"the role datanode/{own} is needed; " in check(theirs).stderr
+    der = ssl.PEM_cert_to_DER_cert(theirs.cert.read_text())
+    listed = f'"{hashlib.sha256(der).hexdigest()}" = "datanode/{own}"'
+    assert check(theirs, f"[roles]\nfingerprints = {{ {listed} }}\n").exit_code == 0
+
+
+def test_a_check_names_a_controller_that_is_none(
+    authority: trustme.CA, serve: Serve, tmp_path: Path
+) -> None:
+    tls = issue(authority, tmp_path / "agent", identity=IDENTITIES["agent run"])
+    address = serve(issue(authority, tmp_path / "other", identity=f"datanode/{UUID(int=9)}"))
+    words = settings(tmp_path, "agent run", tls, f'controller = "{address}"')
+    done = CliRunner().invoke(treefold, [*words, "--check-config"])
+    assert done.exit_code == 6
+    assert done.stderr.startswith(f"error [server_role]: the process at {address} is not who ")
+
+
 def test_a_check_names_a_connection_with_the_controller_that_fails_by_tls(
     authority: trustme.CA, serve: Serve, tmp_path: Path
 ) -> None:
-    tls = issue(authority, tmp_path / "agent")
+    tls = issue(authority, tmp_path / "agent", identity=IDENTITIES["agent run"])
     plain, of_another = serve(None), serve(issue(trustme.CA(), tmp_path / "another"))
-    good = serve(issue(authority, tmp_path / "controller"))
+    good = serve(issue(authority, tmp_path / "controller", identity="controller/main"))
     for address, ours, text in (
         (plain, tls, PLAIN),
         (of_another, tls, "its certificate does not hold by "),
@@ -270,7 +340,8 @@ def test_a_check_names_a_connection_with_the_controller_that_fails_by_tls(
 def test_a_check_names_a_certificate_that_peers_would_not_believe(
     authority: trustme.CA, tmp_path: Path
 ) -> None:
-    tls = issue(authority, tmp_path / "agent", "dn1.example.org")
+    identity = IDENTITIES["agent run"]
+    tls = issue(authority, tmp_path / "agent", "dn1.example.org", identity=identity)
     words = settings(tmp_path, "agent run", tls, 'advertised = "dn2.example.org:9893"')
     text = f"{tls.cert}: is not for dn2.example.org, by which others reach us, but for dn1.example"
     assert refusal(*words, "--check-config").startswith(text)

@@ -4,6 +4,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import SimpleQueue
+from uuid import UUID
 
 import grpc
 import pytest
@@ -144,6 +145,29 @@ def test_half_a_renewal_keeps_what_was_read_and_is_logged_once(
         "cannot be read: No such file or directory",
     ]
     assert {event["error_code"] for event in found[:3]} == {"config_invalid"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_taken"),
+    [
+        ("controller/main", "controller/other", True),
+        ("controller/main", "operator/alice", False),
+        ("controller/main", "", False),
+        (f"datanode/{UUID(int=1)}", f"datanode/{UUID(int=1)}", True),
+        (f"datanode/{UUID(int=1)}", f"datanode/{UUID(int=2)}", False),
+        ("", "controller/main", True),
+    ],
+)
+def test_a_renewal_does_not_make_a_process_another(
+    before: str, after: str, is_taken: bool, authority: trustme.CA, tmp_path: Path
+) -> None:
+    tls = RenewableTls(issue(authority, tmp_path / "own", identity=before))
+    known = tls.current()
+    issue(authority, tmp_path / "own", identity=after)
+    assert (tls.current() is not known) is is_taken
+    # What was refused does not stand in the way of the right one.
+    issue(authority, tmp_path / "own", identity=before or after)
+    assert tls.current() is not known
 
 
 # Long after the files were written, so that their times tell whether they changed.

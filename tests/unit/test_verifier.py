@@ -14,10 +14,13 @@ from proof.root import SetRoot
 from replicator.hashing import blake3_of
 from replicator.proving import level_text
 from replicator.refresh import prefix_range
+from replicator.verifier.process import VerifierProcess
 from replicator.verifier.values import PatchOrder, RangePatch, Write
+from runtime.errors import DiskError, UsageError
+from tests.support.audit_files import audit_lines, check_folder
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, NOTHING, current, put
-from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
+from tests.support.verifiers import VerifiedPair, config_of, fill, held, verified_pair
 
 
 def compare(pair: VerifiedPair, job: bytes = b"job12345") -> BucketComparison:
@@ -28,6 +31,50 @@ def compare(pair: VerifiedPair, job: bytes = b"job12345") -> BucketComparison:
         questions = comparison.step([pair.client.prove(question) for question in questions])
     assert comparison.outcome is not None
     return comparison.outcome
+
+
+def check_audit(pair: VerifiedPair, written: list[str]) -> None:
+    """The verifier's audit file names who wrote and deleted what."""
+    path = pair.folder / "verifier" / "audit.jsonl"
+    put_line, *deletes = audit_lines(path)
+    counts = {name: put_line[name] for name in ("kind", "objects", "replaced", "first", "last")}
+    assert counts == {
+        "kind": "put",
+        "objects": 11,
+        "replaced": 1,
+        "first": min(written),
+        "last": max(written),
+    }
+    assert str(put_line["who"]).endswith(" (unproven)")
+    assert [(line["kind"], line["key"]) for line in deletes] == [("delete", "extra")]
+    assert check_folder(path.parent).broken is None
+
+
+def test_nothing_is_written_that_cannot_be_recorded(tmp_path: Path) -> None:
+    with verified_pair(tmp_path) as pair:
+        put(pair.target, "old", b"old")
+        pair.client.refresh(pair.profile)
+        [old] = compare(pair).differences
+        before = held(pair.target)
+        audit = tmp_path / "verifier" / "audit.jsonl"
+        audit.unlink()
+        audit.mkdir()
+        write = Write("new", b"new", NOTHING, blake3_of(b"new"), None)
+        with pytest.raises(DiskError, match="audit"):
+            list(pair.client.write(pair.profile, [[write]]))
+        assert old.theirs_id
+        with pytest.raises(DiskError, match="audit"):
+            pair.client.delete(pair.profile, [old.theirs_id])
+        assert held(pair.target) == before
+
+
+def test_an_audit_file_in_the_bucket_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "bucket").mkdir()
+    config = config_of(tmp_path / "state", f"local:{tmp_path / 'bucket'}")
+    inside = {"audit_file": tmp_path / "bucket" / "audit.jsonl"}
+    with pytest.raises(UsageError, match="is inside the bucket"):
+        VerifierProcess(config.model_copy(update=inside))
+    assert list((tmp_path / "bucket").iterdir()) == []
 
 
 def check_pair(pair: VerifiedPair) -> None:
@@ -54,6 +101,7 @@ def check_pair(pair: VerifiedPair) -> None:
     extras = [one.theirs_id for one in found.differences if one.ours is None and one.theirs_id]
     assert pair.client.delete(pair.profile, extras) == []
     assert compare(pair, b"job12346").is_equal
+    check_audit(pair, [write.key for write in writes])
     assert {k: b for k, (b, _) in held(pair.target).items()} == {
         k: b for k, (b, _) in source.items()
     }
