@@ -40,14 +40,15 @@ from replicator.copy_requests import (
     StitchObject,
 )
 from replicator.ledger import PairLedger
+from replicator.source_stream import SourceStream
 from replicator.stitching import stitch
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
+    ObjectReader,
     PreconditionFailedError,
     Store,
     StoreError,
-    StoreUnavailableError,
     UploadedPart,
 )
 from replicator.target_uploads import OwnUploads, RecordedUploads
@@ -126,7 +127,7 @@ class Copier:
             ReconcileError: what the copy raises.
             OperationInterruptedError: the sync is being interrupted.
         """
-        job = _Job(self._budget, self._is_cancelled)
+        job = _Job(self._source.reader, self._budget, self._is_cancelled)
         try:
             request = next(steps)
             while True:
@@ -150,7 +151,7 @@ class Copier:
             case JoinPart():
                 return job.join()
             case StartPart():
-                job.start(self._parts, request, lambda: self._write_part(request))
+                job.start(self._parts, lambda: self._write_part(request))
                 return None
             case DoubtSourceEtags():
                 self._source_etags_prove = False
@@ -161,9 +162,10 @@ class Copier:
             case SavePart(key, sent):
                 self._ledger.save_part(key, sent)
                 return None
-            case ReadRange(_, first, end):
-                job.take_memory(end - first)
-                return self._of_source(lambda: self._read(request))
+            case ReadRange(facts, first, end, until):
+                body = job.take_body(end - first)
+                self._of_source(lambda: job.stream.read(facts, first, body, until=until))
+                return body
             case ReadSourceFacts(key):
                 return self._of_source(lambda: self._source.reader.facts(key))
             case ReadSourceProperties(facts):
@@ -219,18 +221,6 @@ class Copier:
         target = replace(self._target, upload_writer=uploads)
         return stitch(target, request.base, request.plan, request.properties, request.whole)
 
-    def _read(self, request: ReadRange) -> bytes:
-        length = request.end - request.first
-        with self._source.reader.read(
-            request.facts, first=request.first, end=request.end
-        ) as pieces:
-            body = b"".join(pieces)
-        if len(body) != length:
-            raise StoreUnavailableError(
-                f"{request.facts.key}: {len(body)} bytes came instead of {length}"
-            )
-        return body
-
     def _write_part(self, request: StartPart) -> UploadedPart:
         self._rate.take(len(request.body))
         return self._retried(
@@ -262,11 +252,16 @@ class Copier:
 class _ByteBudget:
     """Lends memory: a caller waits until its bytes fit. More than all that there is may
     be taken by one caller alone. Thread-safe.
+
+    Bodies are lent again and again: new memory of the kernel takes longer than the
+    bytes that are received into it.
     """
 
     def __init__(self, total_bytes: int) -> None:
         self._total_bytes = total_bytes
         self._lent_bytes = 0
+        # All of one length, that of most parts.
+        self._free = list[bytearray]()
         self._changed = threading.Condition()
 
     def take(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> None:
@@ -276,33 +271,69 @@ class _ByteBudget:
             OperationInterruptedError: `is_cancelled` returned True.
         """
         with self._changed:
-            while self._lent_bytes and self._lent_bytes + length_bytes > self._total_bytes:
-                if is_cancelled():
-                    raise OperationInterruptedError("the sync was interrupted")
-                self._changed.wait(_CANCEL_CHECK_S)
-            self._lent_bytes += length_bytes
+            self._lend(length_bytes, is_cancelled)
+            self._trim()
 
-    def give_back(self, length_bytes: int) -> None:
-        """Return what was taken."""
+    def take_body(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> bytearray:
+        """Wait for memory, and get it, with any bytes in it.
+
+        Raises:
+            OperationInterruptedError: `is_cancelled` returned True.
+        """
+        with self._changed:
+            self._lend(length_bytes, is_cancelled)
+            is_free = self._free and len(self._free[0]) == length_bytes
+            body = self._free.pop() if is_free else bytearray(length_bytes)
+            self._trim()
+            return body
+
+    def give_back(self, length_bytes: int, body: bytearray | None = None) -> None:
+        """Return what was taken, with the body, at which nobody looks any more."""
         with self._changed:
             self._lent_bytes -= length_bytes
+            if body:
+                if self._free and len(self._free[0]) != len(body):
+                    self._free.clear()
+                self._free.append(body)
+                self._trim()
             self._changed.notify_all()
+
+    def _lend(self, length_bytes: int, is_cancelled: Callable[[], bool]) -> None:
+        while self._lent_bytes and self._lent_bytes + length_bytes > self._total_bytes:
+            if is_cancelled():
+                raise OperationInterruptedError("the sync was interrupted")
+            self._changed.wait(_CANCEL_CHECK_S)
+        self._lent_bytes += length_bytes
+
+    def _trim(self) -> None:
+        while self._free:
+            free_bytes = len(self._free) * len(self._free[0])
+            if self._lent_bytes + free_bytes <= self._total_bytes:
+                break
+            self._free.pop()
 
 
 class _Job:
-    """The parts of one copy that are on their way, and the memory that it has."""
+    """The parts of one copy that are on their way, the memory that it has, and what it
+    reads from.
+    """
 
-    def __init__(self, budget: _ByteBudget, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, source: ObjectReader, budget: _ByteBudget, is_cancelled: Callable[[], bool]
+    ) -> None:
+        self.stream = SourceStream(source)
         self._budget = budget
         self._is_cancelled = is_cancelled
         self._outcomes = queue.SimpleQueue[UploadedPart | BaseException]()
         self._on_their_way = 0
-        # Memory of the body that was read last, until a part takes it over.
-        self.read_bytes = 0
+        # Memory of what was read last, until a part takes it over.
+        self._read_bytes = 0
+        self._body: bytearray | None = None
 
-    def start(self, pool: Executor, request: StartPart, write: Callable[[], UploadedPart]) -> None:
+    def start(self, pool: Executor, write: Callable[[], UploadedPart]) -> None:
         """Hand a part to the pool, and the memory of its body with it."""
-        length_bytes, self.read_bytes = self.read_bytes, 0
+        length_bytes, self._read_bytes = self._read_bytes, 0
+        body, self._body = self._body, None
 
         def run() -> None:
             outcome: UploadedPart | BaseException
@@ -310,7 +341,7 @@ class _Job:
                 outcome = write()
             except BaseException as error:  # noqa: BLE001 - the joining thread raises it
                 outcome = error
-            self._budget.give_back(length_bytes)
+            self._budget.give_back(length_bytes, body)
             self._outcomes.put(outcome)
 
         self._on_their_way += 1
@@ -332,16 +363,24 @@ class _Job:
         return outcome
 
     def take_memory(self, length_bytes: int) -> None:
-        """Borrow memory for the next body, and return that of the last one."""
+        """Borrow memory for the next object, and return that of the last body."""
         self._drop_body()
         self._budget.take(length_bytes, self._is_cancelled)
-        self.read_bytes = length_bytes
+        self._read_bytes = length_bytes
+
+    def take_body(self, length_bytes: int) -> memoryview:
+        """Borrow memory for the next body, and return that of the last one."""
+        self._drop_body()
+        self._body = self._budget.take_body(length_bytes, self._is_cancelled)
+        self._read_bytes = length_bytes
+        return memoryview(self._body)
 
     def finish(self) -> None:
-        """Return all memory that no part holds."""
+        """Return all memory that no part holds, and end what is being read."""
+        self.stream.close()
         self._drop_body()
 
     def _drop_body(self) -> None:
         """Return the memory of the last body."""
-        self._budget.give_back(self.read_bytes)
-        self.read_bytes = 0
+        self._budget.give_back(self._read_bytes, self._body)
+        self._read_bytes, self._body = 0, None

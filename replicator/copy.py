@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
+from merkle.checksum import Buffer
 from proof.item import ContentHash
 from replicator.copy_requests import (
     CopyFailedError,
@@ -104,7 +105,7 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
     if is_small and task.upload is not None:
         yield from drop_upload(task.key, task.upload)
         body = yield from read_range(task, 0, task.source.size_bytes)
-        return (yield from _copy_small(task, WholeObject(properties, body)))
+        return (yield from _copy_small(task, WholeObject(properties, bytes(body))))
     try:
         return (yield from copy_large(task, properties))
     except ObjectMissingError:
@@ -189,7 +190,7 @@ class _Content:
         self.windows = WindowHasher(task.window_key, task.source.size_bytes)
         self.whole = WholeCrc(task.capabilities.upload_crc)
 
-    def update(self, body: bytes) -> None:
+    def update(self, body: Buffer) -> None:
         """Add the next bytes."""
         self.hasher.update(body)
         self.windows.update(body)
@@ -202,7 +203,7 @@ def _send_parts(
     """Read the source from its beginning, and send the parts that the target lacks."""
     content = _Content(task)
     for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
-        body = yield from read_range(task, first, end)
+        body = yield from read_range(task, first, end, until=task.source.size_bytes)
         content.update(body)
         part = yield from opened.take_over(task, number, body)
         if part is not None:

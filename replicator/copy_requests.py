@@ -183,11 +183,15 @@ class ReadTargetProperties:
 
 @dataclass(frozen=True, slots=True)
 class ReadRange:
-    """Bytes of just this version of the source; answered by bytes of this length."""
+    """Bytes of just this version of the source; answered by a memoryview of them. Its
+    memory is that of the next read, unless a part with it was started. Bytes up to
+    `until` will probably be read next.
+    """
 
     facts: ObjectFacts
     first: int
     end: int
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +339,7 @@ Answer: TypeAlias = (
     ObjectFacts
     | ObjectProperties
     | WholeObject
-    | bytes
+    | memoryview
     | str
     | UploadedPart
     | tuple[UploadedPart, ...]

@@ -129,18 +129,21 @@ def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
     return properties
 
 
-def read_range(task: CopyTask, first: int, end: int) -> Steps[bytes]:
-    """Bytes of just this version.
+def read_range(
+    task: CopyTask, first: int, end: int, *, until: int | None = None
+) -> Steps[memoryview]:
+    """Bytes of just this version. Their memory is that of the next read, unless a part
+    with them was started. Bytes up to `until` will be read next.
 
     Raises:
         SourceChangedError: the source has another version by now.
     """
     try:
-        answer = yield ReadRange(task.source, first, end)
+        answer = yield ReadRange(task.source, first, end, end if until is None else until)
     except (PreconditionFailedError, ObjectMissingError) as error:
         raise SourceChangedError(f"{task.key} changed while it was read") from error
-    assert isinstance(answer, bytes)
-    assert len(answer) == end - first
+    assert isinstance(answer, memoryview)
+    assert answer.nbytes == end - first
     return answer
 
 

@@ -277,7 +277,9 @@ class PairLedger:
         self._commit(lambda connection: _insert_part(connection, key.encode(), sent))
 
     def save_copy(self, result: CopyResult) -> None:
-        """Record an object that the target acknowledged, and forget its upload."""
+        """Record an object that the target acknowledged, and forget the upload that has
+        made it: new properties end none, so that what is left of one can be aborted.
+        """
         row = LedgerRow(
             key=result.source.key,
             source=ObjectStamp.of(result.source),
@@ -296,7 +298,8 @@ class PairLedger:
                 _remove(connection, "windows", name)
             if result.windows is not None:
                 _insert(connection, "windows", (name, pack_hashes(result.windows)))
-            _forget_upload(connection, name)
+            if not result.properties_only:
+                _forget_upload(connection, name)
 
         self._commit(change)
 

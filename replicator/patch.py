@@ -201,7 +201,8 @@ def _read_whole(task: CopyTask, properties: ObjectProperties) -> Steps[_Whole]:
     windows = WindowHasher(task.window_key, task.source.size_bytes)
     step = task.limits.part_bytes
     for first in range(0, task.source.size_bytes, step):
-        body = yield from read_range(task, first, min(first + step, task.source.size_bytes))
+        end = min(first + step, task.source.size_bytes)
+        body = yield from read_range(task, first, end, until=task.source.size_bytes)
         hasher.update(body)
         windows.update(body)
         crc.update(body)
@@ -307,7 +308,7 @@ def _stitch(task: CopyTask, changes: tuple[ChangedRange, ...], whole: _Whole) ->
     for change in changes:
         body = b""
         if change.new_end > change.first:
-            body = yield from read_range(task, change.first, change.new_end)
+            body = bytes((yield from read_range(task, change.first, change.new_end)))
         patches.append(BytePatch(change.first, change.old_end - change.first, body))
     plan = plan_stitch(base.size_bytes, patches, part_bytes_min=task.capabilities.part_bytes_min)
     if isinstance(plan, StitchRefusal):

@@ -76,12 +76,13 @@ class PartTransfer:
         self.parts = dict[int, UploadedPart]()
         self.sent_bytes = 0
 
-    def send(self, number: int, body: bytes) -> Steps[None]:
+    def send(self, number: int, body: memoryview) -> Steps[None]:
         """Start a part, once the one before it is acknowledged."""
         yield from self.join()
+        # Before it is on its way: then its memory may be another part's at any moment.
+        blake3 = blake3_of(body) if self.with_digest else b""
         yield StartPart(self._task.key, self.upload, number, body, self.with_digest)
-        # Not the body: its memory is another part's once this one is sent.
-        self._on_its_way = number, blake3_of(body) if self.with_digest else b"", len(body)
+        self._on_its_way = number, blake3, body.nbytes
 
     def has_etag(self, etag: str) -> bool:
         """Whether the parts that the target has make an object of this ETag, which is
@@ -204,7 +205,9 @@ class OpenUpload:
     held: dict[int, UploadedPart] = field(default_factory=dict)
     sent: dict[int, SentPart] = field(default_factory=dict)
 
-    def take_over(self, task: CopyTask, number: int, body: bytes) -> Steps[UploadedPart | None]:
+    def take_over(
+        self, task: CopyTask, number: int, body: memoryview
+    ) -> Steps[UploadedPart | None]:
         """A part that need not be sent: the target has it with these very bytes."""
         part, sent = self.held.get(number), self.sent.get(number)
         if part is None or not _is_held(task.capabilities, part, sent, body):
@@ -285,7 +288,10 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
         # Parts that were copied inside the target may be as large as the object.
         for at in range(first, end, end - first if is_sent else task.limits.part_bytes):
             body = yield from read_range(
-                task, at, end if is_sent else min(at + task.limits.part_bytes, end)
+                task,
+                at,
+                end if is_sent else min(at + task.limits.part_bytes, end),
+                until=task.source.size_bytes,
             )
             if is_sent and not _is_held(task.capabilities, one.part, one, body):
                 return None
@@ -304,12 +310,12 @@ def adopt_finished(task: CopyTask, properties: ObjectProperties) -> Steps[CopyRe
 
 
 def _is_held(
-    capabilities: Capabilities, part: UploadedPart, sent: SentPart | None, body: bytes
+    capabilities: Capabilities, part: UploadedPart, sent: SentPart | None, body: memoryview
 ) -> bool:
     """Whether a part that the target lists has these very bytes: by our own record of
     it, or by an MD5 where the store's ETags are MD5s.
     """
-    if part.size_bytes != len(body):
+    if part.size_bytes != body.nbytes:
         return False
     if sent is not None and sent.part == part and sent.blake3:
         return sent.blake3 == blake3_of(body)

@@ -20,7 +20,7 @@ from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 
 # Received at a time, in one call of the kernel where there is no TLS.
-_PIECE_BYTES = 8 << 20
+_PIECE_BYTES = 1 << 20
 _HEAD_BYTES_MAX = 64 << 10
 # A body this small goes out together with its head: in one packet, if it fits.
 _JOINED_BYTES_MAX = 64 << 10
@@ -218,7 +218,7 @@ class HttpAnswer:
     _is_read: bool = field(default=False)
 
     def pieces(self) -> Iterator[bytes]:
-        """The body, in pieces of up to 8 MiB.
+        """The body, in pieces of up to 1 MiB.
 
         Raises:
             OSError, HttpProtocolError: it did not arrive whole.

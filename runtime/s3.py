@@ -49,7 +49,7 @@ _BODILESS = {"GET", "HEAD", "DELETE"}
 
 @dataclass(frozen=True, slots=True)
 class S3Stream:
-    """An answer whose body is still arriving, in pieces of up to 8 MiB.
+    """An answer whose body is still arriving, in pieces of up to 1 MiB.
 
     Taking a piece raises S3OutcomeUnknownError if fewer bytes arrive than announced.
     """

@@ -282,13 +282,13 @@ def test_a_source_that_changes_once_is_copied_as_it_is_then(
     source, target = pair
     source.write("k", large(5))
     changes = iter([large(6)])
-    reads = iter(range(100))
+    parts = iter(range(100))
 
     def change(name: str, _key: str) -> None:
-        if name == "read" and next(reads) == 2:
+        if name == "write_part" and next(parts) == 2:
             source.write("k", next(changes))
 
-    source.faults.before = change
+    target.faults.before = change
     report = runner(pair, tmp_path)()
     assert report.equal
     assert target.bodies() == {"k": large(6)}

@@ -1,9 +1,12 @@
 """What makes copies fast, and what it must not cost."""
 
+import random
 import threading
+from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,14 @@ from proof.item import HashAlgorithm
 from replicator.copier import CopierLimits
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
-from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
+from replicator.stores.port import (
+    ObjectFacts,
+    ObjectProperties,
+    StoreUnavailableError,
+    UploadedPart,
+    UploadId,
+    WriteCondition,
+)
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader
@@ -23,7 +33,7 @@ from replicator.stores.s3_uploads import S3UploadWriter
 from runtime.s3 import S3Client
 from runtime.s3_answers import S3Error
 from tests.support import s3_servers
-from tests.support.bucket_sync import SyncRunner
+from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.flawed_stores import FlawedReader
 from tests.support.memory_store import UNPROVEN, MemoryStore
 from tests.support.sigv4 import is_signed
@@ -33,6 +43,7 @@ from tests.support.wire_server import answer, wire_server
 
 OBJECTS = 8
 WRITES = 2
+PARTS = 4
 
 
 class CountedWriter:
@@ -80,6 +91,128 @@ def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(tmp_pat
     report = run()
     assert (report.copied, report.equal) == (OBJECTS, True)
     assert writer.most == WRITES
+
+
+class HalvingReader:
+    """An ObjectReader that sends halves of parts, and counts the bytes of each key that
+    have been taken over.
+    """
+
+    def __init__(self, store: MemoryStore) -> None:
+        self.store = store
+        self.taken = Counter[str]()
+        self.answers = 0
+
+    @contextmanager
+    def read(
+        self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
+    ) -> Iterator[Iterator[bytes]]:
+        """See ObjectReader."""
+        self.answers += 1
+        with self.store.read(facts, first=first, end=end) as pieces:
+            yield self._halves(facts.key, b"".join(pieces))
+
+    def _halves(self, key: str, body: bytes) -> Iterator[bytes]:
+        step = LIMITS.part_bytes // 2
+        for at in range(0, len(body), step):
+            yield body[at : at + step]
+            self.taken[key] += step
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+@dataclass
+class LateWriter:
+    """An UploadWriter that takes the bytes of a part while the next is being read."""
+
+    store: MemoryStore
+    reader: HalvingReader
+
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
+        """See UploadWriter."""
+        if number < PARTS:
+            ahead = number * LIMITS.part_bytes + LIMITS.part_bytes // 2
+            wait_until(lambda: self.reader.taken[key] >= ahead, "the next part to be read")
+        return self.store.write_part(key, upload, number, body, with_digest=with_digest)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def test_the_memory_of_a_part_is_no_other_parts_until_it_is_sent(tmp_path: Path) -> None:
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b", UNPROVEN)
+    for number in range(3):
+        body = random.Random(number).randbytes(PARTS * LIMITS.part_bytes)
+        source.put(str(number), body, ObjectProperties(), WriteCondition())
+    reader = HalvingReader(source)
+    run = SyncRunner(
+        replace(source.store(), reader=reader),
+        replace(target.store(), upload_writer=LateWriter(target, reader)),
+        tmp_path,
+        copier_limits=CopierLimits(objects=1, parts=2, memory_bytes=5 * LIMITS.part_bytes),
+        new_executor=ThreadPoolExecutor,
+    )
+    assert run().copied == 3
+    assert target.bodies() == source.bodies()
+    # One for the parts of each object.
+    assert reader.answers == 3
+
+
+@dataclass
+class OverwritingWriter:
+    """An UploadWriter after which the memory of a part is another part's at once; it is
+    cut when it is to complete.
+    """
+
+    store: MemoryStore
+    is_cut: bool = True
+
+    def write_part(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        body: Buffer,
+        *,
+        with_digest: bool = True,
+    ) -> UploadedPart:
+        """See UploadWriter."""
+        part = self.store.write_part(key, upload, number, body, with_digest=with_digest)
+        view = memoryview(body)
+        view[:] = bytes(view.nbytes)
+        return part
+
+    def complete(self, *arguments: object) -> object:
+        """See UploadWriter."""
+        if self.is_cut:
+            raise StoreUnavailableError("the link is cut")
+        return self.store.complete(*arguments)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self.store, name)
+
+
+def test_what_is_recorded_of_a_part_is_of_the_bytes_that_were_sent(tmp_path: Path) -> None:
+    """So that a later run takes it over, from a store whose ETags prove nothing."""
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b", UNPROVEN)
+    body = random.Random(3).randbytes(3 * LIMITS.part_bytes)
+    source.put("key", body, ObjectProperties(), WriteCondition())
+    writer = OverwritingWriter(target)
+    run = SyncRunner(source.store(), replace(target.store(), upload_writer=writer), tmp_path)
+    assert run().failed_count == 1
+    writer.is_cut = False
+    report = run()
+    assert (report.copied, report.bytes) == (1, 0)
+    assert target.bodies() == {"key": body}
 
 
 @pytest.mark.parametrize("etag", ["0" * 32, "0" * 32 + "-4", "opaque", "a-b"])

@@ -13,8 +13,17 @@ from replicator.stores.port import (
     StoreError,
     StoreUnavailableError,
 )
+from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_sync import LIMITS, SyncRunner
-from tests.support.memory_store import MEMORY, PLAIN, STITCHING, UNPROVEN, MemoryStore
+from tests.support.kill_points import KilledError
+from tests.support.memory_store import (
+    MEMORY,
+    PLAIN,
+    STITCHING,
+    UNPROVEN,
+    MemoryStore,
+    StoreFaults,
+)
 
 PART = LIMITS.part_bytes
 ANN = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
@@ -503,3 +512,40 @@ def test_failures_are_named_up_to_a_limit_and_all_are_counted(tmp_path: Path) ->
     assert document["failedCount"] == report.failed_count == 5
     assert len({one.key for one in report.failed}) == len(report.failed) == 3
     assert not report.equal
+
+
+def test_an_upload_is_aborted_where_only_properties_cross_in_the_end(tmp_path: Path) -> None:
+    """A patch was killed, and then the source has again what the target has."""
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b", STITCHING)
+    body, other = random.Random(4).randbytes(PART), random.Random(5).randbytes(PART)
+    source.write("k", 3 * body)
+    run = runner((source, target), tmp_path)
+    run()
+    source.write("k", 2 * body + other)
+
+    def kill(name: str, _key: str) -> None:
+        if name == "complete":
+            raise KilledError
+
+    target.faults.before = kill
+    with pytest.raises(KilledError):
+        run()
+    assert target.uploading
+    target.faults = StoreFaults()
+    source.write("k", 3 * body, ANN)
+    assert run().metadata_only == 1
+    assert not target.uploading
+
+
+def test_windows_that_are_stitched_in_together_keep_their_own_bytes(tmp_path: Path) -> None:
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b", STITCHING)
+    body = bytearray(random.Random(6).randbytes(8 * PART))
+    source.write("k", bytes(body))
+    run = runner((source, target), tmp_path)
+    run()
+    for at in (1 * PART, 4 * PART, 7 * PART):
+        body[at] ^= 1
+    source.write("k", bytes(body))
+    report = run()
+    assert (report.copied, report.bytes) == (1, 3 * WINDOW_BYTES)
+    assert target.bodies() == {"k": bytes(body)}

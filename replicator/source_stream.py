@@ -1,0 +1,86 @@
+"""Bytes of one object as a copy reads them: in order, from one answer of the store.
+
+A request for each part would cost the store as much again for each, and would leave it
+idle while we send. So what follows a part is asked for with it. A store gives up an
+answer that nobody takes for a minute, because the target is slow; what it had already
+sent is lost then. After that the copy asks for each part by itself.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from merkle.errors import ReconcileError
+from replicator.stores.port import ObjectFacts, ObjectReader, StoreUnavailableError
+
+# Bodies that one answer has at most. What was begun is sent as it was, also if the
+# object is replaced meanwhile: with the next answer that shows.
+_BODIES_MAX = 8
+
+
+class SourceStream:
+    """Reads ranges of one object, and keeps the answer open for the next. It is of one
+    thread.
+    """
+
+    def __init__(self, reader: ObjectReader) -> None:
+        self._reader = reader
+        self._answer: ExitStack | None = None
+        self._pieces: Iterator[bytes] = iter(())
+        self._rest = memoryview(b"")
+        self._facts: ObjectFacts | None = None
+        self._at = self._end = 0
+        self._may_wait = True
+
+    def read(self, facts: ObjectFacts, first: int, body: memoryview, *, until: int) -> None:
+        """Fill `body` with the bytes from `first` on. Those up to `until` are what the
+        next calls will probably ask for.
+
+        Raises:
+            StoreError: as ObjectReader.read.
+        """
+        end = first + body.nbytes
+        assert end <= until
+        if (self._facts, self._at) == (facts, first) and end <= self._end:
+            try:
+                return self._fill(body)
+            except ReconcileError:
+                # Whatever ended this answer, the next one says what is the matter.
+                self._may_wait = False
+        self.close()
+        self._end = min(until, first + _BODIES_MAX * body.nbytes) if self._may_wait else end
+        try:
+            self._answer = ExitStack()
+            opened = self._reader.read(facts, first=first, end=self._end)
+            self._pieces = self._answer.enter_context(opened)
+            self._facts, self._at = facts, first
+            self._fill(body)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Give up what was not read; idempotent."""
+        answer, self._answer = self._answer, None
+        self._facts, self._rest = None, memoryview(b"")
+        if answer is not None:
+            answer.close()
+
+    def _fill(self, body: memoryview) -> None:
+        taken = 0
+        while taken < body.nbytes:
+            if not self._rest:
+                piece = next(self._pieces, None)
+                if piece is None:
+                    raise StoreUnavailableError(f"{body.nbytes - taken} bytes are missing")
+                self._rest = memoryview(piece)
+            part = self._rest[: body.nbytes - taken]
+            body[taken : taken + part.nbytes] = part
+            self._rest = self._rest[part.nbytes :]
+            taken += part.nbytes
+        self._at += body.nbytes
+        if self._at == self._end:
+            # To its end, where the store may still say that bytes were missing, and
+            # the connection is free for the next request.
+            for _ in self._pieces:
+                pass
+            self.close()
