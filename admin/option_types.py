@@ -4,7 +4,7 @@ import re
 
 import click
 
-from protos.values import TEXT_CHARACTERS_MAX
+from merkle.limits import TEXT_CHARACTERS_MAX
 
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,100}")
 _FRACTION = re.compile(r"[+-]?[0-9]{1,100}(?:\.[0-9]{1,100})?")

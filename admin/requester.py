@@ -3,7 +3,7 @@
 import getpass
 import socket
 
-from protos.values import TEXT_CHARACTERS_MAX
+from merkle.limits import TEXT_CHARACTERS_MAX
 from runtime.output import printable
 
 

@@ -15,11 +15,11 @@ from typing import Protocol
 from dnagent.events import AGENT_EVENTS
 from dnagent.metrics import PROCESS
 from merkle.errors import ReconcileError
-from merkle.limits import MESSAGE_BYTES_MAX
+from merkle.limits import MESSAGE_BYTES_MAX, TEXT_CHARACTERS_MAX
 from merkle.outcome import OutcomeState, RepairReport
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from protos.values import CLAIMED_MAX, EVIDENCE_MAX, TEXT_CHARACTERS_MAX
+from protos.values import CLAIMED_MAX, EVIDENCE_MAX
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics

@@ -10,7 +10,7 @@ import grpc
 from dnagent.heartbeat import PeerAddress
 from dnagent.plans import RepairPlans
 from dnagent.undo_jobs import UndoJobs
-from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX
+from merkle.limits import MESSAGE_BYTES_MAX, PEERS_MAX, TEXT_CHARACTERS_MAX
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos.agent_pb2 import (
@@ -25,7 +25,6 @@ from runtime.access import Access
 from runtime.errors import UsageError
 from runtime.rpc import Handler
 
-_TEXT_CHARACTERS_MAX = 1_000
 _PLAN_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 
 
@@ -77,10 +76,8 @@ class RepairService:
                 larger than a message.
         """
         for text in (request.reason, request.requested_by):
-            if len(text) > _TEXT_CHARACTERS_MAX or not text.isprintable():
-                raise UsageError(
-                    f"a reason has at most {_TEXT_CHARACTERS_MAX} printable characters"
-                )
+            if len(text) > TEXT_CHARACTERS_MAX or not text.isprintable():
+                raise UsageError(f"a reason has at most {TEXT_CHARACTERS_MAX} printable characters")
         done = self._undos.undo(
             ContainerId(request.container_id),
             request.job_id,

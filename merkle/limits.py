@@ -18,6 +18,8 @@ RECORDS_CHUNKS_MAX = 2 * BLOCK_CHUNKS_MAX
 RECORDS_BYTES_MAX = 128 << 20
 # Larger than any block of Ozone (256 MiB), and far from overflowing signed arithmetic.
 BLOCK_BYTES_MAX = 1 << 40
+# Of one text that somebody wrote: a reason, a message, a detail.
+TEXT_CHARACTERS_MAX = 1_000
 # More than any replication factor; a longer list is a mistake or an attack.
 PEERS_MAX = 64
 # A descriptor has some twenty short lines.

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from itertools import islice
 
-from merkle.limits import PEERS_MAX
+from merkle.limits import PEERS_MAX, TEXT_CHARACTERS_MAX
 from merkle.outcome import COUNTERS, Evidence, PeerOutcome, RepairCounters, RepairReport, Verdict
 from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import BlockId
@@ -12,7 +12,6 @@ from protos import controller_pb2 as pb
 
 # A UUID has 36 characters, a host name 253 at most; whatever is longer is neither.
 NAME_CHARACTERS_MAX = 300
-TEXT_CHARACTERS_MAX = 1_000
 # What is kept of one order's end; the rest is in the agent's own log.
 EVIDENCE_MAX = 1_000
 CLAIMED_MAX = 10_000

@@ -18,6 +18,7 @@ from typing import TypeVar
 import grpc
 from google.protobuf.message import Message
 
+from merkle.limits import TEXT_CHARACTERS_MAX
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
@@ -70,8 +71,6 @@ _TICK_S = 1.0
 # A process that missed so many ticks was stopped, or waited for its disk. It cannot say
 # that its datanodes were silent.
 _PAUSE_AFTER_S = 10 * _TICK_S
-# Bounds the texts that are stored with each job.
-TEXT_CHARACTERS_MAX = 1_000
 
 E = TypeVar("E", bound=Enum)
 _log = get_logger("scm", CONTROLLER_EVENTS)

@@ -370,15 +370,19 @@ def test_more_jobs_run_at_once_when_the_limit_rises_and_none_is_interrupted_when
     rig: Rig,
 ) -> None:
     """Operator rule R9: without a restart."""
-    jobs = rig.jobs()
+    # Each job closes its own connection when it ends.
+    peers = [Held(rig.peer.peer_id, rig.peer.source) for _ in range(2)]
+    unconnected = iter(peers)
+    jobs = rig.jobs(connect=lambda _: next(unconnected))
     jobs.submit(command())
     jobs.submit(command(TWO, "job-2"))
-    assert rig.peer.asked.wait(20)
+    assert peers[0].asked.wait(20)
     assert [status.job_id for status in jobs.status()] == ["job-1"]
     jobs.set_running_max(2)
     wait_until(lambda: len(jobs.status()) == 2, "both jobs to run")
     jobs.set_running_max(1)
-    rig.peer.let.set()
+    for peer in peers:
+        peer.let.set()
     assert {rig.end(1).state, rig.end(2).state} == {OutcomeState.DONE}
     jobs.close()
 
