@@ -60,7 +60,7 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
     last lines are missing, or that all were written anew from some line on. Note the
     head that this prints elsewhere, and give it as --head the next time.
 
-    Exit status: 0 every line holds, 3 one does not.
+    Exit status: 0 every line holds, 3 one does not, 1 a chain has no line.
     """
     with command_result("audit verify", as_json=as_json) as answer:
         for name, text in (("--head", head), ("--after", after)):
@@ -84,6 +84,10 @@ def verify(paths: tuple[Path, ...], head: str, after: str, as_json: bool) -> Non
         if not as_json:
             for report in reports:
                 _print_report(report, has_head=bool(head))
+        empty = [report for report in reports if not (report.lines or report.broken)]
+        if empty:
+            answer.fail("audit_empty", f"{empty[0].files[-1]} has no line: nothing is known.")
+            answer.exit_status = ExitCode.FAILED
         if any(report.broken for report in reports):
             answer.exit_status = ExitCode.FINDINGS
 
@@ -170,7 +174,7 @@ def _report_json(report: AuditReport) -> JsonObject:
     broken = report.broken
     return {
         "files": [str(path) for path in report.files],
-        "valid": broken is None,
+        "valid": broken is None if report.lines or broken else None,
         "lines": report.lines,
         "head": report.head or None,
         "linesBeforeChain": report.unchained,
@@ -192,6 +196,9 @@ def _print_report(report: AuditReport, *, has_head: bool) -> None:
         broken = report.broken
         print_line(f"  broken [{broken.fault}]: {broken.path}: {broken.detail}", style="red")
         print_line(f"  lines that hold before it: {report.lines}")
+        return
+    if not report.lines:
+        print_line("  no line", style="yellow")
         return
     print_line(f"  all lines hold: {report.lines}, head {report.head or 'none'}", style="green")
     if report.unchained:

@@ -120,6 +120,8 @@ def check_address(value: str) -> str:
     host, _, port = value.rpartition(":")
     if (
         not host
+        or not host.isprintable()
+        or " " in host
         or not _PORT.fullmatch(port)
         or int(port) > 0xFFFF
         or (":" in host and not host.startswith("["))

@@ -523,7 +523,9 @@ class Controller:
             return
         if changed.state in (JobState.DONE, JobState.PARTIAL):
             replicas = self._registry.replicas(job.container_id)
-            changed = name_unwritten(changed, unwritten(replicas, changed.peers))
+            by_plan = any(order.plan for order in changed.orders)
+            reasons = unwritten(replicas, changed.peers, by_plan=by_plan)
+            changed = name_unwritten(changed, reasons)
         for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(changed, before, after)
         self._unsaved.add_job(changed)

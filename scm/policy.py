@@ -224,17 +224,17 @@ def targets(replicas: Iterable[ContainerReplica], live: AbstractSet[PeerId]) -> 
 
 
 def unwritten(
-    replicas: Iterable[ContainerReplica], ordered: AbstractSet[PeerId]
+    replicas: Iterable[ContainerReplica], ordered: AbstractSet[PeerId], *, by_plan: bool
 ) -> dict[PeerId, str]:
     """The replicas that no datanode was ordered to repair and that differ from one that
-    was, each with the reason why they have no order.
+    was, each with the reason why they have no order. `by_plan` if the orders were to
+    carry out a plan.
     """
+    no_order = "the plan leaves it out" if by_plan else "it was not live when the job began"
     known = sorted(replicas, key=lambda replica: replica.peer)
     repaired = [replica for replica in known if replica.peer in ordered]
     return {
-        replica.peer: "it is held read-only"
-        if replica.read_only
-        else "it was not live when the job began"
+        replica.peer: "it is held read-only" if replica.read_only else no_order
         for replica in known
         if replica.peer not in ordered and any(_differ(replica, other) for other in repaired)
     }

@@ -44,6 +44,18 @@ def test_sound_files_are_said_to_be_so_with_their_head(folder: Path) -> None:
     assert "lines after it: 0" in run("verify", folder, "--head", str(last["hash"])).stdout
 
 
+def test_of_a_chain_without_a_line_nothing_is_known(tmp_path: Path) -> None:
+    (tmp_path / "audit.jsonl").touch()
+    result = run("verify", tmp_path, "--json")
+    assert result.exit_code == 1
+    assert "audit_empty" in result.stdout
+    assert data(result)["chains"] == [
+        {**data(result)["chains"][0], "valid": None, "lines": 0, "head": None}
+    ]
+    shown = run("verify", tmp_path)
+    assert (shown.exit_code, "all lines hold" in shown.stdout) == (1, False)
+
+
 def test_the_first_line_that_breaks_is_named(folder: Path) -> None:
     path = folder / "audit.jsonl"
     head = str(audit_lines(path)[-1]["hash"])

@@ -193,7 +193,20 @@ def test_an_address_has_a_host_and_a_port(address: str, parts: tuple[str, int]) 
 
 
 @pytest.mark.parametrize(
-    "address", ["", "9896", ":9896", "host", "host:", "host:-1", "host:65536", "::1:9896", "h:1 "]
+    "address",
+    [
+        "",
+        "9896",
+        ":9896",
+        "host",
+        "host:",
+        "host:-1",
+        "host:65536",
+        "::1:9896",
+        "h:1 ",
+        "a b:80",
+        "a\n:80",
+    ],
 )
 def test_what_is_no_address_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="expected an address such as"):

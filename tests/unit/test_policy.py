@@ -162,14 +162,17 @@ def test_replicas_without_an_order_that_differ_are_named_with_the_reason() -> No
         replica("dn-6", root=None, read_only=True),
         replica("dn-7", root=9),
     ]
-    assert unwritten(found, {PeerId("dn-1")}) == {
+    assert unwritten(found, {PeerId("dn-1")}, by_plan=False) == {
         "dn-2": "it is held read-only",
         "dn-3": "it was not live when the job began",
         "dn-4": "it is held read-only",
         "dn-7": "it was not live when the job began",
     }
     # Replicas with an order are not named: their orders say what became of them.
-    assert unwritten(found, {one.peer for one in found}) == {}
+    assert unwritten(found, {one.peer for one in found}, by_plan=False) == {}
+    by_plan = unwritten(found, {PeerId("dn-1")}, by_plan=True)
+    assert by_plan[PeerId("dn-2")] == "it is held read-only"
+    assert by_plan[PeerId("dn-3")] == "the plan leaves it out"
 
 
 def test_empty_trees_of_containers_with_blocks_prove_no_match() -> None:
