@@ -359,5 +359,5 @@ def test_bad_arguments_start_nothing_and_leave_nothing(
             copy_volume(healthy, "dn1", places["TWINS"] / name / "volume1")
     given = [str(places.get(word, word)) for word in words]
     done = CliRunner().invoke(treefold, ["demo", "--json", *given])
-    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+    assert (done.exit_code, said in done.stdout) == (2, True), done.stdout
     assert not places["KEEP"].exists()

