@@ -523,8 +523,7 @@ class Controller:
             return
         if changed.state in (JobState.DONE, JobState.PARTIAL):
             replicas = self._registry.replicas(job.container_id)
-            by_plan = any(order.plan for order in changed.orders)
-            reasons = unwritten(replicas, changed.peers, by_plan=by_plan)
+            reasons = unwritten(replicas, changed.peers, by_plan=changed.by_plan)
             changed = name_unwritten(changed, reasons)
         for before, after in self._jobs.put(changed):
             self._dispatcher.withdraw(changed, before, after)

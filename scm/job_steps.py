@@ -390,7 +390,7 @@ def _start_next_round(job: Job) -> Job:
     """The job with a further round for the datanodes that it may help; the same object
     if there are none.
     """
-    if any(order.plan for order in job.orders):
+    if job.by_plan:
         # A plan is carried out once: another round would do what nobody has seen.
         return job
     last = max(order.round for order in job.orders)

@@ -170,6 +170,11 @@ class Job:
         return sum(order.progress.bytes_fetched for order in self.orders)
 
     @property
+    def by_plan(self) -> bool:
+        """Whether the job carries out a plan."""
+        return any(order.plan for order in self.orders)
+
+    @property
     def bytes_planned(self) -> int:
         """Bytes planned by all datanodes; never less than the bytes done."""
         return sum(
