@@ -99,10 +99,12 @@ FOUND_AT = {
 
 @pytest.mark.parametrize("name", FOUND_AT)
 def test_the_storm_finds_each_planted_bug(name: str, memory_folder: Path) -> None:
-    first = FOUND_AT[name]
-    with pytest.raises(AssertionError):
-        for seed in range(first, first + 20):
+    def storms() -> None:
+        for seed in range(FOUND_AT[name], FOUND_AT[name] + 20):
             weather(seed, memory_folder / str(seed), Tally(), BUGS[name])
+
+    with pytest.raises(AssertionError):
+        storms()
 
 
 def late_batch(folder: Path, parts: Parts) -> None:
