@@ -42,7 +42,7 @@ class SourceStream:
         assert end <= until
         if (self._facts, self._at) == (facts, first) and end <= self._end:
             try:
-                return self._fill(body)
+                return self._fill(facts.key, body)
             except ReconcileError:
                 # Whatever ended this answer, the next one says what is the matter.
                 self._may_wait = False
@@ -53,7 +53,7 @@ class SourceStream:
             opened = self._reader.read(facts, first=first, end=self._end)
             self._pieces = self._answer.enter_context(opened)
             self._facts, self._at = facts, first
-            self._fill(body)
+            self._fill(facts.key, body)
         except BaseException:
             self.close()
             raise
@@ -65,13 +65,15 @@ class SourceStream:
         if answer is not None:
             answer.close()
 
-    def _fill(self, body: memoryview) -> None:
+    def _fill(self, key: str, body: memoryview) -> None:
         taken = 0
         while taken < body.nbytes:
             if not self._rest:
                 piece = next(self._pieces, None)
                 if piece is None:
-                    raise StoreUnavailableError(f"{body.nbytes - taken} bytes are missing")
+                    raise StoreUnavailableError(
+                        f"{key}: {taken} bytes came instead of {body.nbytes}"
+                    )
                 self._rest = memoryview(piece)
             part = self._rest[: body.nbytes - taken]
             body[taken : taken + part.nbytes] = part

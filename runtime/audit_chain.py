@@ -70,12 +70,14 @@ class AuditLine:
 class AuditTail:
     """The last files of a chain with their bytes, oldest first, and its head: the hash
     of the line that was written last. It is empty if none was, or if it is not known
-    where that line is. `moves` is how often somebody took the file away meanwhile.
+    where that line is. `moves` is how often somebody took the file away before; it is
+    away now unless it `is_held`. A chain that has not begun has no files.
     """
 
     files: tuple[tuple[Path, bytes], ...]
     head: str
     moves: int
+    is_held: bool = True
 
 
 def parse_line(raw: bytes) -> AuditLine | None:
@@ -201,13 +203,14 @@ class AuditFile:
             DiskError: they cannot be read.
         """
         with self._lock:
-            files = chain_files(self._path, self._disk)[-2:]
+            has_begun = self._end is None or self._end.sequence > 0
+            files = chain_files(self._path, self._disk)[-2:] if has_begun else []
             read = tuple((path, self._disk.read(path)) for path in files)
             # A file that somebody moved away has the last line elsewhere.
             is_held = self._holds_file()
-            is_known = self._end is not None and self._length_bytes > 0 and is_held
+            is_known = has_begun and self._length_bytes > 0 and is_held
             head = self._end.hash if self._end and is_known else ""
-            return AuditTail(read, head, self._moves + (not is_held))
+            return AuditTail(read, head, self._moves, is_held)
 
     def append(self, entries: Sequence[Mapping[str, object]]) -> None:
         """Append a line for each entry; durable on return.

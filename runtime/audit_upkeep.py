@@ -25,7 +25,7 @@ _LOOK_EVERY_S = 10.0
 _CHECK_EVERY_S = 3600.0
 # What can be wrong with an audit file: its chain does not hold, or cannot be read; or a
 # line could not be written.
-AUDIT_FAULTS = ("chain", "write")
+AUDIT_FAULTS = _CHAIN, _WRITE = ("chain", "write")
 _log = get_logger("audit")
 
 
@@ -82,7 +82,7 @@ class AuditUpkeep:
             if not self._is_failing:
                 _log.error("audit_failed", **error_fields(error))
         self._is_failing = bool(self._audit.write_fault)
-        self._metrics.set(self._gauge, self._is_failing, fault="write")
+        self._metrics.set(self._gauge, self._is_failing, fault=_WRITE)
         now_s = self._monotonic_s()
         if self._checked_s is None or now_s - self._checked_s >= _CHECK_EVERY_S:
             self._checked_s = now_s
@@ -93,11 +93,12 @@ class AuditUpkeep:
             tail = self._audit.tail()
         except DiskError as error:
             _log.error("audit_failed", **error_fields(error))
-            self._metrics.set(self._gauge, 1, fault="chain")
+            self._metrics.set(self._gauge, 1, fault=_CHAIN)
             return
-        broken, is_moved = check_tail(tail).broken, tail.moves != self._moves
+        broken = check_tail(tail).broken
+        is_moved = tail.moves != self._moves or not tail.is_held
         self._moves = tail.moves
-        self._metrics.set(self._gauge, broken is not None or is_moved, fault="chain")
+        self._metrics.set(self._gauge, broken is not None or is_moved, fault=_CHAIN)
         if is_moved:
             text = "somebody moved or deleted the audit file; its chain goes on in a new one"
             _log.error("audit_broken", fault="moved", error=text)

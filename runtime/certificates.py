@@ -117,11 +117,16 @@ def described(pem: bytes) -> Certificate:
         ConfigError: it is no certificate.
     """
     certificate = _certificates("the certificate", pem)[0]
-    names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    try:
+        subject = certificate.subject
+        names = subject.get_attributes_for_oid(NameOID.COMMON_NAME)
+    except ValueError as error:
+        raise ConfigError(f"the certificate has a subject that is no text: {error}") from error
+    uris = _alternatives(certificate).get_values_for_type(x509.UniformResourceIdentifier)
     return Certificate(
-        uris=tuple(_alternatives(certificate).get_values_for_type(x509.UniformResourceIdentifier)),
+        uris=tuple(uris),
         common_name=str(names[0].value) if names else "",
-        subject=certificate.subject.rfc4514_string(),
+        subject=subject.rfc4514_string(),
         fingerprint=certificate.fingerprint(SHA256()).hex(),
     )
 
@@ -170,7 +175,12 @@ def _alternatives(certificate: x509.Certificate) -> x509.SubjectAlternativeName:
     """The alternative names of a certificate; none if they cannot be read."""
     try:
         extension = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
-    except (x509.ExtensionNotFound, x509.DuplicateExtension, ValueError):
+    except (
+        x509.ExtensionNotFound,
+        x509.DuplicateExtension,
+        x509.UnsupportedGeneralNameType,
+        ValueError,
+    ):
         return x509.SubjectAlternativeName([])
     return extension.value
 

@@ -27,10 +27,9 @@ from pydantic_core import ErrorDetails
 from runtime.documents import parse_toml
 from runtime.errors import ConfigError
 from runtime.roles import RoleTable, parse_identity
+from runtime.settings_files import read_settings_file
 from runtime.tls_files import Tls
 
-# A larger file is not a configuration, but another file given by mistake.
-CONFIG_BYTES_MAX = 1 << 20
 # Sizes, durations and rates are below it: larger ones are typing errors.
 _QUANTITY_END = 1 << 63
 
@@ -262,15 +261,7 @@ def load(
 
 
 def _read(path: Path) -> dict[str, object]:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(CONFIG_BYTES_MAX + 1)
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}", path=str(path)) from error
-    if len(raw) > CONFIG_BYTES_MAX:
-        raise ConfigError(
-            f"{path}: not a configuration: larger than {CONFIG_BYTES_MAX} bytes", path=str(path)
-        )
+    raw = read_settings_file(path)
     try:
         return parse_toml(raw)
     except ValueError as error:

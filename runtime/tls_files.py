@@ -5,6 +5,7 @@ from pathlib import Path
 
 from runtime.errors import ConfigError
 from runtime.roles import RoleTable
+from runtime.settings_files import read_settings_file
 
 # The fact of an error that says why a connection by TLS failed.
 FAULT = "tls_fault"
@@ -41,12 +42,7 @@ def read_files(tls: Tls) -> TlsBytes:
     """
     parts = []
     for path in (tls.cert, tls.key, tls.ca):
-        try:
-            pem = path.read_bytes()
-        except OSError as error:
-            raise ConfigError(
-                f"{path}: cannot be read: {error.strerror}", path=str(path)
-            ) from error
+        pem = read_settings_file(path)
         # grpc accepts any bytes here, and the first call fails as if the peer were
         # unreachable.
         if b"-----BEGIN " not in pem:

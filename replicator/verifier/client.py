@@ -3,8 +3,8 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -210,11 +210,13 @@ class VerifierClient:
             answers = self._answers(
                 pb.BatchResult, call, self._limits.batch_s, lambda: len(sizes) > number
             )
-            for answer in answers:
-                number += 1
-                if number > len(sizes):
-                    raise RemoteProtocolError("the verifier answered a batch that was not sent")
-                yield batch_result_from(answer, number=number - 1, writes=sizes[number - 1])
+            # An error's traceback would keep the answers, and their call, alive.
+            with closing(answers):
+                for answer in answers:
+                    number += 1
+                    if number > len(sizes):
+                        raise RemoteProtocolError("the verifier answered a batch that was not sent")
+                    yield batch_result_from(answer, number=number - 1, writes=sizes[number - 1])
         if failed:
             raise failed[0]
         if number != len(sizes):
@@ -262,7 +264,7 @@ class VerifierClient:
         call: "_Call",
         limit_s: float,
         is_due: Callable[[], bool] = lambda: True,
-    ) -> Iterator[_Answer]:
+    ) -> Generator[_Answer, None, None]:
         """The answers of a call; one that is due for too long ends it. The call is over
         once nobody asks for its next answer.
         """

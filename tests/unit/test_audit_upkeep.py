@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from runtime.audit_chain import AuditFile
+from runtime.audit_check import check_tail
 from runtime.audit_upkeep import AUDIT_FAULTS, AuditUpkeep
 from runtime.disk import Operation
 from runtime.metrics import Metrics
@@ -147,6 +148,25 @@ def test_a_broken_file_that_was_moved_away_is_no_fault_for_ever(rig: Rig) -> Non
         rig.path.rename(rig.path.with_name("broken.jsonl"))
         rig.audit.append([{"kind": "third"}])
         assert [rig.next_check(), rig.next_check()] == [1, 0]
+
+
+def test_a_file_that_is_gone_is_a_fault_until_a_line_begins_another(rig: Rig) -> None:
+    rig.audit.append([{"kind": "first"}])
+    with rig.running():
+        rig.path.unlink()
+        assert [rig.next_check(), rig.next_check()] == [1, 1]
+        rig.audit.append([{"kind": "second"}])
+        assert [rig.next_check(), rig.next_check()] == [1, 0]
+
+
+def test_lines_from_before_there_was_a_chain_are_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text('{"kind": "old"}\n{"kind": "older"}\n')
+    audit = AuditFile(path)
+    assert check_tail(audit.tail()).broken is None
+    audit.append([{"kind": "first of the chain"}])
+    assert check_tail(audit.tail()).broken is None
+    audit.close()
 
 
 def test_full_files_hold_whether_or_not_older_ones_were_archived(tmp_path: Path) -> None:

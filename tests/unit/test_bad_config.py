@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 
 from dnagent.config import AgentConfig
-from runtime.config import CONFIG_BYTES_MAX, load
+from runtime.config import load
 from runtime.disk import Disk
+from runtime.settings_files import SETTINGS_BYTES_MAX
 from scm.config import ControllerConfig
 from tests.support.bad_input import refused, run, unchanged
 from tests.support.processes import ROOT
@@ -46,7 +47,7 @@ AGENT: list[tuple[str, str, str]] = [
     ("a key twice", HEAD * 2 + VOLUME, "not TOML"),
     ("brackets by the thousand", "a = " + "[" * 5000, "not TOML"),
     ("a number of 5000 digits", "a = " + "1" * 5000, "not TOML"),
-    ("larger than any", "#" * (CONFIG_BYTES_MAX + 1), "larger than"),
+    ("larger than any", "#" * (SETTINGS_BYTES_MAX + 1), "larger than"),
     ("an unknown key", HEAD + VOLUME + "lisen = 1\n", "unknown key"),
     (
         "an unknown key at the top",

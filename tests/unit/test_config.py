@@ -2,6 +2,7 @@
 with the key's name.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,6 @@ from hypothesis import strategies as st
 from pydantic import Field
 
 from runtime.config import (
-    CONFIG_BYTES_MAX,
     Duration,
     FilePath,
     Rate,
@@ -25,6 +25,8 @@ from runtime.config import (
     split_address,
 )
 from runtime.errors import ConfigError
+from runtime.settings_files import SETTINGS_BYTES_MAX
+from runtime.tls_files import Tls, read_files
 
 
 class Inner(Settings):
@@ -139,7 +141,7 @@ def test_bytes_that_are_no_text_are_a_config_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "accepted"), [(CONFIG_BYTES_MAX, True), (CONFIG_BYTES_MAX + 1, False)]
+    ("length", "accepted"), [(SETTINGS_BYTES_MAX, True), (SETTINGS_BYTES_MAX + 1, False)]
 )
 def test_the_size_of_a_file_is_bounded(tmp_path: Path, length: int, accepted: bool) -> None:
     path = write(tmp_path, "#" * length)
@@ -148,6 +150,16 @@ def test_the_size_of_a_file_is_bounded(tmp_path: Path, length: int, accepted: bo
     else:
         with pytest.raises(ConfigError, match="larger than"):
             load(path, Outer)
+
+
+def test_what_may_never_end_is_not_read(tmp_path: Path) -> None:
+    pipe, folder = tmp_path / "pipe", tmp_path
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), folder):
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            load(path, Outer)
+        with pytest.raises(ConfigError, match="is not a regular file"):
+            read_files(Tls(path, path, path))
 
 
 def test_a_flag_below_a_value_that_is_no_table_is_a_config_error(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ its certificate, and whenever somebody takes the place of another.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import grpc
 import pytest
@@ -25,12 +26,13 @@ from runtime.errors import PeerRefusedError, PeerUnavailableError
 from runtime.renewable_channel import RenewableChannel
 from runtime.roles import Identity, Role
 from runtime.rpc import named_errors, open_channel
-from runtime.server_proof import ServerRoleError, prove_server
+from runtime.server_proof import ServerRoleError, ServerUnprovenError, prove_server
 from runtime.tls_files import Tls, TlsBytes, read_files
 from runtime.tls_renewal import RenewableTls
 from scm.client import ControllerClient
 from tests.support.certificates import issue, serving
 from tests.support.identities import certificate, tls_in
+from tests.support.waiting import wait_until
 from tests.unit.test_access import CLUSTER, IDENTITIES, LISTED, OURS
 
 # The certificates of tests/unit/test_access.py that may answer each call.
@@ -187,6 +189,112 @@ def test_a_channel_proves_its_server_anew_after_a_call_that_found_nobody(tmp_pat
         for _ in range(2):
             with pytest.raises(ServerRoleError):
                 check(channel)
+
+
+@dataclass
+class Hanging:
+    """A server whose proofs take a while, and may fail."""
+
+    proofs: int = 0
+    now_s: float = 0.0
+    takes_s: float = 3.0
+    is_there: bool = True
+
+    def prove(self, _files: TlsBytes) -> bytes:
+        self.proofs += 1
+        self.now_s += self.takes_s
+        if not self.is_there:
+            raise ServerUnprovenError("it hangs")
+        return b"the server's own"
+
+
+class _Silent:
+    """What a channel connects to, where only the calls are counted."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def unary_unary(self, *_method: object, **_options: object) -> Callable[..., bytes]:
+        def call(_request: object, **_how: object) -> bytes:
+            self.calls += 1
+            return b""
+
+        return call
+
+    def close(self) -> None:
+        """See grpc.Channel."""
+
+
+def proven_channel(
+    server: Hanging, files: Tls
+) -> tuple[RenewableChannel, list[tuple[bytes, _Silent]]]:
+    """A channel to the server, and all connections it makes with what they trust."""
+    connections: list[tuple[bytes, _Silent]] = []
+
+    def connect(trusted: TlsBytes) -> grpc.Channel:
+        connections.append((trusted.ca, _Silent()))
+        return cast(grpc.Channel, connections[-1][1])
+
+    return (
+        RenewableChannel(
+            RenewableTls(files), connect, server.prove, monotonic_s=lambda: server.now_s
+        ),
+        connections,
+    )
+
+
+def test_calls_go_on_to_who_was_proven_where_the_next_proof_fails(tmp_path: Path) -> None:
+    server = Hanging()
+    channel, connections = proven_channel(server, issue(trustme.CA(), tmp_path))
+    call = channel.unary_unary("/a/b")
+    for _ in range(3):
+        call(b"")
+    assert server.proofs == 1
+    server.now_s, server.is_there = 400.0, False
+    for _ in range(5):
+        call(b"")
+    # One that failed, and none again for ten times as long as it took.
+    assert (server.proofs, [silent.calls for _, silent in connections]) == (2, [8])
+    server.now_s += 10 * server.takes_s
+    server.is_there = True
+    for _ in range(2):
+        call(b"")
+    assert server.proofs == 3
+    # Never the whole authority.
+    assert {trusted for trusted, _ in connections} == {b"the server's own"}
+
+
+def test_renewed_files_trust_who_was_proven_where_the_proof_fails(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    files = issue(authority, tmp_path)
+    server = Hanging()
+    tls = RenewableTls(files)
+    trusted: list[bytes] = []
+
+    def connect(found: TlsBytes) -> grpc.Channel:
+        trusted.append(found.ca)
+        return cast(grpc.Channel, _Silent())
+
+    with RenewableChannel(tls, connect, server.prove, monotonic_s=lambda: server.now_s) as channel:
+        call = channel.unary_unary("/a/b")
+        call(b"")
+        server.is_there = False
+        issue(authority, tmp_path)
+        wait_until(lambda: bool(call(b"") == b"" and len(trusted) > 1), "the files are read again")
+    assert set(trusted) == {b"the server's own"}
+
+
+def test_callers_of_a_server_that_hangs_wait_for_one_proof(tmp_path: Path) -> None:
+    server = Hanging(is_there=False)
+    channel, connections = proven_channel(server, issue(trustme.CA(), tmp_path))
+    call = channel.unary_unary("/a/b")
+    for _ in range(4):
+        with pytest.raises(ServerUnprovenError):
+            call(b"")
+    assert (server.proofs, connections) == (1, [])
+    server.now_s, server.is_there = server.now_s + 10 * server.takes_s, True
+    call(b"")
+    assert server.proofs == 2
 
 
 def test_a_server_that_hangs_or_refuses_is_unavailable(

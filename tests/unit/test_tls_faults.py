@@ -152,7 +152,7 @@ def test_files_that_cannot_serve_are_named(authorities: Authorities) -> None:
         (replace(good, key=good.cert), good.cert, "is not a private key"),
         (replace(good, ca=garbage), garbage, "is not a certificate"),
         (replace(good, ca=foreign), good.cert, f"is not signed by {foreign}"),
-        (replace(good, ca=authorities.folder), authorities.folder, "cannot be read: Is a dir"),
+        (replace(good, ca=authorities.folder), authorities.folder, "is not a regular file"),
         (replace(good, cert=Path("/no")), Path("/no"), "cannot be read: No such file"),
         (expired, expired.cert, "has expired on 2020-01-01"),
     ):
