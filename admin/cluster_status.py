@@ -267,7 +267,9 @@ def lines(answer: ClusterAnswer) -> list[str]:
     problems = problems_of(answer)
     found = [
         f"state:   {health_of(problems).value}",
-        f"as of:   {time_text(answer.as_of_s)}, by the controller at {answer.address}",
+        f"as of:   {time_text(answer.as_of_s)}, "
+        + ("by" if answer.controller else "without an answer of")
+        + f" the controller at {answer.address}",
     ]
     for problem in problems[:_PROBLEMS_MAX]:
         found.append(f"{'wrong:  ' if problem.is_known else 'unknown:'} {problem.text}")

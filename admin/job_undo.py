@@ -170,8 +170,12 @@ def _job_to_undo(controller: ControllerClient, text: str) -> tuple[JobStatus, st
     if not job.state.is_terminal:
         raise _JobRunningError(
             f"job {job.job_id} is {job.state.value}: only a job that has ended can be undone",
-            hint=f"Wait for its end with `treefold job watch {job.job_id}`, or end it with"
-            f" `treefold job cancel {job.job_id}`.",
+            hint=(
+                f"Let it go on with `treefold job resume {job.job_id}`"
+                if job.pause
+                else f"Wait for its end with `treefold job watch {job.job_id}`"
+            )
+            + f", or end it with `treefold job cancel {job.job_id}`.",
         )
     return job, f"{job.job_id}{undone}{number}"
 

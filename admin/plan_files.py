@@ -227,7 +227,7 @@ def save_plans(plans: PlanFile, path: Path) -> None:
     """
     # It may have come to be while the plans were made.
     check_new_file(path)
-    document = {
+    document: dict[str, object] = {
         "schema_version": _SCHEMA_VERSION,
         "format": FORMAT,
         "made_at": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
@@ -243,6 +243,7 @@ def save_plans(plans: PlanFile, path: Path) -> None:
             for one in plans.containers
         ],
     }
+    document["digest"] = plan_digest(canonical_json(document))
     Disk().replace(path.absolute(), json.dumps(document, indent=1).encode() + b"\n")
 
 
@@ -255,8 +256,9 @@ def load_plans(path: Path) -> PlanFile:
         DiskError: it cannot be read.
     """
     hint = "Make one with `treefold reconcile ID --plan FILE`."
+    raw = Disk().read(path)
     try:
-        document = _Document.model_validate_json(Disk().read(path))
+        document = _Document.model_validate_json(raw)
     except ValidationError as error:
         where = ".".join(map(str, error.errors()[0]["loc"])) or "it"
         text = f"--apply: {path} is no plan file: {where}: {error.errors()[0]['msg']}"
@@ -272,6 +274,10 @@ def load_plans(path: Path) -> PlanFile:
             entries.append(entry)
         _check_places(path, one.container_id, entries, containers)
         containers.append(ContainerEntry(one.container_id, tuple(entries), one.unplanned))
+    # What is missing has no digest of its own.
+    signed = {name: value for name, value in parse_json(raw).items() if name != "digest"}
+    if document.digest != plan_digest(canonical_json(signed)):
+        raise UsageError(f"--apply: {path} was changed after it was written", hint=hint)
     return PlanFile(tuple(containers))
 
 
@@ -336,6 +342,7 @@ class _Document(_Strict):
     schema_version: int = Field(ge=_SCHEMA_VERSION, le=_SCHEMA_VERSION)
     format: str = Field(pattern=f"^{FORMAT}$")
     containers: tuple[_StoredContainer, ...]
+    digest: str
 
 
 def _planned(controller: ControllerClient, view: ContainerStatus) -> ContainerEntry:

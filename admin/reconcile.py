@@ -68,7 +68,8 @@ _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
     "plan_file",
     metavar="FILE",
     type=LocalPath(path_type=Path),
-    help="Have the agents plan every write, save that, and start nothing.",
+    help="Have the agents plan every write, save that, and start nothing. They read and"
+    " fetch for it at the rate of repairs.",
 )
 @click.option(
     "--apply",

@@ -136,6 +136,29 @@ def test_the_agent_itself_refuses_what_changed_with_the_same_root(
     assert [line["kind"] for line in cluster.audit("dn1")][-1] == "refused"
 
 
+def test_a_file_from_which_something_was_taken_is_refused(
+    cluster: SmallCluster, container_id: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "plan.json"
+    cluster.damage("dn1", container_id, container_id, 10)
+    planned(cluster, container_id, path)
+    document = json.loads(path.read_bytes())
+    [container] = document["containers"]
+    for changed in (
+        {"containers": []},
+        {"containers": [{**container, "replicas": []}]},
+        {"containers": [{**container, "replicas": container["replicas"][1:]}]},
+        {"containers": [{**container, "unplanned": {"dn-9": "it is held read-only"}}]},
+        {"made_at": None},
+        {"digest": "0" * 64},
+    ):
+        path.write_text(json.dumps({**document, **changed}))
+        refused = cluster.run("reconcile", "--apply", str(path), "--yes")
+        assert (refused.exit_code, "was changed after" in refused.output) == (2, True)
+    path.write_text(json.dumps(document, indent=7))
+    assert cluster.run("reconcile", "--apply", str(path), "--yes", "--wait").exit_code == 0
+
+
 def test_a_changed_file_and_a_plan_that_the_agent_lost_are_refused(
     cluster: SmallCluster, container_id: int, tmp_path: Path
 ) -> None:
