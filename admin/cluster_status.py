@@ -160,6 +160,10 @@ def _problems_of_controller(answer: ClusterAnswer) -> Iterator[Problem]:
         return
     if status.fault:
         yield Problem(f"controller: {status.fault}", "journalctl -u treefold-controller")
+    if status.unserved:
+        ids = " ".join(map(str, status.unserved_ids))
+        text = f"{_counted(status.unserved, 'container')} that no client can read: every known"
+        yield Problem(f"{text} replica is UNHEALTHY", f"treefold reconcile {ids}")
     if status.diverged:
         action = "treefold reconcile --all-diverged"
         if status.automatic:
@@ -465,6 +469,7 @@ def _controller_json(status: ControllerStatus) -> JsonObject:
         "diverged": status.diverged,
         "unknown": status.unknown,
         "unscanned": status.unscanned,
+        "unserved": status.unserved,
         "oldestRootSecondsAgo": None if oldest is None else round(oldest, 1),
         "automatic": status.automatic,
         "jobsByState": {state.value: count for state, count in status.jobs.items()},

@@ -522,7 +522,7 @@ class JobCount(_message.Message):
     def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic", "roles_enforced")
+    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic", "roles_enforced", "containers_unserved", "unserved_ids")
     STARTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
@@ -534,6 +534,8 @@ class GetStatusResponse(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     AUTOMATIC_FIELD_NUMBER: _ClassVar[int]
     ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
+    CONTAINERS_UNSERVED_FIELD_NUMBER: _ClassVar[int]
+    UNSERVED_IDS_FIELD_NUMBER: _ClassVar[int]
     started_age_s: float
     fault: str
     containers: int
@@ -545,4 +547,6 @@ class GetStatusResponse(_message.Message):
     limits: _containers.RepeatedCompositeFieldContainer[Limit]
     automatic: bool
     roles_enforced: bool
-    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ..., roles_enforced: bool = ...) -> None: ...
+    containers_unserved: int
+    unserved_ids: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ..., roles_enforced: bool = ..., containers_unserved: _Optional[int] = ..., unserved_ids: _Optional[_Iterable[int]] = ...) -> None: ...

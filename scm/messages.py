@@ -1,6 +1,6 @@
 """Conversion of the Controller service's messages to values, with checks, and back."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -328,6 +328,7 @@ def status_response_to(
     jobs: Mapping[JobState, int],
     limits: Iterable[LiveLimit],
     *,
+    unserved: Sequence[ContainerId],
     started_age_s: float,
     fault: str,
     automatic: bool,
@@ -341,6 +342,8 @@ def status_response_to(
         containers_diverged=int(gauges["scm_containers_diverged"]),
         containers_unknown=int(gauges["scm_containers_unknown"]),
         containers_unscanned=int(gauges["scm_containers_unscanned"]),
+        containers_unserved=int(gauges["scm_containers_unserved"]),
+        unserved_ids=unserved,
         jobs=[pb.JobCount(state=state.value, count=count) for state, count in jobs.items()],
         limits=[
             pb.Limit(name=one.name, value=one.value, set_by=one.set_by, set_at_s=one.set_at_s)
@@ -368,6 +371,8 @@ def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
             diverged=message.containers_diverged,
             unknown=message.containers_unknown,
             unscanned=message.containers_unscanned,
+            unserved=message.containers_unserved,
+            unserved_ids=tuple(map(ContainerId, message.unserved_ids)),
             oldest_root_age_s=message.oldest_root_age_s
             if message.HasField("oldest_root_age_s")
             else None,

@@ -23,6 +23,11 @@ CONTROLLER_METRICS = (
         "Containers with a replica whose data was never scanned.",
     ),
     Metric(
+        "scm_containers_unserved",
+        Kind.GAUGE,
+        "Containers of which every reported replica is UNHEALTHY or INVALID.",
+    ),
+    Metric(
         "scm_roots_oldest_age_seconds",
         Kind.GAUGE,
         "Age of the oldest root: time since the last full scan of its data, by the hour.",

@@ -4,6 +4,7 @@ datanodes, and gauges. Nothing changes here.
 
 from collections import Counter
 from collections.abc import Mapping
+from heapq import nsmallest
 from itertools import islice
 
 from merkle.replica import PeerId
@@ -113,6 +114,10 @@ class ClusterQueries:
         """The containers whose roots differ, ascending."""
         return sorted(self._registry.diverged())
 
+    def unserved(self, limit: int) -> list[ContainerId]:
+        """The first containers that clients cannot read (Registry.unserved)."""
+        return nsmallest(limit, self._registry.unserved())
+
     def datanodes(self, now_s: float) -> list[DatanodeStatus]:
         """All known datanodes, by ID."""
         return self._registry.datanodes(now_s)
@@ -159,6 +164,7 @@ class ClusterQueries:
             "scm_diverged_oldest_age_seconds": self._registry.backlog.oldest_age_s(now_s),
             "scm_containers_unknown": counts[RootComparison.UNKNOWN],
             "scm_containers_unscanned": ages.never_scanned,
+            "scm_containers_unserved": len(self._registry.unserved()),
             "scm_roots_oldest_age_seconds": max(0.0, now_s - oldest_s) if oldest_s else 0.0,
             "scm_jobs_running": len(self._jobs.in_flight),
             "scm_jobs_paused": active[JobState.PAUSED],

@@ -32,6 +32,8 @@ from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, exp
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
 _ID_MAX = (1 << 63) - 1
+# Ozone serves no client from such a replica.
+_UNSERVED = frozenset({ReplicaState.UNHEALTHY, ReplicaState.INVALID})
 
 
 class Liveness(Enum):
@@ -174,6 +176,7 @@ class Registry:
         self._seen_closed: set[ContainerId] = set()
         self._compared: dict[ContainerId, ComparisonResult] = {}
         self._diverged: dict[ContainerId, None] = {}
+        self._unserved: set[ContainerId] = set()
         # The same containers, since when this process knows it.
         self.backlog = Backlog()
         self._counts: Counter[RootComparison] = Counter()
@@ -387,6 +390,12 @@ class Registry:
         """Containers whose replicas differ, in the order in which they diverged."""
         return self._diverged.keys()
 
+    def unserved(self) -> Collection[ContainerId]:
+        """Containers that clients cannot read: every reported replica is UNHEALTHY or
+        INVALID.
+        """
+        return self._unserved
+
     def postpone(self, container_id: ContainerId) -> None:
         """Move a diverged container to the end of the order."""
         self._diverged[container_id] = self._diverged.pop(container_id)
@@ -492,6 +501,10 @@ class Registry:
                 self._ages.put(container_id, closed)
             else:
                 self._ages.remove(container_id)
+            if replicas and {replica.state for replica in replicas} <= _UNSERVED:
+                self._unserved.add(container_id)
+            else:
+                self._unserved.discard(container_id)
             if compared.comparison is RootComparison.DIVERGED:
                 self._diverged.setdefault(container_id)
                 largest = max((replica.used_bytes for replica in replicas), default=0)
@@ -505,6 +518,7 @@ class Registry:
             self._sorted_ids = None
         self._diverged.pop(container_id, None)
         self.backlog.remove(container_id)
+        self._unserved.discard(container_id)
         self._ages.remove(container_id)
 
     def _knowledge(

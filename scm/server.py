@@ -66,6 +66,8 @@ _DATANODES_MAX = 20_000
 # Containers or jobs in one response, and IDs in one request; both stay far below the
 # limit of a message.
 _PAGE_MAX = 1_000
+# As many as a command line takes.
+_UNSERVED_MAX = 5
 IDS_MAX = 10_000
 _TICK_S = 1.0
 # A process that missed so many ticks was stopped, or waited for its disk. It cannot say
@@ -368,6 +370,7 @@ class ControllerService:
                 queries.gauges(now_s),
                 queries.job_counts(),
                 self._limits(),
+                unserved=queries.unserved(_UNSERVED_MAX),
                 started_age_s=now_s - self._started_s,
                 fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
                 automatic=queries.is_automatic,

@@ -131,6 +131,9 @@ class ControllerStatus:
     unknown: int
     # With a replica whose data was never scanned.
     unscanned: int
+    # Clients cannot read them; `unserved_ids` has the first of them.
+    unserved: int
+    unserved_ids: tuple[ContainerId, ...]
     # None if no root is known.
     oldest_root_age_s: float | None
     jobs: Mapping[JobState, int]

@@ -511,6 +511,25 @@ def test_all_agents_dead_is_unknown_in_metrics_too() -> None:
     assert world.controller.queries.gauges(world.now_s)["scm_containers_unknown"] == 0
 
 
+def test_a_container_is_out_of_service_while_no_known_replica_can_be_read() -> None:
+    world = World()
+    bad = ReplicaState.UNHEALTHY
+
+    def unserved() -> list[ContainerId]:
+        found = world.controller.queries.unserved(5)
+        gauges = world.controller.queries.gauges(world.now_s)
+        assert gauges["scm_containers_unserved"] == len(found)
+        return found
+
+    world.report(*replicas(7, 7, 7))
+    assert unserved() == []
+    # Equal roots are no service.
+    world.report(*(replace(one, state=bad) for one in replicas(7, 7, 7)))
+    assert unserved() == [ContainerId(1)]
+    world.report(*replicas(7), *(replace(one, state=bad) for one in replicas(7, 7, 7)[1:]))
+    assert unserved() == []
+
+
 def test_the_age_of_the_oldest_root_is_a_metric() -> None:
     world = World(now_s=SCANNED_MS / 1000 + 50 * 3600)
     world.report(*replicas(7, 7, 7), replica("dn-1", 2, scanned_ms=None))
