@@ -198,30 +198,33 @@ class _SqliteView:
     def by_hash(self, key_hashes: Sequence[int]) -> Sequence[tuple[bytes, bytes, bytes]]:
         """See TableView.by_hash."""
         found = list[tuple[bytes, bytes, bytes]]()
-        for cursor in self._by_hash(_SELECT, key_hashes):
-            rows = cursor.fetchall()
-            try:
-                found += [(k, v, h.to_bytes(KEY_HASH_BYTES, "big") + row) for k, v, h, row in rows]
-            except _TYPE_ERRORS as error:
-                raise IndexDamagedError(_OTHER_TYPE) from error
+        with _translated(self._path, "read"):
+            for cursor in self._by_hash(_SELECT, key_hashes):
+                rows = cursor.fetchall()
+                try:
+                    found += [
+                        (k, v, h.to_bytes(KEY_HASH_BYTES, "big") + row) for k, v, h, row in rows
+                    ]
+                except _TYPE_ERRORS as error:
+                    raise IndexDamagedError(_OTHER_TYPE) from error
         return found
 
     def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
         """See TableView.names_by_hash."""
         keys, versions = list[bytes](), list[bytes]()
-        for cursor in self._by_hash("SELECT key, version FROM item", key_hashes):
-            rows = cursor.fetchall()
-            keys += [key for key, _ in rows]
-            versions += [version for _, version in rows]
+        with _translated(self._path, "read"):
+            for cursor in self._by_hash("SELECT key, version FROM item", key_hashes):
+                rows = cursor.fetchall()
+                keys += [key for key, _ in rows]
+                versions += [version for _, version in rows]
         return keys, versions
 
     def _by_hash(self, select: str, key_hashes: Sequence[int]) -> Iterator[sqlite3.Cursor]:
         """The rows, some at a time: thousands of tuples would call the collector."""
-        with _translated(self._path, "read"):
-            for first in range(0, len(key_hashes), _LOOKED_UP):
-                some = key_hashes[first : first + _LOOKED_UP]
-                statement = f"{select} WHERE key_hash IN ({_marks(some)})"
-                yield self._connection.execute(statement, some)
+        for first in range(0, len(key_hashes), _LOOKED_UP):
+            some = key_hashes[first : first + _LOOKED_UP]
+            statement = f"{select} WHERE key_hash IN ({_marks(some)})"
+            yield self._connection.execute(statement, some)
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         """See TableView.journal."""

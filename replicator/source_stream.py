@@ -7,14 +7,24 @@ sent is lost then. After that the copy asks for each part by itself.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from typing import Protocol
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ObjectFacts, ObjectReader, StoreUnavailableError
+from replicator.stores.port import ObjectFacts, StoreUnavailableError
 
 # Bodies that one answer has at most. What was begun is sent as it was, also if the
 # object is replaced meanwhile: with the next answer that shows.
 _BODIES_MAX = 8
+
+
+class _RangeReader(Protocol):
+    """Of a store's ObjectReader, what is used here."""
+
+    def read(
+        self, facts: ObjectFacts, *, first: int = 0, end: int | None = None
+    ) -> AbstractContextManager[Iterator[bytes]]:
+        """See ObjectReader.read."""
 
 
 class SourceStream:
@@ -22,7 +32,7 @@ class SourceStream:
     thread.
     """
 
-    def __init__(self, reader: ObjectReader) -> None:
+    def __init__(self, reader: _RangeReader) -> None:
         self._reader = reader
         self._answer: ExitStack | None = None
         self._pieces: Iterator[bytes] = iter(())

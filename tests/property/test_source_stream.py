@@ -14,10 +14,8 @@ from hypothesis import strategies as st
 from replicator.source_stream import SourceStream
 from replicator.stores.port import (
     ObjectFacts,
-    ObjectProperties,
     PreconditionFailedError,
     StoreUnavailableError,
-    WholeObject,
 )
 
 SIZE_BYTES = 4_000
@@ -27,7 +25,7 @@ BODY = random.Random(5).randbytes(SIZE_BYTES)
 
 @dataclass
 class PiecewiseReader:
-    """An ObjectReader of one object, in pieces by chance. So many reads end early, by
+    """Reads one object, in pieces by chance. So many reads end early, by
     an error or without, and the first one at `ends_at`; `ranges` are what was asked
     for, `open` how many answers are.
     """
@@ -55,22 +53,6 @@ class PiecewiseReader:
             yield self._pieces(first, end)
         finally:
             self.open -= 1
-
-    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
-        """Nobody asks."""
-        raise NotImplementedError
-
-    def properties(self, key: str, *, version: str = "") -> ObjectProperties:
-        """Nobody asks."""
-        raise NotImplementedError
-
-    def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
-        """Nobody asks."""
-        raise NotImplementedError
-
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
-        """Nobody asks."""
-        raise NotImplementedError
 
     def _pieces(self, first: int, end: int) -> Iterator[bytes]:
         while first < end:

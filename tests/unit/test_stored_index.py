@@ -15,6 +15,7 @@ from proof.index_state import DerivedState
 from proof.item import ItemId
 from proof.open_generation import IndexLimits
 from proof.spans import SpanSums
+from proof.sqlite_index import SqliteTables
 from proof.stored_index import StoredIndex
 from proof.tables import ItemRow, TableBatch
 from runtime.errors import DatabaseError
@@ -117,6 +118,28 @@ def test_a_row_of_another_type_is_not_read_by_its_hash(
         with pytest.raises(IndexDamagedError, match="another type"):
             now.find(hashes_of([stamped("k7")]))
         assert len(now.find(hashes_of([stamped("k8")]))) == 1
+
+
+def test_a_page_that_is_no_page_is_named_whichever_it_is(tmp_path: Path) -> None:
+    """Also one that SQLite meets in the midst of its answer."""
+    path = tmp_path / "pages.sqlite"
+    hashes = [1_000 * number for number in range(2_000)]
+    with closing(SqliteTables(path, building=True)) as tables:
+        rows = [(b"%05d" % one, b"", one.to_bytes(8, "big") + bytes(90)) for one in hashes]
+        tables.write(TableBatch(puts=[ItemRow(*row) for row in rows], values={"a": b"b"}))
+        tables.settle()
+    whole = path.read_bytes()
+    page_bytes = int.from_bytes(whole[16:18], "big")
+    refused = 0
+    for start in range(page_bytes, len(whole), page_bytes):
+        path.write_bytes(whole[:start] + bytes(page_bytes) + whole[start + page_bytes :])
+        for read in ("by_hash", "names_by_hash"):
+            try:
+                with closing(SqliteTables(path)) as tables, tables.view() as view:
+                    getattr(view, read)(hashes)
+            except (IndexDamagedError, DatabaseError):
+                refused += 1
+    assert refused > 20
 
 
 LOST = {
