@@ -26,6 +26,7 @@ from replicator.windows import KEY_BYTES, WindowTable, pack_hashes, unpack_table
 from runtime.disk import Disk
 from runtime.errors import ConfigError, DatabaseError
 from runtime.folder_lock import FolderLock
+from runtime.row_order import in_order
 
 T = TypeVar("T")
 
@@ -173,11 +174,10 @@ class PairLedger:
         start, above = prefix.encode(), False
         while True:
             comparison = ">" if above else ">="
-            page = self._query(
-                _ledger_row,
-                f"{_SELECT_ROWS} WHERE key {comparison} ? ORDER BY key LIMIT {_PAGE_ROWS}",
-                (start,),
-            )
+            statement = f"{_SELECT_ROWS} WHERE key {comparison} ? ORDER BY key LIMIT {_PAGE_ROWS}"
+            page = self._query(_ledger_row, statement, (start,))
+            with self._translated():
+                in_order(page, lambda row: row.key.encode(), after=start if above else None)
             for row in page:
                 if not row.key.startswith(prefix):
                     return
@@ -353,6 +353,8 @@ class PairLedger:
         after = 0
         statement = f"SELECT * FROM plan WHERE number > ? ORDER BY number LIMIT {_PAGE_ROWS}"
         while page := self._query(_numbered_step, statement, (after,)):
+            with self._translated():
+                in_order(page, lambda numbered: numbered[0], after=after)
             yield from (step for _, step in page)
             after = page[-1][0]
 

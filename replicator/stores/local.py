@@ -433,11 +433,13 @@ class LocalBucket:
             self._remove_garbage()
 
     def _remove_garbage(self) -> None:
+        before = list[str]()
         while True:
             with self._database.view() as rows:
                 names = rows.garbage()
-            if not names:
+            if not names or names == before:  # A damaged database may keep what is forgotten.
                 return
+            before = names
             self._files.remove(names)
             with self._database.change() as rows:
                 rows.forget_garbage(names)

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from replicator.hashing import content_hashes
 from replicator.stores.port import Change, ObjectFacts, ObjectProperties, PositionTrimmedError
 from runtime.documents import parse_json
+from runtime.row_order import in_order
 
 # BucketRows that a listing reads at a time: it holds no lock in between.
 PAGE_ROWS = 1000
@@ -111,7 +112,8 @@ class BucketRows:
             " AND (? IS NULL OR v.key < ?) ORDER BY v.key LIMIT ?",
             (*values, first[1], end, end, PAGE_ROWS),
         )
-        return [_facts(row) for row in rows]
+        found = [_facts(row) for row in rows]
+        return in_order(found, lambda one: one.key.encode(), after=after)
 
     def versions(
         self, prefix: bytes, after: tuple[bytes, int] | None, at: int | None
@@ -130,7 +132,10 @@ class BucketRows:
             " ORDER BY v.key, v.position DESC LIMIT ?",
             (key, key, before, end, end, _POSITION_MAX if at is None else at, PAGE_ROWS),
         )
-        return [_facts(row) for row in rows]
+        found = [_facts(row) for row in rows]
+        # Newest first.
+        place = (after[0], -after[1]) if after else None
+        return in_order(found, lambda one: (one.key.encode(), -int(one.version)), after=place)
 
     def find(
         self, key: bytes, version: str = "", at: int | None = None
@@ -257,10 +262,11 @@ class BucketRows:
             " ORDER BY position LIMIT ?",
             (after, PAGE_ROWS),
         )
-        return [
+        found = [
             Change(position, key.decode(), str(position), bool(is_delete))
             for position, key, is_delete in rows
         ]
+        return in_order(found, lambda change: change.position, after=after)
 
     def trim(self, through: int) -> None:
         """Remove what only the history up to a position needs: versions superseded by
@@ -297,7 +303,8 @@ class BucketRows:
             " AND (? IS NULL OR key < ?) ORDER BY key, upload LIMIT ?",
             (key, upload, end, end, PAGE_ROWS),
         )
-        return rows.fetchall()
+        found: list[tuple[bytes, str]] = rows.fetchall()
+        return in_order(found, lambda row: row, after=after)
 
     def remove_upload(self, upload: str) -> None:
         """Remove an upload with its parts, but not their contents."""
@@ -324,7 +331,8 @@ class BucketRows:
             " ORDER BY number LIMIT ?",
             (upload, after, PAGE_ROWS),
         )
-        return [(number, content, Content(*facts)) for number, content, *facts in rows]
+        found = [(number, content, Content(*facts)) for number, content, *facts in rows]
+        return in_order(found, lambda part: part[0], after=after)
 
     def writers(self) -> set[str]:
         """Tokens of the writers that have not ended in good order."""
