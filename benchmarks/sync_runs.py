@@ -125,6 +125,8 @@ class BucketPair:
             f"s3://{self.target.name}?endpoint_url={theirs}&profile=target",
         ]
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("AWS_")}
+        # Of an installed package all modules are compiled.
+        inherited.pop("PYTHONDONTWRITEBYTECODE", None)
         return subprocess.Popen(
             [sys.executable, "-m", "admin.cli", "bucket", command, *words, "--json", *options],
             env={

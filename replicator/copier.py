@@ -7,8 +7,9 @@ is kept busy.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, assert_never
 
@@ -25,6 +26,7 @@ from replicator.copy_requests import (
     JoinPart,
     ListParts,
     PutObject,
+    PutPieces,
     PutProperties,
     ReadRange,
     ReadSourceFacts,
@@ -39,6 +41,7 @@ from replicator.copy_requests import (
     Steps,
     StitchObject,
 )
+from replicator.copy_task import SourceChangedError
 from replicator.ledger import PairLedger
 from replicator.source_stream import SourceStream
 from replicator.stitching import stitch
@@ -50,6 +53,7 @@ from replicator.stores.port import (
     Store,
     StoreError,
     UploadedPart,
+    same_stamp,
 )
 from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError
@@ -59,6 +63,8 @@ from runtime.retry import Backoff, Sleep, call_with_retry
 T = TypeVar("T")
 # Between two looks at whether a waiting thread should stop.
 _CANCEL_CHECK_S = 0.2
+# Of what is sent as it is read: the last piece, the one before it, and the next.
+_PIECE_BYTES = 3 << 20
 # Takes a number of threads and a name for them.
 NewExecutor: TypeAlias = Callable[[int, str], Executor]
 
@@ -177,6 +183,8 @@ class Copier:
             case BeginUpload(key, properties):
                 uploads = OwnUploads(self._target, key)
                 return self._retried(lambda: uploads.begin(key, properties))
+            case PutPieces():
+                return self._put_pieces(request, job)
             case StitchObject(base):
                 recorded = RecordedUploads(self._target, base.key, self._ledger)
                 return self._retried(lambda: self._stitch(request, recorded))
@@ -211,10 +219,45 @@ class Copier:
                 raise AssertionError(f"{request} is no call of the target")
             case StartPart() | JoinPart() | SaveUpload() | SavePart() | DoubtSourceEtags():
                 raise AssertionError(f"{request} is no call of the target")
-            case BeginUpload() | StitchObject():
+            case BeginUpload() | StitchObject() | PutPieces():
                 raise AssertionError(f"{request} is no call of the target")
             case _:
                 assert_never(request)
+
+    def _put_pieces(self, request: PutPieces, job: "_Job") -> ObjectFacts:
+        """Write an object as it is read. A part of it is in memory at a time, and what
+        is read waits in the kernel while the target is slow.
+        """
+        writer, facts = self._target.piece_writer, request.facts
+        assert writer is not None
+        job.take_memory(_PIECE_BYTES)
+        with self._writes, ExitStack() as stack:
+            with _source_errors(facts.key):
+                pieces = stack.enter_context(self._source.reader.read(facts))
+            return writer.put_pieces(
+                facts,
+                request.md5,
+                self._pieces(request, pieces),
+                request.properties,
+                request.condition,
+            )
+
+    def _pieces(self, request: PutPieces, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """What is read, up to the last piece, which wants the source unchanged."""
+        last, facts = b"", request.facts
+        with _source_errors(facts.key):
+            for piece in pieces:
+                if last:
+                    yield last
+                if self._is_cancelled():
+                    raise OperationInterruptedError("the sync was interrupted")
+                self._rate.take(len(piece))
+                request.take(piece)
+                last = piece
+            now = self._source.reader.facts(facts.key)
+        if now is None or not same_stamp(now, facts):
+            raise SourceChangedError(f"{facts.key} changed before its copy was complete")
+        yield last
 
     def _stitch(self, request: StitchObject, uploads: RecordedUploads) -> ObjectFacts:
         self._rate.take(request.plan.sent_bytes)
@@ -247,6 +290,25 @@ class Copier:
 
     def _retried(self, call: Callable[[], T]) -> T:
         return call_with_retry(call, sleep=self._sleep, backoff=self._backoff)
+
+
+@contextmanager
+def _source_errors(key: str) -> Iterator[None]:
+    """Tell what the source says apart from what the target says.
+
+    Raises:
+        SourceChangedError: it has another version by now, or none.
+        CopyFailedError: it cannot be read.
+        StoreError: it did not answer; it may later.
+    """
+    try:
+        yield
+    except (ObjectMissingError, PreconditionFailedError) as error:
+        raise SourceChangedError(f"{key} changed while it was read") from error
+    except StoreError as error:
+        if error.retryable:
+            raise
+        raise CopyFailedError(FailureReason.SOURCE_UNREADABLE, error.message) from error
 
 
 class _ByteBudget:

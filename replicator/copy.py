@@ -3,18 +3,21 @@
 Before a large object appears at the target, the source's facts are read once more.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeAlias
 
 from merkle.checksum import Buffer
-from proof.item import ContentHash
+from proof.item import ContentHash, HashAlgorithm
 from replicator.copy_requests import (
     CopyFailedError,
     CopyResult,
     DoubtSourceEtags,
     FailureReason,
     PutObject,
+    PutPieces,
+    SaveUpload,
     Steps,
 )
 from replicator.copy_task import (
@@ -38,7 +41,9 @@ from replicator.stores.port import (
     ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
+    StoreError,
     WholeObject,
+    WriteCondition,
 )
 from replicator.uploads import (
     OpenUpload,
@@ -47,6 +52,7 @@ from replicator.uploads import (
     complete_upload,
     drop_upload,
     open_upload,
+    record_upload,
 )
 from replicator.windows import WindowHasher
 
@@ -100,6 +106,8 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
         return (yield from _copy_small(task, (yield from read_whole(task))))
     properties = yield from read_properties(task)
     adopted = yield from adopt_finished(task, properties)
+    if adopted is None and _may_send_pieces(task):
+        adopted = yield from _copy_pieces(task, properties)
     if adopted is not None:
         return adopted
     if is_small and task.upload is not None:
@@ -118,13 +126,7 @@ def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
     hasher = ContentHasher()
     hasher.update(body)
     hashes = hasher.hashes()
-    capabilities = task.capabilities
-    is_guarded = (
-        capabilities.creates_conditionally
-        if task.target is None
-        else capabilities.replaces_conditionally
-    )
-    condition = yield from guard(task, is_guarded=is_guarded)
+    condition = yield from _put_condition(task)
     try:
         answer = yield PutObject(task.key, body, properties, condition)
         assert isinstance(answer, ObjectFacts)
@@ -140,6 +142,67 @@ def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
         facts = written
     check_answer(task, facts, hashes)
     return _result(task, facts, hashes, properties, len(body))
+
+
+def _put_condition(task: CopyTask) -> Steps[WriteCondition]:
+    """The condition of a PUT."""
+    capabilities = task.capabilities
+    is_guarded = (
+        capabilities.creates_conditionally
+        if task.target is None
+        else capabilities.replaces_conditionally
+    )
+    return (yield from guard(task, is_guarded=is_guarded))
+
+
+def _may_send_pieces(task: CopyTask) -> bool:
+    """Whether to send an object as it is read: the target checks its MD5, the ETag of
+    the source may be that, and no earlier attempt was cut.
+    """
+    is_in_one_put = re.fullmatch("[0-9a-f]{32}", task.source.etag.strip('"')) is not None
+    return (
+        task.sends_pieces
+        and task.source_etags_prove
+        and is_in_one_put
+        and task.upload is None
+        and task.limits.part_bytes < task.source.size_bytes <= task.limits.pieces_bytes_max
+    )
+
+
+def _copy_pieces(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult | None]:
+    """Copy in one PUT, as it is read; None where it must go in parts.
+
+    It is tried once. The record of it makes a later run send parts: a link that is cut
+    more often than an object of this size crosses would never get one across.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+    """
+    md5, content = bytes.fromhex(task.source.etag.strip('"')), _Content(task, with_md5=False)
+    condition = yield from _put_condition(task)
+    yield from record_upload(task, properties, task.limits.part_bytes)
+    try:
+        answer = yield PutPieces(task.source, md5, properties, condition, content.update)
+    except PreconditionFailedError as error:
+        raise target_changed(task.key) from error
+    except DigestMismatchError:
+        # It is no MD5, or other bytes were read or have arrived. There is no object.
+        yield DoubtSourceEtags()
+        return None
+    except SourceChangedError:
+        yield SaveUpload(task.key, None)
+        raise
+    except StoreError as error:
+        if error.retryable:
+            return None
+        raise
+    assert isinstance(answer, ObjectFacts)
+    # The target has computed it, of what has arrived.
+    hashes = (ContentHash(HashAlgorithm.MD5, md5), *content.hasher.hashes())
+    hashes = with_whole(hashes, content.whole.hash())
+    check_answer(task, answer, hashes)
+    made = _result(task, answer, hashes, properties, task.source.size_bytes)
+    return replace(made, windows=content.windows.table())
 
 
 def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult]:
@@ -165,17 +228,17 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
             transfer.with_digest = True
             held = OpenUpload(opened.upload, dict(transfer.parts))
             content = yield from _send_parts(task, part_bytes, held, transfer)
-        facts = yield from complete_upload(task, transfer, properties, content.whole.hash())
+        hashes = with_whole(content.hasher.hashes(), content.whole.hash())
+        facts = yield from complete_upload(task, transfer, properties, content.whole.hash(), hashes)
     except SourceChangedError:
         yield from transfer.abandon()
         raise
     except DigestMismatchError as error:
         raise CopyFailedError(FailureReason.TARGET_DISAGREES, error.message) from error
     except CopyFailedError as error:
-        if error.reason is FailureReason.TARGET_CHANGED:
+        if error.reason in (FailureReason.TARGET_CHANGED, FailureReason.SOURCE_DISAGREES):
             yield from transfer.abandon()
         raise
-    hashes = with_whole(content.hasher.hashes(), content.whole.hash())
     check_answer(task, facts, hashes)
     made = _result(task, facts, hashes, properties, transfer.sent_bytes)
     return replace(made, windows=content.windows.table())
@@ -184,9 +247,8 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
 class _Content:
     """What is computed of all bytes of an object as they are read."""
 
-    def __init__(self, task: CopyTask) -> None:
-        # An object in parts has no MD5 of the whole that ours could be compared with.
-        self.hasher = ContentHasher(with_md5=not _part_count(task.source))
+    def __init__(self, task: CopyTask, *, with_md5: bool) -> None:
+        self.hasher = ContentHasher(with_md5=with_md5)
         self.windows = WindowHasher(task.window_key, task.source.size_bytes)
         self.whole = WholeCrc(task.capabilities.upload_crc)
 
@@ -201,7 +263,8 @@ def _send_parts(
     task: CopyTask, part_bytes: int, opened: OpenUpload, transfer: PartTransfer
 ) -> Steps[_Content]:
     """Read the source from its beginning, and send the parts that the target lacks."""
-    content = _Content(task)
+    # An object in parts has no MD5 of the whole that ours could be compared with.
+    content = _Content(task, with_md5=not _part_count(task.source))
     for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
         body = yield from read_range(task, first, end, until=task.source.size_bytes)
         content.update(body)

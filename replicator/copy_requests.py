@@ -5,7 +5,7 @@ error of the request thrown into it. It does no I/O of its own. A test may stop 
 any request, as a killed process stops.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, TypeVar
@@ -69,6 +69,8 @@ class FailureReason(Enum):
     SOURCE_CHANGED = "source_changed"
     """It changed twice while it was being copied."""
     SOURCE_UNREADABLE = "source_unreadable"
+    SOURCE_DISAGREES = "source_disagrees"
+    """What was read of it has another hash than its store declares."""
     TARGET_CHANGED = "target_changed"
     """Somebody else wrote the key at the target; it is left as it is."""
     TARGET_DISAGREES = "target_disagrees"
@@ -212,6 +214,21 @@ class PutObject:
 
 
 @dataclass(frozen=True, slots=True)
+class PutPieces:
+    """Write just this version of the source as it is read; answered by ObjectFacts. The
+    target checks the MD5. `take` gets each piece before it is sent, and looks at it no
+    more when it returns. The last piece is sent once the source has been seen to be
+    unchanged.
+    """
+
+    facts: ObjectFacts
+    md5: bytes
+    properties: ObjectProperties
+    condition: WriteCondition
+    take: Callable[[Buffer], None]
+
+
+@dataclass(frozen=True, slots=True)
 class PutProperties:
     """Answered by ObjectFacts."""
 
@@ -323,6 +340,7 @@ Request: TypeAlias = (
     | ReadRange
     | DoubtSourceEtags
     | PutObject
+    | PutPieces
     | PutProperties
     | SaveUpload
     | SavePart

@@ -36,15 +36,18 @@ from replicator.stores.port import (
 from replicator.windows import WindowTable
 
 _PART_BYTES = 8 << 20
+# What a cut of the link may cost once.
+_PIECES_BYTES_MAX = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class CopyLimits:
     """Of one object: larger ones than `part_bytes` are sent in parts of at least that
-    size, one at a time.
+    size, one at a time. Up to `pieces_bytes_max` an object may be sent in one request.
     """
 
     part_bytes: int = _PART_BYTES
+    pieces_bytes_max: int = _PIECES_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,8 @@ class CopyTask:
     `target` is the object to replace, None where the key must be absent. `upload` is
     what an earlier run left. `windows` and `content` describe the bytes of `target`, as
     the ledger knows them. `source_etags_prove`: an ETag of the source may be made of
-    the MD5s of its parts, as S3 does it.
+    the MD5s of its parts, or its MD5, as S3 does it. `sends_pieces`: the target takes
+    an object as it is read, and checks its MD5.
     """
 
     source: ObjectFacts
@@ -68,6 +72,7 @@ class CopyTask:
     content: tuple[ContentHash, ...] = ()
     properties: bytes = b""
     source_etags_prove: bool = False
+    sends_pieces: bool = False
 
     @property
     def key(self) -> str:
@@ -207,6 +212,22 @@ def check_answer(task: CopyTask, facts: ObjectFacts, hashes: tuple[ContentHash, 
             FailureReason.TARGET_DISAGREES,
             f"{task.key}: the target has another {' and '.join(wrong)} than what was sent",
         )
+
+
+def check_source(now: ObjectFacts, hashes: tuple[ContentHash, ...]) -> None:
+    """Compare what was read of the source with what its store declares.
+
+    Raises:
+        CopyFailedError: it has other hashes.
+    """
+    read = {one.algorithm: one.digest for one in hashes}
+    for one in now.hashes:
+        if read.get(one.algorithm, one.digest) != one.digest:
+            raise CopyFailedError(
+                FailureReason.SOURCE_DISAGREES,
+                f"{now.key}: the source declares another {one.algorithm.value} than what was read"
+                " of it has",
+            )
 
 
 def target_changed(key: str) -> CopyFailedError:

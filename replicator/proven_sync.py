@@ -433,6 +433,7 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         task = CopyTask(
             source=facts,
             target=target,
+            sends_pieces=self._target.piece_writer is not None,
             upload=self._ledger.upload(step.key),
             capabilities=self._target.capabilities,
             crossing=self._crossing,

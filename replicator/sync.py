@@ -503,6 +503,7 @@ class BucketSync:
             window_key=self._ledger.secret,
             limits=self._options.copy_limits,
             source_etags_prove=self._copier.source_etags_prove,
+            sends_pieces=self._target.piece_writer is not None,
             upload=self._ledger.upload(step.key),
             windows=windows,
             content=row.hashes if row is not None else (),

@@ -31,6 +31,7 @@ from replicator.copy_requests import (
 from replicator.copy_task import (
     CopyTask,
     SourceChangedError,
+    check_source,
     guard,
     is_same_object,
     read_range,
@@ -158,19 +159,23 @@ def complete_upload(
     transfer: PartTransfer,
     properties: ObjectProperties,
     whole: ContentHash | None,
+    hashes: tuple[ContentHash, ...] = (),
 ) -> Steps[ObjectFacts]:
     """Check both sides once more, and make the object from its parts. Where the target
-    declares a CRC of the whole object, it compares that with `whole`.
+    declares a CRC of the whole object, it compares that with `whole`. Where the source
+    declares one of `hashes`, which are of what was read of it, it must be equal.
 
     Raises:
         SourceChangedError: the source has another version by now.
-        CopyFailedError: the target changed meanwhile.
+        CopyFailedError: the target changed meanwhile, or the source declares another
+            hash.
         DigestMismatchError: the parts are other bytes than `whole` is the hash of. They
             are given up.
     """
     now = yield from source_facts(task.key)
     if now is None or not same_stamp(now, task.source):
         raise SourceChangedError(f"{task.key} changed before its copy was complete")
+    check_source(now, hashes)
     parts = tuple(part for _, part in sorted(transfer.parts.items()))
     is_guarded = task.capabilities.completes_conditionally
     condition = yield from guard(task, is_guarded=is_guarded)

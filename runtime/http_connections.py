@@ -12,7 +12,7 @@ import ssl
 import struct
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -123,9 +123,17 @@ class HttpConnection:
         """Close it; idempotent."""
         self._link.close()
 
-    def exchange(self, head: bytes, body: Buffer, *, is_bodiless: bool = False) -> "HttpAnswer":
-        """Send a request, and read the head of its answer. `is_bodiless` says that the
-        answer has no body, whatever its head says: HEAD.
+    def exchange(
+        self,
+        head: bytes,
+        body: Buffer,
+        *,
+        pieces: Iterable[Buffer] = (),
+        is_bodiless: bool = False,
+    ) -> "HttpAnswer":
+        """Send a request, and read the head of its answer. `pieces` follow the body.
+        They are taken no more once the server answers without waiting for them.
+        `is_bodiless` says that the answer has no body, whatever its head says: HEAD.
 
         Raises:
             OSError, HttpProtocolError: the request may have arrived, but its answer
@@ -134,6 +142,8 @@ class HttpConnection:
         is_sent = True
         try:
             self._send(head, memoryview(body).cast("B"))
+            for piece in pieces:
+                self._link.sendall(piece)
         except (BrokenPipeError, ConnectionResetError):
             # A server that refuses a request need not read all of it.
             is_sent = False

@@ -9,7 +9,7 @@ server byte by byte, because nothing here normalises a path.
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -142,6 +142,32 @@ class S3Client:
 
         return self._retry(attempt, method in _IDEMPOTENT if idempotent is None else idempotent)
 
+    def send_pieces(
+        self,
+        bucket: str,
+        key: str,
+        *,
+        headers: Mapping[str, str],
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> S3Answer:
+        """PUT an object whose bytes arrive in pieces, once, without a hash of its body:
+        the caller has given a digest in `content-md5`, which is signed, and which the
+        store checks. An error of `pieces` ends the request before its last byte.
+
+        Raises:
+            S3UnavailableError: the store was not reached, or did nothing for now.
+            S3OutcomeUnknownError: the request may have been carried out.
+            S3ProtocolError: the answer is invalid.
+            S3Error: the store refused.
+        """
+        request = _Request(
+            "PUT", bucket, key, (), dict(headers), b"", None, False, pieces, length_bytes
+        )
+        answer = self._read_whole(request, *self._send(request))
+        raise_for(answer, request.name)
+        return answer
+
     @contextmanager
     def stream(
         self,
@@ -224,7 +250,12 @@ class S3Client:
         connection = self._connected(request, pool)
         self.traffic.add(len(head) + memoryview(request.body).nbytes, requests=1)
         try:
-            found = connection.exchange(head, request.body, is_bodiless=request.method == "HEAD")
+            found = connection.exchange(
+                head,
+                request.body,
+                pieces=self._counted(request),
+                is_bodiless=request.method == "HEAD",
+            )
         except (HttpProtocolError, OSError) as error:
             connection.close()
             raise _interrupted(request, error) from error
@@ -233,6 +264,17 @@ class S3Client:
             raise
         self.traffic.add(found.head_bytes)
         return pool, found
+
+    def _counted(self, request: "_Request") -> Iterator[Buffer]:
+        """The pieces of a body, which have its length in all."""
+        left = request.pieces_bytes
+        for piece in request.pieces:
+            length_bytes = memoryview(piece).nbytes
+            left -= length_bytes
+            assert left >= 0
+            self.traffic.add(length_bytes)
+            yield piece
+        assert not left
 
     def _connected(self, request: "_Request", pool: HttpPool) -> HttpConnection:
         try:
@@ -256,7 +298,8 @@ class S3Client:
             signed = request.body if request.signed_body is None else request.signed_body
             payload = payload_digest(signed)
         if has_body or len(request.body):
-            headers["content-length"] = str(memoryview(request.body).nbytes)
+            length_bytes = memoryview(request.body).nbytes + request.pieces_bytes
+            headers["content-length"] = str(length_bytes)
         return signed_headers(
             request.method,
             target,
@@ -344,6 +387,8 @@ class _Request:
     body: Buffer
     signed_body: Buffer | None = None
     signs_body: bool = True
+    pieces: Iterable[Buffer] = ()
+    pieces_bytes: int = 0
 
     @property
     def name(self) -> str:

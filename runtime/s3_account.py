@@ -95,14 +95,16 @@ def find_account(settings: S3Settings) -> S3Account:
 
 
 def configured_endpoint(settings: S3Settings) -> str:
-    """The endpoint of the settings, of the environment or of the profile; empty for
-    that of AWS.
+    """The endpoint of the settings, else of the environment or of the profile; empty
+    for that of AWS.
 
     Raises:
-        ConfigError: there is no such profile.
+        ConfigError: the profile was asked, and there is none.
     """
+    if settings.endpoint_url:
+        return settings.endpoint_url
     with _session(settings) as session:
-        return settings.endpoint_url or _configured_endpoint(session) or ""
+        return _configured_endpoint(session) or ""
 
 
 @contextmanager

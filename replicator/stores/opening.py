@@ -14,7 +14,7 @@ def effective_address(address: str) -> str:
 
     Raises:
         UsageError: the address is invalid.
-        ConfigError: it names a profile that does not exist.
+        ConfigError: it names no endpoint, and a profile that does not exist.
     """
     match parse_address(address):
         case LocalAddress():

@@ -4,7 +4,7 @@ Each port is narrow, and an adapter says in its capabilities what its store lack
 ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import NewType, Protocol
@@ -385,6 +385,30 @@ class UploadWriter(Protocol):
         """
 
 
+class PieceWriter(Protocol):
+    """Writes objects whose MD5 is known before their bytes."""
+
+    def put_pieces(
+        self,
+        facts: ObjectFacts,
+        md5: bytes,
+        pieces: Iterable[Buffer],
+        properties: ObjectProperties,
+        condition: WriteCondition,
+    ) -> ObjectFacts:
+        """Write an object of the key and size of `facts` in one request, tried once, as
+        its pieces arrive. The store makes no object of bytes with another MD5. An error
+        of `pieces` before the last one ends the request, and there is no object.
+
+        Raises:
+            DigestMismatchError: the bytes have another MD5; nothing was written.
+            UnsupportedObjectError: the store would change or drop a part of this.
+            PreconditionFailedError: the condition does not hold; nothing was written.
+            StoreUnavailableError: it may have been written.
+            StoreError: the store refused.
+        """
+
+
 class UploadReader(Protocol):
     """Finds what an interrupted upload has left."""
 
@@ -448,8 +472,9 @@ class ChangeFeed(Protocol):
 @dataclass(frozen=True, slots=True)
 class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
-    it cannot make a part of a new object from a range of an old one. `traffic` is what
-    has crossed the connection to it so far; None where there is no connection.
+    it cannot make a part of a new object from a range of an old one, `piece_writer`
+    where it was not seen to refuse a body with another MD5. `traffic` is what has
+    crossed the connection to it so far; None where there is no connection.
     """
 
     address: str
@@ -461,6 +486,7 @@ class Store:
     upload_reader: UploadReader
     feed: ChangeFeed | None = None
     scratch: ScratchSpace | None = None
+    piece_writer: PieceWriter | None = None
     traffic: Callable[[], Traffic] | None = None
 
 

@@ -9,6 +9,7 @@ from replicator.stores.port import Store
 from replicator.stores.s3_bucket import S3Bucket, S3Location
 from replicator.stores.s3_lister import S3Lister
 from replicator.stores.s3_objects import S3Reader, S3Writer
+from replicator.stores.s3_pieces import S3PieceWriter
 from replicator.stores.s3_probe import probe
 from replicator.stores.s3_uploads import S3Scratch, S3UploadReader, S3UploadWriter
 from runtime.s3 import S3Client, open_client
@@ -40,6 +41,7 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
     reader = S3Reader(bucket)
     uploads = S3UploadWriter(bucket, reader)
     can_stitch = may_write and bucket.behaviour.copies_ranges
+    checks_md5 = may_write and bucket.behaviour.checks_put_md5
     return Store(
         address=address,
         capabilities=bucket.behaviour.capabilities(),
@@ -49,5 +51,6 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
         upload_writer=uploads,
         upload_reader=S3UploadReader(bucket),
         scratch=S3Scratch(bucket) if can_stitch else None,
+        piece_writer=S3PieceWriter(bucket, reader) if checks_md5 else None,
         traffic=bucket.client.traffic.read,
     )

@@ -44,13 +44,13 @@ class S3Behaviour:
     `etag_is_md5`: the ETag of an object written by one PUT is the MD5 of its bytes;
     None where there was no such object to look at. `checks_payloads`: a body of which
     another one was signed is refused; `checks_part_md5`: so is a part with another MD5,
-    also if no body is signed. `put_keeps_tags`, `upload_keeps_tags`: tags in the
-    headers of PUT, of CreateMultipartUpload. `tags_apart`: PutObjectTagging works and
-    harms no object. `counts_tags`: HEAD says how many there are. `copy_checks_source`:
-    UploadPartCopy refuses another source or a range past its end. `upload_crc`: the CRC
-    that it was seen to declare, of type FULL_OBJECT, of what was uploaded in parts.
-    `copy_way`: by which CopyObject, if any, all old metadata and headers give way;
-    `copy_takes_tags`: the tags too.
+    also if no body is signed; `checks_put_md5`: so is an object. `put_keeps_tags`,
+    `upload_keeps_tags`: tags in the headers of PUT, of CreateMultipartUpload.
+    `tags_apart`: PutObjectTagging works and harms no object. `counts_tags`: HEAD says
+    how many there are. `copy_checks_source`: UploadPartCopy refuses another source or a
+    range past its end. `upload_crc`: the CRC that it was seen to declare, of type
+    FULL_OBJECT, of what was uploaded in parts. `copy_way`: by which CopyObject, if any,
+    all old metadata and headers give way; `copy_takes_tags`: the tags too.
     `owner` is the ID of the bucket's owner, empty where ACLs are not kept. `reasons`
     are those of `Capabilities`.
     """
@@ -60,6 +60,7 @@ class S3Behaviour:
     etag_is_md5: bool | None = False
     checks_payloads: bool = False
     checks_part_md5: bool = False
+    checks_put_md5: bool = False
     declares_checksums: bool = False
     put_keeps_tags: bool = False
     upload_keeps_tags: bool = False

@@ -189,6 +189,21 @@ class S3Reader:
             body = b"".join(_counted(answer.pieces, facts.size_bytes, facts.key))
         return WholeObject(self._with_headers(answer.headers, tags, acl), body)
 
+    def is_arrived(
+        self, found: ObjectFacts, md5: bytes, size: int, given: Mapping[str, str]
+    ) -> bool:
+        """Whether an object is one that was sent with this MD5 and these headers.
+
+        Raises:
+            StoreError: the store did not say.
+        """
+        if not self._bucket.behaviour.etag_is_md5:
+            return False
+        if (found.etag, found.size_bytes) != (md5.hex(), size):
+            return False
+        headers = self.head(found.key, version=found.version)
+        return metadata_of(headers) == metadata_of(given)
+
     @contextmanager
     def _answer(self, facts: ObjectFacts, headers: Mapping[str, str]) -> Iterator[S3Stream]:
         """The bytes of just this version, as the store answers."""
@@ -234,7 +249,7 @@ class S3Writer:
         check_kept(self._bucket, properties)
         behaviour, md5 = self._bucket.behaviour, md5_of(body)
         given = headers_of(properties, with_tags=behaviour.put_keeps_tags, owner=behaviour.owner)
-        headers = given | self._condition(condition)
+        headers = given | condition_headers(self._bucket, condition)
         if not behaviour.checks_payloads:
             # Else the hash that is signed guards the body, and another one costs bytes.
             headers["content-md5"] = base64.b64encode(md5).decode()
@@ -250,7 +265,7 @@ class S3Writer:
             except S3OutcomeUnknownError as error:
                 # A slow PUT may have succeeded although its answer was lost.
                 found = self._reader.facts(key)
-                if found is not None and self._is_arrived(found, md5, size, given):
+                if found is not None and self._reader.is_arrived(found, md5, size, given):
                     etag, version = found.etag, found.version
                     break
                 if not _may_hold(condition, found):
@@ -260,9 +275,7 @@ class S3Writer:
                 if not left or condition != WriteCondition():
                     raise store_error(error, f"cannot write {key!r}") from error
             except S3Error as error:
-                if condition.etag and error.status == 404:
-                    raise PreconditionFailedError(f"{key!r} does not exist", key=key) from error
-                raise store_error(error, f"cannot write {key!r}") from error
+                raise put_error(error, key, condition) from error
         if behaviour.etag_is_md5 and etag != md5.hex():
             raise DigestMismatchError(
                 f"the store received other bytes of {key!r}: its ETag is {etag}", key=key
@@ -307,27 +320,6 @@ class S3Writer:
         """See ObjectWriter."""
         unique = sorted(set(keys), key=str.encode)
         return delete_versions(self._bucket, [(key, "") for key in unique])
-
-    def _condition(self, condition: WriteCondition) -> dict[str, str]:
-        behaviour = self._bucket.behaviour
-        if condition.absent and behaviour.creates_conditionally:
-            return {"if-none-match": "*"}
-        if condition.etag and behaviour.put_if_match is EtagForm.QUOTED:
-            return {"if-match": f'"{condition.etag}"'}
-        if condition.etag and behaviour.put_if_match is EtagForm.BARE:
-            return {"if-match": condition.etag}
-        return {}
-
-    def _is_arrived(
-        self, found: ObjectFacts, md5: bytes, size: int, given: Mapping[str, str]
-    ) -> bool:
-        """Whether an object is the one that was sent, properties included."""
-        if not self._bucket.behaviour.etag_is_md5:
-            return False
-        if (found.etag, found.size_bytes) != (md5.hex(), size):
-            return False
-        headers = self._reader.head(found.key, version=found.version)
-        return metadata_of(headers) == metadata_of(given)
 
     def _copy(self, source: ObjectFacts, key: str, headers: Mapping[str, str]) -> ObjectFacts:
         pinned = {
@@ -375,6 +367,27 @@ class S3Writer:
         except StoreError:
             self._uploads.abort(facts.key, upload)
             raise
+
+
+def condition_headers(bucket: S3Bucket, condition: WriteCondition) -> dict[str, str]:
+    """The headers of a PUT that takes effect only where this holds, as far as the store
+    obeys them.
+    """
+    behaviour = bucket.behaviour
+    if condition.absent and behaviour.creates_conditionally:
+        return {"if-none-match": "*"}
+    if condition.etag and behaviour.put_if_match is EtagForm.QUOTED:
+        return {"if-match": f'"{condition.etag}"'}
+    if condition.etag and behaviour.put_if_match is EtagForm.BARE:
+        return {"if-match": condition.etag}
+    return {}
+
+
+def put_error(error: S3Error, key: str, condition: WriteCondition) -> StoreError:
+    """The error of the ports for a PUT that was refused."""
+    if condition.etag and error.status == 404:
+        return PreconditionFailedError(f"{key!r} does not exist", key=key)
+    return store_error(error, f"cannot write {key!r}")
 
 
 def check_kept(bucket: S3Bucket, properties: ObjectProperties) -> None:

@@ -192,6 +192,7 @@ class _Probe:
                 self._found,
                 etag_is_md5=is_md5_etag,
                 checks_payloads=self._checks_payloads(),
+                checks_put_md5=self._checks_md5(()),
                 keeps_underscores=_NAME in names,
                 keeps_headers=kept == given,
             )
@@ -261,7 +262,7 @@ class _Probe:
         self._put(_BODY, {})
         with self._begun_upload({**_HEADERS, **_TAGS_HEADER}) as upload:
             part = (("partNumber", "1"), ("uploadId", upload))
-            checks_md5 = self._checks_part_md5(part)
+            checks_md5 = self._bucket.client.signs_payloads and self._checks_md5(part)
             source = {"x-amz-copy-source": self._bucket.source_header(self._key, "")}
             wrong = {"x-amz-copy-source-if-match": f'"{_WRONG_ETAG}"'}
             wide = {"x-amz-copy-source-range": f"bytes=3-{len(_BODY)}"}
@@ -307,14 +308,14 @@ class _Probe:
             )
         )
 
-    def _checks_part_md5(self, part: Query) -> bool:
-        """Whether a part of which no body is signed needs its MD5, and is taken so."""
-        if not self._bucket.client.signs_payloads:
-            return False
+    def _checks_md5(self, query: Query) -> bool:
+        """Whether an object, or a part of one, of which no body is signed needs its
+        MD5, and is taken so.
+        """
 
         def is_taken(content: bytes) -> bool:
             digest = {"content-md5": base64.b64encode(md5_of(content)).decode()}
-            return self._is_done("PUT", part, digest, _BODY, signs_body=False)
+            return self._is_done("PUT", query, digest, _BODY, signs_body=False)
 
         return not is_taken(b"other") and is_taken(_BODY)
 

@@ -137,7 +137,7 @@ def test_a_large_object_is_resumed_at_the_part_and_patched(
     body = bytearray(random.Random(3).randbytes(3 * LIMITS.part_bytes + 1_000))
     source.writer.put("large", bytes(body), PROPERTIES, ANYTHING)
     cut = CuttingUploads(target.upload_writer, parts=2)
-    run = runner((source, replace(target, upload_writer=cut)), tmp_path)
+    run = runner((source, replace(target, upload_writer=cut, piece_writer=None)), tmp_path)
     report = run()
     assert [one.reason for one in report.failed] == ["unavailable"]
     assert cut.sent_bytes == 3 * LIMITS.part_bytes
@@ -154,6 +154,26 @@ def test_a_large_object_is_resumed_at_the_part_and_patched(
         assert report.bytes <= 64 << 10
     assert held(target) == held(source)
     assert list(target.upload_reader.uploads("")) == []
+
+
+@every_direction
+def test_an_object_of_one_put_crosses_as_it_is_and_is_patched(
+    opened: tuple[Store, Store], tmp_path: Path
+) -> None:
+    source, target = opened
+    body = bytearray(random.Random(4).randbytes(2 * LIMITS.part_bytes + 1_000))
+    source.writer.put("large", bytes(body), PROPERTIES, ANYTHING)
+    run = runner(opened, tmp_path)
+    report = run()
+    assert (report.copied, report.bytes, report.equal) == (1, len(body), True)
+    assert held(target) == held(source)
+    body[6 * MIB] ^= 1
+    source.writer.put("large", bytes(body), PROPERTIES, ANYTHING)
+    report = run()
+    assert (report.copied, report.equal) == (1, True)
+    if target.capabilities.copies_ranges:
+        assert report.bytes <= 64 << 10
+    assert held(target) == held(source)
 
 
 class CuttingUploads:

@@ -14,7 +14,14 @@ from replicator.ledger import PairLedger
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectProperties, Store
 from runtime.disk import Disk
-from tests.support.bucket_commands import BucketPair, digest, held, opened, s3_address
+from tests.support.bucket_commands import (
+    BucketPair,
+    digest,
+    held,
+    opened,
+    s3_address,
+    write_large,
+)
 from tests.support.bucket_sync import LIMITS
 from tests.support.processes import ROOT
 from tests.support.s3_servers import S3Endpoint
@@ -29,10 +36,10 @@ PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"
 LIFE_S = 0.6
 KILLS = 8
 RUN_S = 120
-# Of the one large object that is cut. The heads of its parts cross besides.
+# Of the one large object that is cut. Heads of its parts cross besides, and the probe.
 PART = CopyLimits().part_bytes
 CUT_PARTS = 5
-HEADS_BYTES = 20_000
+HEADS_BYTES = 60_000
 
 
 def fill(store: Store, rng: random.Random) -> dict[str, bytes]:
@@ -86,21 +93,28 @@ def test_killed_many_times_it_leaves_the_target_equal_and_nothing_behind(tmp_pat
         assert ledger.upload_keys() == []
 
 
-def part_bytes(link: WanLink) -> int:
-    """What has crossed of parts, with their heads."""
+def body_bytes(link: WanLink) -> int:
+    """What has crossed of objects and parts, with their heads."""
     kinds = link.traffic().kinds
-    return sum(kinds[kind].bytes_to for kind in kinds if kind == "PUT object?uploadId")
+    bodies = ("PUT object", "PUT object?uploadId")
+    return sum(kinds[kind].bytes_to for kind in kinds if kind in bodies)
 
 
-@pytest.mark.parametrize("share", [0.15, 0.5, 0.85])
+@pytest.mark.parametrize(
+    ("in_parts", "share"), [(True, 0.15), (True, 0.5), (True, 0.85), (False, 0.5)]
+)
 @pytest.mark.parametrize("what", ["process", "link"])
 def test_of_a_large_object_that_is_cut_no_more_than_one_part_crosses_twice(
-    what: str, share: float, ministack_server: S3Endpoint, tmp_path: Path
+    what: str, in_parts: bool, share: float, ministack_server: S3Endpoint, tmp_path: Path
 ) -> None:
+    """Unless its source has it of one PUT. Then it goes in parts after the cut."""
     body = random.Random(5).randbytes(CUT_PARTS * PART)
     source, target = f"local:{tmp_path}/source", ministack_server.fresh_bucket()
     with opened(source, ministack_server) as store:
-        store.writer.put("large", body, PROPERTIES, ANYTHING)
+        if in_parts:
+            write_large(store, "large", body, PROPERTIES)
+        else:
+            store.writer.put("large", body, PROPERTIES, ANYTHING)
     with WanLink(ministack_server.address, delay_ms=10, mbit=400) as link:
         address = s3_address(target, link.through(ministack_server))
         commands = BucketPair(source, address, tmp_path / "state", ministack_server)
@@ -110,7 +124,7 @@ def test_of_a_large_object_that_is_cut_no_more_than_one_part_crosses_twice(
             env={**os.environ, **ministack_server.environment},
             stdout=subprocess.DEVNULL,
         ) as process:
-            wait_until(lambda: part_bytes(link) >= share * len(body), "a part of it to cross")
+            wait_until(lambda: body_bytes(link) >= share * len(body), "a part of it to cross")
             assert process.poll() is None, "it ended before it was cut"
             if what == "process":
                 process.send_signal(signal.SIGKILL)
@@ -119,6 +133,9 @@ def test_of_a_large_object_that_is_cut_no_more_than_one_part_crosses_twice(
                 link.mend()
             process.wait(RUN_S)
         assert commands.sync().last["equal"]
-        assert part_bytes(link) <= len(body) + PART + HEADS_BYTES
+        twice = PART if in_parts else len(body)
+        assert body_bytes(link) <= len(body) + twice + HEADS_BYTES
+        parts = link.traffic().kinds["PUT object?uploadId"].bytes_to
+        assert parts >= len(body)
     found = held(target)
     assert {key: one.body for key, one in found.items()} == {"large": digest(body)}

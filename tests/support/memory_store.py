@@ -8,7 +8,7 @@ effect. Times come from a clock that a test may set back.
 import hashlib
 import string
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -110,7 +110,8 @@ class MemoryStore:
     """All ports of one store. Thread-safe.
 
     With `says_little`, answers to writes have no time, as those of S3 do. With
-    `has_feed` its changes can be read. `payload` are the object bytes that were written
+    `has_feed` its changes can be read. With `takes_pieces` it is a PieceWriter, too.
+    `payload` are the object bytes that were written
     from outside, `undigested` the parts of them that came without a digest, `calls` the
     operations by name, `deleted` the keys of bulk deletes. Keys in `lost` are listed,
     and do not exist.
@@ -124,6 +125,7 @@ class MemoryStore:
         now_ms: Callable[[], int] | None = None,
         says_little: bool = False,
         has_feed: bool = False,
+        takes_pieces: bool = False,
         page_keys: int = 3,
     ) -> None:
         self.address = address
@@ -138,6 +140,7 @@ class MemoryStore:
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
+        self._takes_pieces = takes_pieces
         self._page_keys = page_keys
         self._changes: list[Change] = []
         self._now_ms = now_ms or self._tick
@@ -157,6 +160,7 @@ class MemoryStore:
             self,
             feed=self if self._has_feed else None,
             scratch=self if self.capabilities.part_bytes_min else None,
+            piece_writer=self if self._takes_pieces else None,
         )
 
     def write(
@@ -266,6 +270,33 @@ class MemoryStore:
             self.payload += len(body)
             etag = hashlib.md5(body).hexdigest()
             return self._answer(self._keep(key, bytes(body), properties, etag))
+
+    def put_pieces(
+        self,
+        facts: ObjectFacts,
+        md5: bytes,
+        pieces: Iterable[Buffer],
+        properties: ObjectProperties,
+        condition: WriteCondition,
+    ) -> ObjectFacts:
+        """See PieceWriter."""
+        _check_given(facts.key, properties)
+        with self._operation("put_pieces", facts.key):
+            body = b""
+            for piece in pieces:
+                self.payload += len(piece)
+                body += piece
+            with self._lock:
+                self._check(facts.key, condition, obeys=self.capabilities.creates_conditionally)
+                assert len(body) == facts.size_bytes
+                if self.arrived(body) != md5:
+                    raise DigestMismatchError(f"{facts.key} has another MD5")
+                made = self._keep(facts.key, body, properties, md5.hex())
+                return self._answer(made)
+
+    def arrived(self, body: bytes) -> bytes:
+        """The MD5 of what has arrived."""
+        return hashlib.md5(body).digest()
 
     def put_properties(
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
