@@ -6,7 +6,6 @@ change until the end. Where it has no feed, each key must have been seen in the 
 state before: between two looks that show one stamp nothing has changed.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from replicator.comparison import DecidedKey
