@@ -366,7 +366,7 @@ class Error(_message.Message):
     def __init__(self, fault: _Optional[str] = ..., message: _Optional[str] = ..., at_ms: _Optional[int] = ...) -> None: ...
 
 class Replication(_message.Message):
-    __slots__ = ("policy", "created_ms", "changed_by", "changed_ms", "reason", "is_deleted", "skips_cleanup", "returns_policy_id", "failed_over_ms", "condition", "condition_reason", "epoch", "holder", "leaving", "waiting_since_ms", "sequence", "report", "reported_ms", "seen_ms", "error", "now_ms", "is_enabled")
+    __slots__ = ("policy", "created_ms", "changed_by", "changed_ms", "reason", "is_deleted", "skips_cleanup", "returns_policy_id", "failed_over_ms", "condition", "condition_reason", "epoch", "holder", "leaving", "waiting_since_ms", "sequence", "report", "reported_ms", "seen_ms", "error", "now_ms", "is_enabled", "was_given")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     CREATED_MS_FIELD_NUMBER: _ClassVar[int]
     CHANGED_BY_FIELD_NUMBER: _ClassVar[int]
@@ -389,6 +389,7 @@ class Replication(_message.Message):
     ERROR_FIELD_NUMBER: _ClassVar[int]
     NOW_MS_FIELD_NUMBER: _ClassVar[int]
     IS_ENABLED_FIELD_NUMBER: _ClassVar[int]
+    WAS_GIVEN_FIELD_NUMBER: _ClassVar[int]
     policy: Policy
     created_ms: int
     changed_by: str
@@ -411,7 +412,8 @@ class Replication(_message.Message):
     error: Error
     now_ms: int
     is_enabled: bool
-    def __init__(self, policy: _Optional[_Union[Policy, _Mapping]] = ..., created_ms: _Optional[int] = ..., changed_by: _Optional[str] = ..., changed_ms: _Optional[int] = ..., reason: _Optional[str] = ..., is_deleted: bool = ..., skips_cleanup: bool = ..., returns_policy_id: _Optional[str] = ..., failed_over_ms: _Optional[int] = ..., condition: _Optional[str] = ..., condition_reason: _Optional[str] = ..., epoch: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., waiting_since_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reported_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., now_ms: _Optional[int] = ..., is_enabled: bool = ...) -> None: ...
+    was_given: bool
+    def __init__(self, policy: _Optional[_Union[Policy, _Mapping]] = ..., created_ms: _Optional[int] = ..., changed_by: _Optional[str] = ..., changed_ms: _Optional[int] = ..., reason: _Optional[str] = ..., is_deleted: bool = ..., skips_cleanup: bool = ..., returns_policy_id: _Optional[str] = ..., failed_over_ms: _Optional[int] = ..., condition: _Optional[str] = ..., condition_reason: _Optional[str] = ..., epoch: _Optional[int] = ..., holder: _Optional[_Union[Holder, _Mapping]] = ..., leaving: _Optional[_Union[Leaving, _Mapping]] = ..., waiting_since_ms: _Optional[int] = ..., sequence: _Optional[int] = ..., report: _Optional[_Union[Report, _Mapping]] = ..., reported_ms: _Optional[int] = ..., seen_ms: _Optional[int] = ..., error: _Optional[_Union[Error, _Mapping]] = ..., now_ms: _Optional[int] = ..., is_enabled: bool = ..., was_given: bool = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ()

@@ -6,11 +6,26 @@ change until the end. Where it has no feed, each key must have been seen in the 
 state before: between two looks that show one stamp nothing has changed.
 """
 
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol, TypeVar
 
 from replicator.comparison import DecidedKey
 from replicator.difference import Action
 from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
+
+_T = TypeVar("_T")
+
+
+class Retried(Protocol):
+    """Repeats what a store did not answer."""
+
+    def __call__(self, work: Callable[[], _T], /) -> _T:
+        """The answer of `work`.
+
+        Raises:
+            StoreError: the store did not say, also when it was asked again.
+        """
 
 
 class CutCheck:
@@ -82,3 +97,6 @@ class CutCheck:
             # Too much has changed to say what.
             return 1
         return sum(self._concerns(key) for key in keys)
+
+    def _concerns(self, key: str) -> bool:
+        return key.startswith(self._prefix)

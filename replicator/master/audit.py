@@ -2,7 +2,7 @@
 was refused. A line is on disk before what it records is done.
 """
 
-from replicator.master.orders import Order
+from replicator.master.orders import OperatorOrder
 from replicator.replication import Policy, PolicyId
 from runtime.audit_chain import AuditFile
 
@@ -10,7 +10,7 @@ from runtime.audit_chain import AuditFile
 class MasterAudit(AuditFile):
     """Records what operators order. Thread-safe."""
 
-    def added(self, policy: Policy, order: Order) -> None:
+    def added(self, policy: Policy, order: OperatorOrder) -> None:
         """Record that a replication is about to begin.
 
         Raises:
@@ -19,7 +19,7 @@ class MasterAudit(AuditFile):
         between: dict[str, object] = {"source": policy.source, "target": policy.target}
         self._ordered("add", policy.policy_id, order, between)
 
-    def ordered(self, kind: str, policy_id: PolicyId, order: Order) -> None:
+    def ordered(self, kind: str, policy_id: PolicyId, order: OperatorOrder) -> None:
         """Record an order that changes a replication: "delete", "desired", "options",
         "failover" or "end_failover", or of all "enable" and "disable".
 
@@ -29,7 +29,7 @@ class MasterAudit(AuditFile):
         self._ordered(kind, policy_id, order, {})
 
     def _ordered(
-        self, kind: str, policy_id: PolicyId, order: Order, more: dict[str, object]
+        self, kind: str, policy_id: PolicyId, order: OperatorOrder, more: dict[str, object]
     ) -> None:
         named = {"kind": kind, "replication": policy_id, "who": order.who, "why": order.reason}
         self.append([named | more])

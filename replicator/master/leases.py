@@ -11,7 +11,7 @@ A renewal in between would have changed the version of the record.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from replicator.master.records import Lease, RecordKey, RecordKind, StoredState
+from replicator.master.records import RecordKey, RecordKind, StoredState, SyncerLease
 
 # How much of its lease a syncer leaves unused: clocks run at different speeds, by some
 # hundred parts in a million, and a thread may not run at once.
@@ -43,14 +43,14 @@ class RecordAges:
         return {key: int((read_s - at_s) * 1000) for key, (_, at_s) in self._seen.items()}
 
 
-def is_valid(lease: Lease, now_ms: int) -> bool:
+def is_valid(lease: SyncerLease, now_ms: int) -> bool:
     """Whether the holder may still be answered. A clock that went back does not end a
     lease.
     """
     return now_ms < lease.expires_ms
 
 
-def has_ended(lease: Lease, now_ms: int, unchanged_ms: int) -> bool:
+def has_ended(lease: SyncerLease, now_ms: int, unchanged_ms: int) -> bool:
     """Whether its holder surely knows that it has none any more. A clock that went back
     before the renewal says nothing, and how long the record is unchanged says all.
     """

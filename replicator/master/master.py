@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from replicator.master.assignment import TickReport, tick
-from replicator.master.decision import Decision, known_policy
 from replicator.master.leases import RecordAges
 from replicator.master.orders import (
-    Order,
+    OperatorOrder,
     add_policy,
     delete_policy,
     end_failover,
@@ -23,6 +22,7 @@ from replicator.master.orders import (
 )
 from replicator.master.ports import MasterStore
 from replicator.master.records import RecordKey, RecordKind, StoredState, SyncerCapacity
+from replicator.master.ruling import Ruling, known_policy
 from replicator.master.syncer_rules import (
     Caller,
     HeartbeatAnswer,
@@ -85,7 +85,7 @@ class ReplicationMaster:
         """See syncer_rules.register."""
         key = RecordKey(RecordKind.SYNCER, caller.syncer_id)
 
-        def rule(state: StoredState, ages: Mapping[RecordKey, int]) -> Decision[None]:
+        def rule(state: StoredState, ages: Mapping[RecordKey, int]) -> Ruling[None]:
             age_ms, lease_ms = ages.get(key, 0), self.rules.lease_ms
             return register(state, caller, registration, lease_ms=lease_ms, age_ms=age_ms)
 
@@ -112,7 +112,7 @@ class ReplicationMaster:
     def add_policy(
         self,
         policy: Policy,
-        order: Order,
+        order: OperatorOrder,
         returns_policy: PolicyId | None = None,
         *,
         record: Recorder = _unrecorded,
@@ -124,7 +124,7 @@ class ReplicationMaster:
         self,
         policy_id: PolicyId,
         desired: DesiredState,
-        order: Order,
+        order: OperatorOrder,
         *,
         record: Recorder = _unrecorded,
     ) -> None:
@@ -135,7 +135,7 @@ class ReplicationMaster:
         self,
         policy_id: PolicyId,
         options: ReplicationOptions,
-        order: Order,
+        order: OperatorOrder,
         *,
         record: Recorder = _unrecorded,
     ) -> None:
@@ -143,13 +143,18 @@ class ReplicationMaster:
         self._decide(lambda state, _: set_options(state, policy_id, options, order), record)
 
     def set_enabled(
-        self, order: Order, *, is_enabled: bool, record: Recorder = _unrecorded
+        self, order: OperatorOrder, *, is_enabled: bool, record: Recorder = _unrecorded
     ) -> None:
         """See orders.set_enabled."""
         self._decide(lambda state, _: set_enabled(state, order, is_enabled=is_enabled), record)
 
     def delete_policy(
-        self, policy_id: PolicyId, order: Order, *, force: bool, record: Recorder = _unrecorded
+        self,
+        policy_id: PolicyId,
+        order: OperatorOrder,
+        *,
+        force: bool,
+        record: Recorder = _unrecorded,
     ) -> bool:
         """See orders.delete_policy."""
         return self._decide(
@@ -157,13 +162,13 @@ class ReplicationMaster:
         )
 
     def fail_over(
-        self, policy_id: PolicyId, order: Order, *, record: Recorder = _unrecorded
+        self, policy_id: PolicyId, order: OperatorOrder, *, record: Recorder = _unrecorded
     ) -> None:
         """See orders.fail_over."""
         self._decide(lambda state, _: fail_over(state, policy_id, order), record)
 
     def end_failover(
-        self, policy_id: PolicyId, order: Order, *, record: Recorder = _unrecorded
+        self, policy_id: PolicyId, order: OperatorOrder, *, record: Recorder = _unrecorded
     ) -> None:
         """See orders.end_failover."""
         self._decide(lambda state, _: end_failover(state, policy_id, order), record)
@@ -185,7 +190,7 @@ class ReplicationMaster:
 
     def _decide(
         self,
-        rule: Callable[[StoredState, Mapping[RecordKey, int]], Decision[_T]],
+        rule: Callable[[StoredState, Mapping[RecordKey, int]], Ruling[_T]],
         record: Recorder = _unrecorded,
     ) -> _T:
         is_recorded = False

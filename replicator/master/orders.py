@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from replicator.master.decision import Decision, known_policy, taken_from_living
 from replicator.master.errors import PolicyRefusedError
 from replicator.master.records import (
     ClusterSettings,
@@ -11,6 +10,7 @@ from replicator.master.records import (
     StoredState,
     can_go,
 )
+from replicator.master.ruling import Ruling, known_policy, taken_from_living
 from replicator.replication import DesiredState, Policy, PolicyId, ReplicationOptions
 
 # Enough for any cluster; all policies and states are read with every request.
@@ -18,7 +18,7 @@ POLICIES_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class OperatorOrder:
     """Who orders something, and why."""
 
     who: str
@@ -26,8 +26,8 @@ class Order:
 
 
 def add_policy(
-    state: StoredState, policy: Policy, order: Order, returns_policy: PolicyId | None
-) -> Decision[None]:
+    state: StoredState, policy: Policy, order: OperatorOrder, returns_policy: PolicyId | None
+) -> Ruling[None]:
     """Begin a replication. `returns_policy` is the one that failed over whose target is
     copied back by the new one.
 
@@ -64,12 +64,12 @@ def add_policy(
     )
     waiting = ReplicationState(policy.policy_id, state.now_ms)
     # Two masters must not add the same pair at once.
-    return Decision(None, (record, waiting, state.next_round), (), depends_on)
+    return Ruling(None, (record, waiting, state.next_round), (), depends_on)
 
 
 def set_desired(
-    state: StoredState, policy_id: PolicyId, desired: DesiredState, order: Order
-) -> Decision[None]:
+    state: StoredState, policy_id: PolicyId, desired: DesiredState, order: OperatorOrder
+) -> Ruling[None]:
     """Pause, resume or cancel a replication. One that stopped with an error is tried
     again: the order is a change in any case.
 
@@ -89,12 +89,15 @@ def set_desired(
             f"replication {policy_id} failed over: its target has writers of its own",
             hint=f"Bring their changes back first: treefold bucket failback {policy_id}.",
         )
-    return Decision(None, (_changed(state, record, order, desired=desired),))
+    if desired is DesiredState.CANCELLED:
+        # A syncer has to remove its snapshots, and writes nothing for it any more.
+        record = replace(record, failed_over_ms=None)
+    return Ruling(None, (_changed(state, record, order, desired=desired),))
 
 
 def set_options(
-    state: StoredState, policy_id: PolicyId, options: ReplicationOptions, order: Order
-) -> Decision[None]:
+    state: StoredState, policy_id: PolicyId, options: ReplicationOptions, order: OperatorOrder
+) -> Ruling[None]:
     """Give a replication other options, such as another rate, while it runs.
 
     Raises:
@@ -105,17 +108,17 @@ def set_options(
     if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
     policy = replace(record.policy, options=options)
-    return Decision(None, (_changed(state, replace(record, policy=policy), order),))
+    return Ruling(None, (_changed(state, replace(record, policy=policy), order),))
 
 
-def set_enabled(state: StoredState, order: Order, *, is_enabled: bool) -> Decision[None]:
+def set_enabled(state: StoredState, order: OperatorOrder, *, is_enabled: bool) -> Ruling[None]:
     """Let replications run, or none of them; what is wanted of each stays."""
-    return Decision(None, (ClusterSettings(is_enabled, state.now_ms, order.who, order.reason),))
+    return Ruling(None, (ClusterSettings(is_enabled, state.now_ms, order.who, order.reason),))
 
 
 def delete_policy(
-    state: StoredState, policy_id: PolicyId, order: Order, *, force: bool
-) -> Decision[bool]:
+    state: StoredState, policy_id: PolicyId, order: OperatorOrder, *, force: bool
+) -> Ruling[bool]:
     """End a replication and forget it; the answer is whether that is done. Otherwise a
     syncer has to remove its snapshots first, or, with `force`, to stop.
 
@@ -126,16 +129,16 @@ def delete_policy(
     changed = _changed(state, record, order)
     deleted = replace(changed, is_deleted=True, skips_cleanup=force or record.skips_cleanup)
     if can_go(deleted, found):
-        return Decision(True, (), (record.key, found.key))
+        return Ruling(True, (), (record.key, found.key))
     if not deleted.skips_cleanup or found.holder is None:
-        return Decision(False, (deleted,), (), frozenset({found.key}))
+        return Ruling(False, (deleted,), (), frozenset({found.key}))
     holder = state.syncer(found.holder.syncer_id)
     taken = taken_from_living(found, holder, state.now_ms)
     keys = frozenset({holder.key}) if holder else frozenset()
-    return Decision(False, (deleted, taken), (), keys)
+    return Ruling(False, (deleted, taken), (), keys)
 
 
-def fail_over(state: StoredState, policy_id: PolicyId, order: Order) -> Decision[None]:
+def fail_over(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Ruling[None]:
     """Fence a replication: its epoch is raised, and no syncer gets it until
     `end_failover`. The process that had it may write until it hears of this, or its
     lease ends: until then the state has `leaving`.
@@ -148,15 +151,15 @@ def fail_over(state: StoredState, policy_id: PolicyId, order: Order) -> Decision
     if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
     if record.failed_over_ms is not None:
-        return Decision(None)
+        return Ruling(None)
     holder = state.syncer(found.holder.syncer_id) if found.holder else None
     taken = replace(taken_from_living(found, holder, state.now_ms), epoch=found.epoch + 1)
     changed = replace(_changed(state, record, order), failed_over_ms=state.now_ms)
     keys = frozenset({holder.key}) if holder else frozenset()
-    return Decision(None, (changed, taken), (), keys)
+    return Ruling(None, (changed, taken), (), keys)
 
 
-def end_failover(state: StoredState, policy_id: PolicyId, order: Order) -> Decision[None]:
+def end_failover(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Ruling[None]:
     """Let a replication that failed over go on from where it was.
 
     Raises:
@@ -174,14 +177,15 @@ def end_failover(state: StoredState, policy_id: PolicyId, order: Order) -> Decis
         )
     for other in state.policies:
         back = state.state(other.policy.policy_id)
-        if other.returns_policy == policy_id and not (back and back.is_free and _is_over(other)):
+        is_stopped = other.failed_over_ms is not None or _is_over(other)
+        if other.returns_policy == policy_id and not (back and back.is_free and is_stopped):
             raise PolicyRefusedError(
                 f"replication {other.policy.policy_id} still copies its target back",
-                hint=f"Cancel it first: treefold bucket cancel {other.policy.policy_id}.",
+                hint=f"End that first: treefold bucket failback {policy_id} --finish.",
             )
     changed = replace(_changed(state, record, order), failed_over_ms=None)
     # Whoever began to copy back meanwhile changed the round.
-    return Decision(None, (changed, state.next_round), (), frozenset({found.key}))
+    return Ruling(None, (changed, state.next_round), (), frozenset({found.key}))
 
 
 def _is_over(record: PolicyRecord) -> bool:
@@ -189,7 +193,11 @@ def _is_over(record: PolicyRecord) -> bool:
 
 
 def _changed(
-    state: StoredState, record: PolicyRecord, order: Order, *, desired: DesiredState | None = None
+    state: StoredState,
+    record: PolicyRecord,
+    order: OperatorOrder,
+    *,
+    desired: DesiredState | None = None,
 ) -> PolicyRecord:
     policy = replace(
         record.policy,

@@ -132,7 +132,8 @@ class ReplicationState:
     `epoch` is the fencing token: it grows with every assignment and every failover, and
     what carries an older one is refused. `sequence` is that of the newest report of
     this epoch, and `reported_ms` when it came: one that has nothing new to say sends
-    none. `waiting_since_ms` is since when nobody has it.
+    none. `waiting_since_ms` is since when nobody has it, and `was_given` whether anybody
+    ever had.
     """
 
     policy_id: PolicyId
@@ -144,6 +145,7 @@ class ReplicationState:
     report: ReplicationReport | None = None
     reported_ms: int | None = None
     error: ReplicationError | None = None
+    was_given: bool = False
 
     def __post_init__(self) -> None:
         assert self.holder is None or self.leaving is None
@@ -164,7 +166,7 @@ class ReplicationState:
         that nobody ever had kept nothing.
         """
         ended = self.report is not None and self.report.condition is Condition.CANCELLED
-        return self.is_free and (self.epoch == 0 or ended)
+        return self.is_free and (ended or not self.was_given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,7 @@ class SyncerCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Lease:
+class SyncerLease:
     """From the last renewal to its end, by the clock of the database."""
 
     renewed_ms: int
@@ -206,7 +208,7 @@ class SyncerRecord:
     host: str
     started_ms: int
     capacity: SyncerCapacity
-    lease: Lease
+    lease: SyncerLease
 
     @property
     def key(self) -> RecordKey:

@@ -23,7 +23,7 @@ from replicator.master.messages import (
     policy_id_from,
     registration_from,
 )
-from replicator.master.orders import Order
+from replicator.master.orders import OperatorOrder
 from replicator.master.syncer_rules import Caller
 from replicator.master.view_messages import status_to, view_to
 from replicator.master.views import MasterStatus, replication_view
@@ -277,9 +277,9 @@ class ReplicationMasterService:
         """The caller; its owner is who the certificate says, and nobody without TLS."""
         return caller_from(message, self._access.requester(context, ""))
 
-    def _order(self, claimed: str, reason: str, context: grpc.ServicerContext) -> Order:
+    def _order(self, claimed: str, reason: str, context: grpc.ServicerContext) -> OperatorOrder:
         who = self._access.requester(context, check_text(claimed, "requester"))
-        return Order(who, check_text(reason, "reason"))
+        return OperatorOrder(who, check_text(reason, "reason"))
 
 
 def _serialize(message: Message) -> bytes:

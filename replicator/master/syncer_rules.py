@@ -9,12 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replicator.master.assignment import AssignmentRules, pulled
-from replicator.master.decision import Decision, given_to, given_up
 from replicator.master.errors import LeaseLostError, SyncerRefusedError
 from replicator.master.leases import has_ended, is_valid
 from replicator.master.records import (
     Holder,
-    Lease,
     PolicyRecord,
     Record,
     RecordKey,
@@ -23,9 +21,11 @@ from replicator.master.records import (
     ReplicationState,
     StoredState,
     SyncerCapacity,
+    SyncerLease,
     SyncerRecord,
     wanted,
 )
+from replicator.master.ruling import Ruling, given_to, given_up
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -101,7 +101,7 @@ class HeartbeatAnswer:
 
 def register(
     state: StoredState, caller: Caller, registration: Registration, *, lease_ms: int, age_ms: int
-) -> Decision[None]:
+) -> Ruling[None]:
     """Give a process its lease. What it has from before gets a new epoch: it asks
     because it has stopped.
 
@@ -131,7 +131,7 @@ def register(
         registration.host,
         registration.started_ms,
         registration.capacity,
-        Lease(now_ms, now_ms + lease_ms),
+        SyncerLease(now_ms, now_ms + lease_ms),
     )
     states = [
         given_to(given_up(one, now_ms), syncer, now_ms)
@@ -140,7 +140,7 @@ def register(
         for one in state.states
         if one.holder is not None and one.holder.syncer_id == caller.syncer_id
     ]
-    return Decision(None, (syncer, *states))
+    return Ruling(None, (syncer, *states))
 
 
 def heartbeat(
@@ -149,7 +149,7 @@ def heartbeat(
     capacity: SyncerCapacity,
     reports: Sequence[HeldReport],
     rules: SyncerRules,
-) -> Decision[HeartbeatAnswer]:
+) -> Ruling[HeartbeatAnswer]:
     """Renew a lease, take in reports, and say what the syncer has.
 
     Raises:
@@ -158,7 +158,7 @@ def heartbeat(
         SyncerRefusedError: another certificate registered this ID.
     """
     now_ms, known = state.now_ms, _valid_syncer(state, caller)
-    lease = Lease(now_ms, now_ms + rules.lease_ms)
+    lease = SyncerLease(now_ms, now_ms + rules.lease_ms)
     syncer = replace(known, capacity=capacity, lease=lease)
     changed = dict[PolicyId, ReplicationState]()
     depends_on, refused = set[RecordKey](), []
@@ -188,10 +188,10 @@ def heartbeat(
     # An assignment that was taken meanwhile must not be confirmed by this answer.
     depends_on |= {RecordKey(RecordKind.STATE, one.policy.policy_id) for one in assignments}
     answer = HeartbeatAnswer(assignments, tuple(refused))
-    return Decision(answer, (*records, *changed.values()), (), frozenset(depends_on))
+    return Ruling(answer, (*records, *changed.values()), (), frozenset(depends_on))
 
 
-def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Decision[None]:
+def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Ruling[None]:
     """Take in one report. A repeated one changes nothing.
 
     Raises:
@@ -203,15 +203,15 @@ def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Decisio
     known, found = _valid_syncer(state, caller), state.state(held.policy_id)
     after = _with_report(state, found, caller, held)
     if after is found:
-        return Decision(None)
+        return Ruling(None)
     # The lease must not end, and begin anew, in between.
     policy = RecordKey(RecordKind.POLICY, held.policy_id)
-    return Decision(None, (after,), (), frozenset({known.key, policy}))
+    return Ruling(None, (after,), (), frozenset({known.key, policy}))
 
 
 def release(
     state: StoredState, caller: Caller, released: Sequence[tuple[PolicyId, int]], *, ends: bool
-) -> Decision[None]:
+) -> Ruling[None]:
     """Note that a process has stopped working on these replications, each as it had it
     in an epoch; with `ends` on all, and that it gives up its lease.
 
@@ -220,7 +220,7 @@ def release(
     """
     known, epochs = state.syncer(caller.syncer_id), dict(released)
     if known is None or known.session != caller.session:
-        return Decision(None)
+        return Ruling(None)
     _check_owner(known, caller)
     states = []
     for one in state.states:
@@ -228,7 +228,7 @@ def release(
         epoch = one.leaving.epoch if one.leaving else one.epoch
         if _has(last, caller) and (ends or epochs.get(one.policy_id) == epoch):
             states.append(given_up(one, state.now_ms))
-    return Decision(None, tuple(states), (known.key,) if ends else ())
+    return Ruling(None, tuple(states), (known.key,) if ends else ())
 
 
 def goes_back(before: Checkpoint, after: Checkpoint) -> bool:

@@ -14,11 +14,11 @@ from replicator.master.messages import (
 )
 from replicator.master.records import (
     Holder,
-    Lease,
     Leaving,
     PolicyRecord,
     ReplicationError,
     ReplicationState,
+    SyncerLease,
     SyncerRecord,
 )
 from replicator.master.syncer_rules import Caller
@@ -49,6 +49,7 @@ def view_to(view: ReplicationView) -> pb.Replication:
         seen_ms=view.seen_ms,
         now_ms=view.now_ms,
         is_enabled=view.is_enabled,
+        was_given=state.was_given,
     )
     if state.holder:
         message.holder.CopyFrom(_holder_to(state.holder))
@@ -111,6 +112,7 @@ def view_from(message: pb.Replication) -> ReplicationView:
         report_from(message.report) if message.HasField("report") else None,
         message.reported_ms if message.HasField("reported_ms") else None,
         error,
+        message.was_given,
     )
     has_lease = has_holder and message.holder.HasField("lease_expires_ms")
     return ReplicationView(
@@ -206,6 +208,6 @@ def _syncer_from(message: pb.Syncer) -> SyncerView:
         message.host,
         message.started_ms,
         capacity_from(message.capacity),
-        Lease(message.renewed_ms, message.lease_expires_ms),
+        SyncerLease(message.renewed_ms, message.lease_expires_ms),
     )
     return SyncerView(record, message.replications)

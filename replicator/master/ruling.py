@@ -21,7 +21,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
-class Decision(Generic[AnswerT]):
+class Ruling(Generic[AnswerT]):
     """Records to write and remove, and what to answer once that is done. It holds while
     the records it changes, and those it `depends_on`, have the versions that were read.
     """
@@ -82,4 +82,4 @@ def given_to(state: ReplicationState, syncer: SyncerRecord, now_ms: int) -> Repl
     """The state once a syncer gets a free replication, with a new epoch."""
     assert state.is_free
     holder = Holder(syncer.syncer_id, syncer.session, syncer.host, now_ms)
-    return replace(state, epoch=state.epoch + 1, holder=holder, sequence=0)
+    return replace(state, epoch=state.epoch + 1, holder=holder, sequence=0, was_given=True)
