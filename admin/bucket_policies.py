@@ -178,7 +178,8 @@ def add(
 ) -> None:
     """Begin to replicate SOURCE to TARGET, and go on until it is cancelled.
 
-    The buckets must exist; only a local target is made. All that speaks against it is printed at once, before
+    The buckets must exist; only a local target is made. All that speaks against it is
+    printed at once, before
     anything is changed: other layouts, a quota that is too small, a target that has
     objects, snapshots disabled. Differences of ACLs and of the default replication are
     warnings. A syncer (`treefold syncer run`) then gets the replication.

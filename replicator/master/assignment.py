@@ -123,7 +123,8 @@ def pulled(
     has = sum(_holder_of(one) == syncer.syncer_id for one in state.states)
     room = min(syncer.capacity.replications_max - has, _tokens_left(state, rules))
     waiting = list(_waiting(state, {}))[: max(room, 0)]
-    return [given_to(one, syncer, state.now_ms) for one in waiting]
+    epoch = state.next_round.number
+    return [given_to(one, syncer, epoch, state.now_ms) for one in waiting]
 
 
 def _freed(
@@ -161,7 +162,7 @@ def _pushed(
     holders = Counter(_holder_of(changed.get(one.policy_id, one)) for one in state.states)
     living = [one for one in state.syncers if is_valid(one.lease, state.now_ms)]
     given: Counter[SyncerId] = Counter()
-    tokens = _tokens_left(state, rules)
+    tokens, epoch = _tokens_left(state, rules), state.next_round.number
     found, keys = list[tuple[PolicyId, SyncerId, int]](), set[RecordKey]()
     for one in _waiting(state, changed):
         room = [
@@ -182,8 +183,8 @@ def _pushed(
             ),
         )
         given[best.syncer_id] += 1
-        changed[one.policy_id] = given_to(one, best, state.now_ms)
-        found.append((one.policy_id, best.syncer_id, one.epoch + 1))
+        changed[one.policy_id] = given_to(one, best, epoch, state.now_ms)
+        found.append((one.policy_id, best.syncer_id, epoch))
         keys.add(best.key)
     return found, keys
 

@@ -153,10 +153,11 @@ def fail_over(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> 
     if record.failed_over_ms is not None:
         return Ruling(None)
     holder = state.syncer(found.holder.syncer_id) if found.holder else None
-    taken = replace(taken_from_living(found, holder, state.now_ms), epoch=found.epoch + 1)
+    epoch = state.next_round
+    taken = replace(taken_from_living(found, holder, state.now_ms), epoch=epoch.number)
     changed = replace(_changed(state, record, order), failed_over_ms=state.now_ms)
     keys = frozenset({holder.key}) if holder else frozenset()
-    return Ruling(None, (changed, taken), (), keys)
+    return Ruling(None, (changed, taken, epoch), (), keys)
 
 
 def end_failover(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Ruling[None]:

@@ -54,8 +54,9 @@ class ClusterSettings:
 
 @dataclass(frozen=True, slots=True)
 class AssignmentRound:
-    """Every assignment changes it, so that two masters never make one each from the
-    same state: the pool of tokens would be overdrawn.
+    """Every assignment takes the next number for its epoch. So two masters never make
+    one each from the same state, which would overdraw the pool of tokens, and no epoch
+    of a replication comes again, also after it was deleted and added anew.
     """
 
     number: int = 0
@@ -132,8 +133,8 @@ class ReplicationState:
     `epoch` is the fencing token: it grows with every assignment and every failover, and
     what carries an older one is refused. `sequence` is that of the newest report of
     this epoch, and `reported_ms` when it came: one that has nothing new to say sends
-    none. `waiting_since_ms` is since when nobody has it, and `was_given` whether anybody
-    ever had.
+    none. `waiting_since_ms` is since when nobody has it, and `was_given` whether
+    anybody ever had.
     """
 
     policy_id: PolicyId
@@ -254,7 +255,7 @@ class StoredState:
 
     @property
     def next_round(self) -> AssignmentRound:
-        """What an assignment has to write."""
+        """What an assignment has to write, and takes its epoch from."""
         found = self.records.get(RecordKey(RecordKind.ROUND))
         if found is None:
             return AssignmentRound(1)

@@ -62,14 +62,14 @@ def taken_from_living(
     state: ReplicationState, syncer: SyncerRecord | None, now_ms: int
 ) -> ReplicationState:
     """The state once a replication is taken from its holder, who may not know yet: what
-    it was last answered lets it work until its lease ends.
+    it was last answered lets it work for as long as a lease lasts. That its lease has
+    ended by the clock of the database, which may have jumped, proves nothing.
     """
     if state.holder is None:
         return state
-    until_ms = now_ms
-    if syncer is not None and syncer.session == state.holder.session:
-        until_ms = max(syncer.lease.expires_ms, now_ms)
-    leaving = Leaving(state.holder, state.epoch, now_ms, until_ms)
+    if syncer is None or syncer.session != state.holder.session:
+        return given_up(state, now_ms)
+    leaving = Leaving(state.holder, state.epoch, now_ms, now_ms + syncer.lease.duration_ms)
     return replace(state, holder=None, leaving=leaving, waiting_since_ms=now_ms)
 
 
@@ -78,8 +78,11 @@ def given_up(state: ReplicationState, now_ms: int) -> ReplicationState:
     return replace(state, holder=None, leaving=None, waiting_since_ms=now_ms)
 
 
-def given_to(state: ReplicationState, syncer: SyncerRecord, now_ms: int) -> ReplicationState:
-    """The state once a syncer gets a free replication, with a new epoch."""
+def given_to(
+    state: ReplicationState, syncer: SyncerRecord, epoch: int, now_ms: int
+) -> ReplicationState:
+    """The state once a syncer gets a free replication, with the epoch of a new round."""
     assert state.is_free
+    assert state.epoch < epoch
     holder = Holder(syncer.syncer_id, syncer.session, syncer.host, now_ms)
-    return replace(state, epoch=state.epoch + 1, holder=holder, sequence=0, was_given=True)
+    return replace(state, epoch=epoch, holder=holder, sequence=0, was_given=True)

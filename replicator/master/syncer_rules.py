@@ -133,14 +133,13 @@ def register(
         registration.capacity,
         SyncerLease(now_ms, now_ms + lease_ms),
     )
-    states = [
-        given_to(given_up(one, now_ms), syncer, now_ms)
-        if one.holder.session == caller.session
-        else given_up(one, now_ms)
-        for one in state.states
-        if one.holder is not None and one.holder.syncer_id == caller.syncer_id
-    ]
-    return Ruling(None, (syncer, *states))
+    has = [one for one in state.states if _is_held_by(one, caller.syncer_id)]
+    free = [given_up(one, now_ms) for one in has]
+    if not free or known is None or known.session != caller.session:
+        return Ruling(None, (syncer, *free))
+    epoch = state.next_round
+    again = [given_to(one, syncer, epoch.number, now_ms) for one in free]
+    return Ruling(None, (syncer, epoch, *again))
 
 
 def heartbeat(
@@ -259,6 +258,10 @@ def _check_owner(known: SyncerRecord, caller: Caller) -> None:
             f"syncer {known.syncer_id} was registered by {known.owner or 'a process without TLS'}",
             hint="A state folder was copied, or its certificate replaced: begin with an empty one.",
         )
+
+
+def _is_held_by(state: ReplicationState, syncer_id: SyncerId) -> bool:
+    return state.holder is not None and state.holder.syncer_id == syncer_id
 
 
 def _has(holder: Holder | None, caller: Caller) -> bool:
