@@ -71,7 +71,7 @@ class PostgresMasterStore:
         # What was read last; a record is read again only if its version is another.
         self._known: dict[RecordKey, StoredRecord] = {}
         try:
-            with self._guard, self._transaction("SERIALIZABLE") as cursor:
+            with self._guard, self._transaction("READ COMMITTED") as cursor:
                 cursor.execute("SELECT pg_advisory_xact_lock(%s)", (_CREATION_LOCK,))
                 for statement in _TABLES:
                     cursor.execute(statement)
