@@ -6,26 +6,12 @@ change until the end. Where it has no feed, each key must have been seen in the 
 state before: between two looks that show one stamp nothing has changed.
 """
 
-from collections.abc import Callable
 from functools import partial
-from typing import Protocol, TypeVar
 
 from replicator.comparison import DecidedKey
+from replicator.deletes import Retrying
 from replicator.difference import Action
 from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
-
-_T = TypeVar("_T")
-
-
-class Retried(Protocol):
-    """Repeats what a store did not answer."""
-
-    def __call__(self, work: Callable[[], _T], /) -> _T:
-        """The answer of `work`.
-
-        Raises:
-            StoreError: the store did not say, also when it was asked again.
-        """
 
 
 class CutCheck:
@@ -42,7 +28,7 @@ class CutCheck:
         prefix: str,
         *,
         rows_are_fresh: bool,
-        retried: Retried,
+        retried: Retrying,
     ) -> None:
         """Note the positions of the feeds.
 
@@ -99,4 +85,6 @@ class CutCheck:
         return sum(self._concerns(key) for key in keys)
 
     def _concerns(self, key: str) -> bool:
-        return key.startswith(self._prefix)
+        """Whether a changed key, or one below a changed prefix, was compared."""
+        is_above = key.endswith("/") and self._prefix.startswith(key)
+        return bool(key) and (key.startswith(self._prefix) or is_above)
