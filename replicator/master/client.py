@@ -16,7 +16,6 @@ from google.protobuf.message import Message
 from protos import replication_pb2 as pb
 from protos.replication_pb2_grpc import ReplicationMasterStub
 from replicator.master.errors import MasterUnavailableError
-from replicator.master.leases import held_until_s
 from replicator.master.messages import (
     assignment_from,
     caller_to,
@@ -46,11 +45,12 @@ _AnswerT = TypeVar("_AnswerT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease as its holder counts it: `until_s` is on the clock of time.monotonic, and
-    a part of the lease before its end. The next heartbeat is due after `heartbeat_s`.
+    """A lease: it lasts from when it was asked for, on the clock of time.monotonic. The
+    next heartbeat is due after `heartbeat_s`.
     """
 
-    until_s: float
+    asked_s: float
+    duration_s: float
     heartbeat_s: float
 
 
@@ -340,4 +340,4 @@ def _view(message: pb.Replication) -> ReplicationView:
 def _lease(sent_s: float, lease_ms: int, heartbeat_ms: int) -> HeldLease:
     if not 0 < heartbeat_ms < lease_ms:
         raise RemoteProtocolError("a lease is over before the next heartbeat")
-    return HeldLease(held_until_s(sent_s, lease_ms), heartbeat_ms / 1000)
+    return HeldLease(sent_s, lease_ms / 1000, heartbeat_ms / 1000)

@@ -11,15 +11,6 @@ class MasterUnavailableError(ReconcileError):
     exit_status = 7
 
 
-class LeaseLostError(ReconcileError):
-    """The caller's lease has ended, or the replication is another's: the caller must
-    stop what it does for it. `facts['policy_id']` is empty if the lease is meant.
-    """
-
-    code = "lease_lost"
-    exit_status = 8
-
-
 class PolicyNotFoundError(ReconcileError):
     """There is no such policy."""
 

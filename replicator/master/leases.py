@@ -1,7 +1,8 @@
 """When a lease is valid, and when it has surely ended.
 
 A syncer counts its lease from when it *sent* the request that renewed it, on a clock
-that never jumps. The database writes down a later moment, so the syncer stops first.
+that never jumps (replicator.syncer.lease). The database writes down a later moment, so
+the syncer stops first.
 The database's clock may jump, though, and a jump forward would end all leases at once.
 So a master takes nothing over by that clock alone: besides, it must itself have seen
 the record unchanged for as long as the lease lasts, on its own clock that never jumps.
@@ -12,10 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from replicator.master.records import RecordKey, RecordKind, StoredState, SyncerLease
-
-# How much of its lease a syncer leaves unused: clocks run at different speeds, by some
-# hundred parts in a million, and a thread may not run at once.
-_UNUSED = 0.1
 
 
 @dataclass(slots=True)
@@ -56,10 +53,3 @@ def has_ended(lease: SyncerLease, now_ms: int, unchanged_ms: int) -> bool:
     """
     is_over = now_ms >= lease.expires_ms or now_ms < lease.renewed_ms
     return is_over and unchanged_ms >= lease.duration_ms
-
-
-def held_until_s(sent_s: float, lease_ms: int) -> float:
-    """Until when a syncer may act on a lease that a request of `sent_s` renewed, in
-    seconds on the clock of `sent_s`.
-    """
-    return sent_s + lease_ms / 1000 * (1 - _UNUSED)

@@ -81,7 +81,7 @@ def given_up(state: ReplicationState, now_ms: int) -> ReplicationState:
 def given_to(
     state: ReplicationState, syncer: SyncerRecord, epoch: int, now_ms: int
 ) -> ReplicationState:
-    """The state once a syncer gets a free replication, with the epoch of a new round."""
+    """The state once a syncer gets a free replication; its epoch is a new round's."""
     assert state.is_free
     assert state.epoch < epoch
     holder = Holder(syncer.syncer_id, syncer.session, syncer.host, now_ms)

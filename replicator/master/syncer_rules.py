@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from replicator.master.assignment import AssignmentRules, pulled
-from replicator.master.errors import LeaseLostError, SyncerRefusedError
+from replicator.master.errors import SyncerRefusedError
 from replicator.master.leases import has_ended, is_valid
 from replicator.master.records import (
     Holder,
@@ -35,6 +35,7 @@ from replicator.replication import (
     ReplicationReport,
     SyncerId,
 )
+from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError, UsageError
 
 # Enough for any cluster that one database serves.

@@ -16,8 +16,7 @@ from itertools import count
 
 from merkle.errors import ReconcileError
 from replicator.master.assignment import AssignmentMode, AssignmentRules, Strategy
-from replicator.master.errors import LeaseLostError, PolicyNotFoundError, PolicyRefusedError
-from replicator.master.leases import held_until_s
+from replicator.master.errors import PolicyNotFoundError, PolicyRefusedError
 from replicator.master.master import ReplicationMaster
 from replicator.master.orders import OperatorOrder
 from replicator.master.records import Record, RecordKey, StoredState, SyncerCapacity
@@ -40,10 +39,13 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.port import FeedPosition
+from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError
 from tests.support.memory_masters import MemoryMasterStore
 
 LEASE_MS = 6_000
+# What a syncer leaves unused: clocks differ.
+MARGIN_S = 0.6
 # A message that takes longer is as good as lost.
 _LATE_S_MAX = 20.0
 _ORDER = OperatorOrder("operator", "simulated")
@@ -76,7 +78,7 @@ class MasterParts:
     master_clock: Callable[["MasterStorm", float], float] = lambda storm, drift: storm.now_s * drift
     # From when the request was sent, when its answer came, and the lease.
     counts_until: Callable[[float, float, int], float] = lambda sent_s, _answered_s, lease_ms: (
-        held_until_s(sent_s, lease_ms)
+        sent_s + lease_ms / 1000 - MARGIN_S
     )
 
 
@@ -483,7 +485,7 @@ PLANTED: Mapping[str, MasterParts] = {
     ),
     "a lease from when its answer came": replace(
         MasterParts(),
-        counts_until=lambda _sent_s, answered_s, lease_ms: held_until_s(answered_s, lease_ms),
+        counts_until=lambda _sent_s, answered_s, lease_ms: answered_s + lease_ms / 1000 - MARGIN_S,
     ),
     "a lease that is never over": replace(
         MasterParts(), counts_until=lambda sent_s, _answered_s, lease_ms: sent_s + lease_ms

@@ -93,7 +93,7 @@ class StandInSyncer:
                     has_lease, heartbeat_s = True, lease.heartbeat_s
                 work = self._client.heartbeat(capacity, ())
                 self._note([(one.policy.policy_id, one.epoch) for one in work.assignments],
-                           work.lease.until_s)  # fmt: skip
+                           work.lease.asked_s + work.lease.duration_s * 0.9)  # fmt: skip
                 for one in work.assignments:
                     policy_id, position = one.policy.policy_id, one.checkpoint.position
                     start = max(reports.get(policy_id, 0), position.index if position else 0)
