@@ -6,7 +6,18 @@ from dataclasses import replace
 from replicator.master.assignment import AssignmentRules
 from replicator.master.master import ReplicationMaster
 from replicator.master.orders import OperatorOrder
-from replicator.master.records import Record, StoredRecord, StoredState, SyncerCapacity
+from replicator.master.records import (
+    Holder,
+    PolicyRecord,
+    Record,
+    ReplicationError,
+    ReplicationState,
+    StoredRecord,
+    StoredState,
+    SyncerCapacity,
+    SyncerLease,
+    SyncerRecord,
+)
 from replicator.master.syncer_rules import (
     Caller,
     HeartbeatAnswer,
@@ -14,6 +25,7 @@ from replicator.master.syncer_rules import (
     Registration,
     SyncerRules,
 )
+from replicator.master.views import MasterStatus, ReplicationView, SyncerView
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -127,3 +139,52 @@ class OneSyncer:
     def with_capacity(self, capacity: SyncerCapacity) -> "OneSyncer":
         self.capacity = replace(capacity)
         return self
+
+
+A_HOLDER = Holder(SyncerId("s1"), "session", "host-1", 5)
+A_VIEW = ReplicationView(
+    PolicyRecord(policy(), 1, 2, "operator/alice", "why", returns_policy=P2, failed_over_ms=3),
+    ReplicationState(
+        P1,
+        1,
+        2,
+        A_HOLDER,
+        sequence=4,
+        report=replace(
+            report(5, fault=ReplicationFault.TARGET_FULL),
+            proven_position=FeedPosition("log", 4),
+            proven_ms=6,
+            lag_p99_ms=7,
+        ),
+        reported_ms=8,
+        error=ReplicationError(ReplicationFault.TARGET_FULL, "full", 9),
+        was_given=True,
+    ),
+    Condition.ACTIVE,
+    "",
+    10,
+    11,
+    12,
+    True,
+)
+A_STATUS = MasterStatus(
+    True,
+    (
+        SyncerView(
+            SyncerRecord(
+                SyncerId("s1"), "a", "syncer/s1", "h", 1, SyncerCapacity(2, 3), SyncerLease(4, 5)
+            ),
+            6,
+        ),
+    ),
+    7,
+    8,
+    9,
+    "sqlite",
+    "push",
+    "free_disk",
+    10,
+    11,
+    "thread ticker has ended",
+    True,
+)
