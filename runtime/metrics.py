@@ -6,6 +6,7 @@ registry, so that no value outlives its component.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -107,6 +108,14 @@ class Metrics:
         """Set a gauge."""
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def forget(self, name: str, *values: str) -> None:
+        """Drop a gauge of what exists no longer, by the values of its labels in the
+        order of the table; it may never have been set.
+        """
+        # Some versions of the library refuse one that is not there.
+        with suppress(KeyError):
+            self._gauges[name].remove(*values)
 
     def value(self, name: str, **labels: str) -> float:
         """The current value; 0 if nothing was counted yet."""

@@ -13,6 +13,7 @@ from typing import NewType, Protocol
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
+from replicator.stores.bucket_facts import BucketDescriber
 from replicator.stores.capabilities import Capabilities
 from runtime.traffic import Traffic
 
@@ -573,8 +574,9 @@ class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
     it cannot make a part of a new object from a range of an old one, `piece_writer`
     where it was not seen to refuse a body with another MD5, `snapshots` and `renamer`
-    where it has no snapshots and cannot rename. `traffic` is what has
-    crossed the connection to it so far; None where there is no connection.
+    where it has no snapshots and cannot rename, `bucket` where it knows nothing of
+    buckets as a whole. `traffic` is what has crossed the connection to it so far; None
+    where there is no connection.
     """
 
     address: str
@@ -589,6 +591,7 @@ class Store:
     piece_writer: PieceWriter | None = None
     snapshots: SnapshotStore | None = None
     renamer: ObjectRenamer | None = None
+    bucket: BucketDescriber | None = None
     traffic: Callable[[], Traffic] | None = None
 
 
