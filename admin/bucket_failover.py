@@ -20,7 +20,7 @@ from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.replication_output import condition_text, status_lines, view_json
 from merkle.errors import ReconcileError
-from replicator.backlog import Backlog
+from replicator.backlog import ReplicationBacklog
 from replicator.master.client import MasterClient
 from replicator.master.errors import PolicyRefusedError
 from replicator.master.messages import policy_id_from
@@ -85,16 +85,16 @@ def failover(
             answer.exit_status = ExitCode.PARTLY
 
 
-def _missing(view: ReplicationView) -> Backlog:
+def _missing(view: ReplicationView) -> ReplicationBacklog:
     """What the target is not known to have, as far as the source still answers."""
     try:
         return backlog_of(view, _BACKLOG_MAX)
     except ReconcileError as error:
-        return Backlog((), False, f"the source does not answer: {error.message}")
+        return ReplicationBacklog((), False, f"the source does not answer: {error.message}")
 
 
 def _failover_json(
-    view: ReplicationView, missing: Backlog, steps: Sequence[str], *, is_fenced: bool
+    view: ReplicationView, missing: ReplicationBacklog, steps: Sequence[str], *, is_fenced: bool
 ) -> JsonObject:
     return {
         "replication": view_json(view),
@@ -104,7 +104,7 @@ def _failover_json(
     }
 
 
-def _print_failover_plan(view: ReplicationView, missing: Backlog) -> None:
+def _print_failover_plan(view: ReplicationView, missing: ReplicationBacklog) -> None:
     policy = view.record.policy
     print_line(f"Fence replication {view.policy_id}, {condition_text(view)}:")
     print_line(f"  {policy.source} to {policy.target}")

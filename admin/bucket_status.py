@@ -8,7 +8,7 @@ from admin.containers import age_text, time_text
 from admin.master_option import master_option
 from admin.option_types import WholeNumber
 from admin.replication_output import condition_text, master_json, status_lines, view_json
-from replicator.backlog import Backlog, read_backlog
+from replicator.backlog import ReplicationBacklog, read_backlog
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import MasterStatus, ReplicationView
@@ -123,7 +123,7 @@ def backlog(*, master: MasterClient, policy_id: str, limit: int, as_json: bool) 
             print_backlog(found)
 
 
-def backlog_of(view: ReplicationView, limit: int) -> Backlog:
+def backlog_of(view: ReplicationView, limit: int) -> ReplicationBacklog:
     """What the source has beyond the last checkpoint of a replication.
 
     Raises:
@@ -135,7 +135,7 @@ def backlog_of(view: ReplicationView, limit: int) -> Backlog:
         return read_backlog(source, checkpoint, policy.prefixes, limit=limit)
 
 
-def backlog_json(found: Backlog) -> JsonObject:
+def backlog_json(found: ReplicationBacklog) -> JsonObject:
     """The changes, and whether they are all."""
     return {
         "changes": [_change_json(one) for one in found.changes],
@@ -154,7 +154,7 @@ def _change_json(change: Change) -> JsonObject:
     }
 
 
-def print_backlog(found: Backlog) -> None:
+def print_backlog(found: ReplicationBacklog) -> None:
     """A row a change, and what is not known."""
     rows = [
         (

@@ -7,7 +7,7 @@ from replicator.stores.port import Change, FeedGapError, Store
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class ReplicationBacklog:
     """Changes after a checkpoint's position, oldest first. `is_whole` says that there
     are no others; otherwise `reason` says why it is not known, or that there are more.
     """
@@ -19,7 +19,7 @@ class Backlog:
 
 def read_backlog(
     source: Store, checkpoint: Checkpoint, prefixes: tuple[str, ...], *, limit: int
-) -> Backlog:
+) -> ReplicationBacklog:
     """Read the source's log from where a replication is; up to `limit` changes of keys
     below the prefixes, or of all keys if there is none.
 
@@ -27,22 +27,26 @@ def read_backlog(
         StoreError: the source did not say.
     """
     if source.feed is None:
-        return Backlog((), False, "the source has no log of changes")
+        return ReplicationBacklog((), False, "the source has no log of changes")
     position = checkpoint.position
     if position is None:
-        return Backlog((), False, "the first copy has not ended: any key may be missing")
+        return ReplicationBacklog((), False, "the first copy has not ended: any key may be missing")
     found: list[Change] = []
     try:
         while True:
             batch = source.feed.read(position)
             found += [one for one in batch.changes if _concerns(one, prefixes)]
             if len(found) > limit:
-                return Backlog(tuple(found[:limit]), False, f"there are more than {limit}")
+                return ReplicationBacklog(
+                    tuple(found[:limit]), False, f"there are more than {limit}"
+                )
             if batch.position == position:
-                return Backlog(tuple(found), True)
+                return ReplicationBacklog(tuple(found), True)
             position = batch.position
     except FeedGapError as error:
-        return Backlog(tuple(found), False, f"the log does not go on from there: {error.message}")
+        return ReplicationBacklog(
+            tuple(found), False, f"the log does not go on from there: {error.message}"
+        )
 
 
 def _concerns(change: Change, prefixes: tuple[str, ...]) -> bool:

@@ -22,7 +22,7 @@ from replicator.master.records import (
     can_go,
     wanted,
 )
-from replicator.master.ruling import Ruling, given_to, given_up
+from replicator.master.transition import Transition, given_to, given_up
 from replicator.replication import DesiredState, PolicyId, SyncerId
 
 # A syncer that has been silent for so long is forgotten; until then `bucket list` and
@@ -67,7 +67,7 @@ class TickReport:
 
 def tick(
     state: StoredState, unchanged_ms: Mapping[RecordKey, int], rules: AssignmentRules
-) -> Ruling[TickReport]:
+) -> Transition[TickReport]:
     """What is due now: take replications from syncers whose leases have surely ended,
     remove deleted policies that ended, forget syncers, assign what waits.
 
@@ -101,7 +101,7 @@ def tick(
         records.append(state.next_round)
         depends_on |= syncer_keys | {state.settings.key}
         depends_on |= {RecordKey(RecordKind.POLICY, policy_id) for policy_id, _, _ in assigned}
-    return Ruling(
+    return Transition(
         TickReport(tuple(taken_over), tuple(assigned), tuple(gone)),
         tuple(records),
         tuple(removed),

@@ -22,7 +22,6 @@ from replicator.master.orders import (
 )
 from replicator.master.ports import MasterStore
 from replicator.master.records import RecordKey, RecordKind, StoredState, SyncerCapacity
-from replicator.master.ruling import Ruling, known_policy
 from replicator.master.syncer_rules import (
     Caller,
     HeartbeatAnswer,
@@ -34,6 +33,7 @@ from replicator.master.syncer_rules import (
     release,
     save_report,
 )
+from replicator.master.transition import Transition, known_policy
 from replicator.master.views import ReplicationView, replication_view
 from replicator.replication import DesiredState, Policy, PolicyId, ReplicationOptions
 from runtime.errors import BusyError
@@ -85,7 +85,7 @@ class ReplicationMaster:
         """See syncer_rules.register."""
         key = RecordKey(RecordKind.SYNCER, caller.syncer_id)
 
-        def rule(state: StoredState, ages: Mapping[RecordKey, int]) -> Ruling[None]:
+        def rule(state: StoredState, ages: Mapping[RecordKey, int]) -> Transition[None]:
             age_ms, lease_ms = ages.get(key, 0), self.rules.lease_ms
             return register(state, caller, registration, lease_ms=lease_ms, age_ms=age_ms)
 
@@ -190,7 +190,7 @@ class ReplicationMaster:
 
     def _decide(
         self,
-        rule: Callable[[StoredState, Mapping[RecordKey, int]], Ruling[_T]],
+        rule: Callable[[StoredState, Mapping[RecordKey, int]], Transition[_T]],
         record: Recorder = _unrecorded,
     ) -> _T:
         is_recorded = False

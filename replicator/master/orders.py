@@ -10,7 +10,7 @@ from replicator.master.records import (
     StoredState,
     can_go,
 )
-from replicator.master.ruling import Ruling, known_policy, taken_from_living
+from replicator.master.transition import Transition, known_policy, taken_from_living
 from replicator.replication import DesiredState, Policy, PolicyId, ReplicationOptions
 
 # Enough for any cluster; all policies and states are read with every request.
@@ -27,7 +27,7 @@ class OperatorOrder:
 
 def add_policy(
     state: StoredState, policy: Policy, order: OperatorOrder, returns_policy: PolicyId | None
-) -> Ruling[None]:
+) -> Transition[None]:
     """Begin a replication. `returns_policy` is the one that failed over whose target is
     copied back by the new one.
 
@@ -64,12 +64,12 @@ def add_policy(
     )
     waiting = ReplicationState(policy.policy_id, state.now_ms)
     # Two masters must not add the same pair at once.
-    return Ruling(None, (record, waiting, state.next_round), (), depends_on)
+    return Transition(None, (record, waiting, state.next_round), (), depends_on)
 
 
 def set_desired(
     state: StoredState, policy_id: PolicyId, desired: DesiredState, order: OperatorOrder
-) -> Ruling[None]:
+) -> Transition[None]:
     """Pause, resume or cancel a replication. One that stopped with an error is tried
     again: the order is a change in any case.
 
@@ -92,12 +92,12 @@ def set_desired(
     if desired is DesiredState.CANCELLED:
         # A syncer has to remove its snapshots, and writes nothing for it any more.
         record = replace(record, failed_over_ms=None)
-    return Ruling(None, (_changed(state, record, order, desired=desired),))
+    return Transition(None, (_changed(state, record, order, desired=desired),))
 
 
 def set_options(
     state: StoredState, policy_id: PolicyId, options: ReplicationOptions, order: OperatorOrder
-) -> Ruling[None]:
+) -> Transition[None]:
     """Give a replication other options, such as another rate, while it runs.
 
     Raises:
@@ -108,17 +108,17 @@ def set_options(
     if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
     policy = replace(record.policy, options=options)
-    return Ruling(None, (_changed(state, replace(record, policy=policy), order),))
+    return Transition(None, (_changed(state, replace(record, policy=policy), order),))
 
 
-def set_enabled(state: StoredState, order: OperatorOrder, *, is_enabled: bool) -> Ruling[None]:
+def set_enabled(state: StoredState, order: OperatorOrder, *, is_enabled: bool) -> Transition[None]:
     """Let replications run, or none of them; what is wanted of each stays."""
-    return Ruling(None, (ClusterSettings(is_enabled, state.now_ms, order.who, order.reason),))
+    return Transition(None, (ClusterSettings(is_enabled, state.now_ms, order.who, order.reason),))
 
 
 def delete_policy(
     state: StoredState, policy_id: PolicyId, order: OperatorOrder, *, force: bool
-) -> Ruling[bool]:
+) -> Transition[bool]:
     """End a replication and forget it; the answer is whether that is done. Otherwise a
     syncer has to remove its snapshots first, or, with `force`, to stop.
 
@@ -129,16 +129,16 @@ def delete_policy(
     changed = _changed(state, record, order)
     deleted = replace(changed, is_deleted=True, skips_cleanup=force or record.skips_cleanup)
     if can_go(deleted, found):
-        return Ruling(True, (), (record.key, found.key))
+        return Transition(True, (), (record.key, found.key))
     if not deleted.skips_cleanup or found.holder is None:
-        return Ruling(False, (deleted,), (), frozenset({found.key}))
+        return Transition(False, (deleted,), (), frozenset({found.key}))
     holder = state.syncer(found.holder.syncer_id)
     taken = taken_from_living(found, holder, state.now_ms)
     keys = frozenset({holder.key}) if holder else frozenset()
-    return Ruling(False, (deleted, taken), (), keys)
+    return Transition(False, (deleted, taken), (), keys)
 
 
-def fail_over(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Ruling[None]:
+def fail_over(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Transition[None]:
     """Fence a replication: its epoch is raised, and no syncer gets it until
     `end_failover`. The process that had it may write until it hears of this, or its
     lease ends: until then the state has `leaving`.
@@ -151,16 +151,16 @@ def fail_over(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> 
     if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
     if record.failed_over_ms is not None:
-        return Ruling(None)
+        return Transition(None)
     holder = state.syncer(found.holder.syncer_id) if found.holder else None
     epoch = state.next_round
     taken = replace(taken_from_living(found, holder, state.now_ms), epoch=epoch.number)
     changed = replace(_changed(state, record, order), failed_over_ms=state.now_ms)
     keys = frozenset({holder.key}) if holder else frozenset()
-    return Ruling(None, (changed, taken, epoch), (), keys)
+    return Transition(None, (changed, taken, epoch), (), keys)
 
 
-def end_failover(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Ruling[None]:
+def end_failover(state: StoredState, policy_id: PolicyId, order: OperatorOrder) -> Transition[None]:
     """Let a replication that failed over go on from where it was.
 
     Raises:
@@ -186,7 +186,7 @@ def end_failover(state: StoredState, policy_id: PolicyId, order: OperatorOrder) 
             )
     changed = replace(_changed(state, record, order), failed_over_ms=None)
     # Whoever began to copy back meanwhile changed the round.
-    return Ruling(None, (changed, state.next_round), (), frozenset({found.key}))
+    return Transition(None, (changed, state.next_round), (), frozenset({found.key}))
 
 
 def _is_over(record: PolicyRecord) -> bool:

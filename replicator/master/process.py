@@ -65,10 +65,10 @@ class MasterProcess:
             self._master = ReplicationMaster(store, config.rules, time.monotonic, _pause)
             access = Access(
                 config.roles.table,
-                is_enforced=config.tls is not None,
-                on_refusal=audit.refused,
                 metrics=self._metrics,
                 counter=PROCESS.calls_refused,
+                is_enforced=config.tls is not None,
+                on_refusal=audit.refused,
             )
             self._is_enforced = access.is_enforced
             service = ReplicationMasterService(

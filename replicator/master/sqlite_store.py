@@ -4,7 +4,6 @@ The master opens the file exclusively, so it reads every record once, and keeps 
 wrote. The file's `user_version` is the schema version; a newer one is refused.
 """
 
-import contextlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from replicator.master.record_json import parsed_record, record_json, record_key
 from replicator.master.records import Record, RecordKey, StoredRecord, StoredState
 from runtime.errors import ConfigError, DatabaseError
 from runtime.folder_lock import FolderLock
+from runtime.sqlite_file import open_sqlite, sqlite_transaction
 
 # By itself in a folder, whose lock keeps other masters out.
 DATABASE_FILE = "replication.db"
@@ -54,7 +54,7 @@ class SqliteMasterStore:
         self._connection: sqlite3.Connection | None = None
         try:
             with self._named_errors():
-                self._connection = _open(self._path)
+                self._connection = open_sqlite(self._path)
             with self._transaction() as connection:
                 _create(connection, self._path)
                 rows = connection.execute("SELECT kind, name, version, record FROM records")
@@ -119,16 +119,8 @@ class SqliteMasterStore:
         connection = self._connection
         if connection is None:
             raise DatabaseError(f"{self._path}: is closed", path=str(self._path))
-        with self._named_errors():
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                # Of some errors, such as a full disk, SQLite itself rolls back.
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+        with self._named_errors(), sqlite_transaction(connection):
+            yield connection
 
     @contextmanager
     def _named_errors(self) -> Iterator[None]:
@@ -136,18 +128,6 @@ class SqliteMasterStore:
             yield
         except sqlite3.Error as error:
             raise DatabaseError(f"{self._path}: {error}", path=str(self._path)) from error
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        # A backup does not block us; commits survive a power failure.
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _create(connection: sqlite3.Connection, path: Path) -> None:

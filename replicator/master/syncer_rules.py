@@ -25,7 +25,7 @@ from replicator.master.records import (
     SyncerRecord,
     wanted,
 )
-from replicator.master.ruling import Ruling, given_to, given_up
+from replicator.master.transition import Transition, given_to, given_up
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -102,7 +102,7 @@ class HeartbeatAnswer:
 
 def register(
     state: StoredState, caller: Caller, registration: Registration, *, lease_ms: int, age_ms: int
-) -> Ruling[None]:
+) -> Transition[None]:
     """Give a process its lease. What it has from before gets a new epoch: it asks
     because it has stopped.
 
@@ -137,10 +137,10 @@ def register(
     has = [one for one in state.states if _is_held_by(one, caller.syncer_id)]
     free = [given_up(one, now_ms) for one in has]
     if not free or known is None or known.session != caller.session:
-        return Ruling(None, (syncer, *free))
+        return Transition(None, (syncer, *free))
     epoch = state.next_round
     again = [given_to(one, syncer, epoch.number, now_ms) for one in free]
-    return Ruling(None, (syncer, epoch, *again))
+    return Transition(None, (syncer, epoch, *again))
 
 
 def heartbeat(
@@ -149,7 +149,7 @@ def heartbeat(
     capacity: SyncerCapacity,
     reports: Sequence[HeldReport],
     rules: SyncerRules,
-) -> Ruling[HeartbeatAnswer]:
+) -> Transition[HeartbeatAnswer]:
     """Renew a lease, take in reports, and say what the syncer has.
 
     Raises:
@@ -188,10 +188,10 @@ def heartbeat(
     # An assignment that was taken meanwhile must not be confirmed by this answer.
     depends_on |= {RecordKey(RecordKind.STATE, one.policy.policy_id) for one in assignments}
     answer = HeartbeatAnswer(assignments, tuple(refused))
-    return Ruling(answer, (*records, *changed.values()), (), frozenset(depends_on))
+    return Transition(answer, (*records, *changed.values()), (), frozenset(depends_on))
 
 
-def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Ruling[None]:
+def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Transition[None]:
     """Take in one report. A repeated one changes nothing.
 
     Raises:
@@ -203,15 +203,15 @@ def save_report(state: StoredState, caller: Caller, held: HeldReport) -> Ruling[
     known, found = _valid_syncer(state, caller), state.state(held.policy_id)
     after = _with_report(state, found, caller, held)
     if after is found:
-        return Ruling(None)
+        return Transition(None)
     # The lease must not end, and begin anew, in between.
     policy = RecordKey(RecordKind.POLICY, held.policy_id)
-    return Ruling(None, (after,), (), frozenset({known.key, policy}))
+    return Transition(None, (after,), (), frozenset({known.key, policy}))
 
 
 def release(
     state: StoredState, caller: Caller, released: Sequence[tuple[PolicyId, int]], *, ends: bool
-) -> Ruling[None]:
+) -> Transition[None]:
     """Note that a process has stopped working on these replications, each as it had it
     in an epoch; with `ends` on all, and that it gives up its lease.
 
@@ -220,7 +220,7 @@ def release(
     """
     known, epochs = state.syncer(caller.syncer_id), dict(released)
     if known is None or known.session != caller.session:
-        return Ruling(None)
+        return Transition(None)
     _check_owner(known, caller)
     states = []
     for one in state.states:
@@ -228,7 +228,7 @@ def release(
         epoch = one.leaving.epoch if one.leaving else one.epoch
         if _has(last, caller) and (ends or epochs.get(one.policy_id) == epoch):
             states.append(given_up(one, state.now_ms))
-    return Ruling(None, tuple(states), (known.key,) if ends else ())
+    return Transition(None, tuple(states), (known.key,) if ends else ())
 
 
 def goes_back(before: Checkpoint, after: Checkpoint) -> bool:

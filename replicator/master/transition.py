@@ -21,7 +21,7 @@ AnswerT = TypeVar("AnswerT")
 
 
 @dataclass(frozen=True, slots=True)
-class Ruling(Generic[AnswerT]):
+class Transition(Generic[AnswerT]):
     """Records to write and remove, and what to answer once that is done. It holds while
     the records it changes, and those it `depends_on`, have the versions that were read.
     """
