@@ -1,4 +1,4 @@
-"""The counters and gauges of a syncer; dashboards and alerts use their names (OZ-171)."""
+"""The counters and gauges of a syncer (OZ-171); dashboards and alerts use them."""
 
 from runtime.metrics import Kind, Metric, ProcessMetrics
 
