@@ -81,7 +81,6 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         help="Where the target has a newer object of a key, leave it.",
     )
     @click.option("--no-acls", is_flag=True, help="Do not copy ACLs of objects.")
-    @click.option("--keep-times", is_flag=True, help="Keep times of modification.")
     @wraps(command)
     def with_options(
         *,
@@ -91,7 +90,6 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         live: bool,
         newest_wins: bool,
         no_acls: bool,
-        keep_times: bool,
         **others: object,
     ) -> None:
         options = ReplicationOptions(
@@ -101,7 +99,6 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
             live,
             newest_wins,
             not no_acls,
-            keep_times,
         )
         command(options=options, **others)
 

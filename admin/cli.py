@@ -74,6 +74,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "sweep": LazyCommand(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
     ),
+    "syncer": LazyCommand(
+        "replicator.syncer.cli:syncer",
+        "Run a syncer: replicate buckets as a replication master says.",
+        extra="bucket",
+    ),
     "tree": LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
     "verifier": LazyCommand(
         "replicator.cli:verifier",

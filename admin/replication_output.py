@@ -63,7 +63,6 @@ def _options_json(options: ReplicationOptions) -> JsonObject:
         "live": options.is_live,
         "newestWins": options.newest_wins,
         "keepsAcls": options.keeps_acls,
-        "keepsModificationTime": options.keeps_modification_time,
     }
 
 
@@ -242,7 +241,6 @@ def _options_text(options: ReplicationOptions) -> str:
     ]
     parts += ["the newest wins"] if options.newest_wins else []
     parts += [] if options.keeps_acls else ["without ACLs"]
-    parts += ["with modification times"] if options.keeps_modification_time else []
     return ", ".join(parts)
 
 

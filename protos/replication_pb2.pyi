@@ -26,18 +26,20 @@ class Snapshot(_message.Message):
     def __init__(self, name: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., created_ms: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("stage", "base", "snapshot", "last_key", "position")
+    __slots__ = ("stage", "base", "snapshot", "last_key", "position", "prefixes")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
     LAST_KEY_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
     stage: str
     base: Snapshot
     snapshot: Snapshot
     last_key: str
     position: Position
-    def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ...) -> None: ...
+    prefixes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., prefixes: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms")
@@ -78,22 +80,20 @@ class Report(_message.Message):
     def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls", "keeps_modification_time")
+    __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls")
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ENTRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     IS_LIVE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_WINS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_ACLS_FIELD_NUMBER: _ClassVar[int]
-    KEEPS_MODIFICATION_TIME_FIELD_NUMBER: _ClassVar[int]
     bytes_per_second: int
     queue_entries_max: int
     interval_s: float
     is_live: bool
     newest_wins: bool
     keeps_acls: bool
-    keeps_modification_time: bool
-    def __init__(self, bytes_per_second: _Optional[int] = ..., queue_entries_max: _Optional[int] = ..., interval_s: _Optional[float] = ..., is_live: bool = ..., newest_wins: bool = ..., keeps_acls: bool = ..., keeps_modification_time: bool = ...) -> None: ...
+    def __init__(self, bytes_per_second: _Optional[int] = ..., queue_entries_max: _Optional[int] = ..., interval_s: _Optional[float] = ..., is_live: bool = ..., newest_wins: bool = ..., keeps_acls: bool = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("policy_id", "source", "target", "prefixes", "options", "desired", "revision")

@@ -108,9 +108,9 @@ class KeyComparison:
         return decided
 
     def decisions(self, prefix: str, *, start_after: str = "") -> Iterator[DecidedKey]:
-        """Every key after `start_after` that exists at a side, ascending, with what must
-        happen. Afterwards the ledger has what was found equal, and no row of a key that
-        is gone.
+        """Every key after `start_after` that exists at a side, ascending, with what
+        must happen. Afterwards the ledger has what was found equal, and no row of a key
+        that is gone.
 
         Raises:
             StoreError: a listing is not complete, or a side did not answer.

@@ -57,6 +57,16 @@ class ProcessMetrics:
         return f"{self.prefix}_audit_fault"
 
     @property
+    def failures(self) -> Metric:
+        """What also a process has that nobody calls."""
+        return Metric(
+            self.thread_failures,
+            Kind.COUNTER,
+            "Unforeseen errors that ended a step of a thread; the thread goes on.",
+            ("thread",),
+        )
+
+    @property
     def table(self) -> tuple[Metric, ...]:
         """All of them."""
         return (
@@ -72,12 +82,7 @@ class ProcessMetrics:
                 "Whether the chain of the audit file is broken, or a line could not be written.",
                 ("fault",),
             ),
-            Metric(
-                self.thread_failures,
-                Kind.COUNTER,
-                "Unforeseen errors that ended a step of a thread; the thread goes on.",
-                ("thread",),
-            ),
+            self.failures,
         )
 
 

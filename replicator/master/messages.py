@@ -6,7 +6,7 @@ gets RemoteProtocolError (see `checked_answer`).
 
 import math
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from typing import TypeVar
@@ -96,6 +96,7 @@ def checkpoint_to(checkpoint: Checkpoint) -> pb.Checkpoint:
         snapshot=_snapshot_to(checkpoint.snapshot) if checkpoint.snapshot else None,
         last_key=checkpoint.last_key,
         position=position_to(checkpoint.position) if checkpoint.position else None,
+        prefixes=checkpoint.prefixes,
     )
 
 
@@ -113,6 +114,7 @@ def checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         _snapshot_from(message.snapshot) if message.HasField("snapshot") else None,
         message.last_key,
         _position_from(message.position) if message.HasField("position") else None,
+        _prefixes_from(message.prefixes),
     )
 
 
@@ -177,7 +179,6 @@ def options_to(options: ReplicationOptions) -> pb.Options:
         is_live=options.is_live,
         newest_wins=options.newest_wins,
         keeps_acls=options.keeps_acls,
-        keeps_modification_time=options.keeps_modification_time,
     )
 
 
@@ -199,7 +200,6 @@ def options_from(message: pb.Options) -> ReplicationOptions:
         message.is_live,
         message.newest_wins,
         message.keeps_acls,
-        message.keeps_modification_time,
     )
 
 
@@ -222,7 +222,21 @@ def policy_from(message: pb.Policy) -> Policy:
     Raises:
         UsageError: it is invalid.
     """
-    prefixes = tuple(message.prefixes)
+    if not 0 < message.revision <= _NUMBER_MAX:
+        raise UsageError("the revision of a policy is 1 or more")
+    return Policy(
+        policy_id_from(message.policy_id),
+        _text(message.source, "source", _ADDRESS_MAX, is_needed=True),
+        _text(message.target, "target", _ADDRESS_MAX, is_needed=True),
+        _prefixes_from(message.prefixes),
+        options_from(message.options),
+        desired_from(message.desired),
+        message.revision,
+    )
+
+
+def _prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+    prefixes = tuple(given)
     if list(prefixes) != sorted(set(prefixes)):
         raise UsageError("the prefixes of a policy are sorted, and none is there twice")
     size = sum(len(prefix.encode()) for prefix in prefixes)
@@ -230,17 +244,7 @@ def policy_from(message: pb.Policy) -> Policy:
         raise UsageError(
             f"a policy has at most {_PREFIXES_MAX} prefixes of {_PREFIXES_BYTES_MAX} bytes in all"
         )
-    if not 0 < message.revision <= _NUMBER_MAX:
-        raise UsageError("the revision of a policy is 1 or more")
-    return Policy(
-        policy_id_from(message.policy_id),
-        _text(message.source, "source", _ADDRESS_MAX, is_needed=True),
-        _text(message.target, "target", _ADDRESS_MAX, is_needed=True),
-        prefixes,
-        options_from(message.options),
-        desired_from(message.desired),
-        message.revision,
-    )
+    return prefixes
 
 
 def policy_id_from(text: str) -> PolicyId:

@@ -1,1 +1,1 @@
-"""A syncer: follows one bucket and keeps another equal to it, for as long as it runs."""
+"""A syncer: it follows one bucket, and keeps another equal to it."""

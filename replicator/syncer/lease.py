@@ -1,4 +1,4 @@
-"""Who may work on a replication now: a lease, with an epoch that grows with each holder.
+"""Who may work on a replication now: a lease, whose epoch grows with each holder.
 
 The port is what a syncer needs of its master. Whatever it changes, it asks first: the
 queue, the checkpoint, and each write to the target. A syncer that was stopped for

@@ -111,6 +111,8 @@ class ChangeQueue:
         self._segment = 0
         self._offset = 0
         self._page = list[QueuedChange]()
+        self.taken = 0
+        """Changes that were taken so far, those that were taken again too."""
         self._load()
 
     @property
@@ -123,6 +125,12 @@ class ChangeQueue:
         """Changes that are not acknowledged."""
         with self._lock:
             return self._end_number - 1 - self._acknowledged
+
+    @property
+    def taken_all(self) -> bool:
+        """Whether every change was taken since the last `rewind`."""
+        with self._lock:
+            return not self._page and self._read_to >= self._end_number
 
     def begin(self, position: FeedPosition) -> None:
         """Follow the log from a position; what the queue has of another log, or of
@@ -166,9 +174,19 @@ class ChangeQueue:
             if pages:
                 self._write(known.log, known.index, pages)
             if not fresh and batch.position.index > known.index:
-                # Durable with the next change: the log of others is read again at worst.
+                # Durable with the next change: at worst it is read again.
                 self._position = batch.position
             return AppendResult(taken, duplicates, is_full)
+
+    def end(self, position: FeedPosition) -> None:
+        """Make a position durable behind which nothing follows.
+
+        Raises:
+            DiskError: the folder cannot be written.
+        """
+        with self._lock:
+            assert self._position is not None
+            self._write(position.log, self._position.index, [(position.index, ())])
 
     def take(self, limit: int) -> list[QueuedChange]:
         """The next changes in their order, fewer than `limit` only at the end.
@@ -183,6 +201,7 @@ class ChangeQueue:
                 left = limit - len(found)
                 found += self._page[:left]
                 del self._page[:left]
+            self.taken += len(found)
             return found
 
     def rewind(self) -> None:
@@ -217,7 +236,7 @@ class ChangeQueue:
         return self._folder / _NAME.format(segment.first_number)
 
     def _write(self, log: str, after: int, pages: Sequence[tuple[int, Sequence[Change]]]) -> None:
-        """Append pages, each with the index of its position; durable when this returns."""
+        """Append pages, each with the index of its position: durable afterwards."""
         if not self._segments:
             self._segments.append(_Segment(self._acknowledged + 1))
         segment, written = self._segments[-1], bytearray()
@@ -314,7 +333,9 @@ class ChangeQueue:
             segment = _Segment(int(name.partition(".")[0]))
             for page, _ in _scan(self._disk, path):
                 if previous is not None and page.after != previous:
-                    raise QueueDamagedError(f"{path}: changes before it are missing", path=str(path))
+                    raise QueueDamagedError(
+                        f"{path}: changes before it are missing", path=str(path)
+                    )
                 previous, size_bytes, last = page.index, page.end, page
                 segment.changes += page.count
             length = self._disk.length(path) or 0
@@ -474,5 +495,5 @@ def _change(row: Sequence[object]) -> Change:
 
 def _int(value: object) -> int:
     if not isinstance(value, int):
-        raise ValueError(f"{value!r} is not a number")
+        raise TypeError(f"{value!r} is not a number")
     return value

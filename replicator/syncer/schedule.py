@@ -22,7 +22,7 @@ _KEY_KINDS = (ChangeKind.PUT, ChangeKind.DELETE)
 @dataclass(slots=True, eq=False)
 class Work:
     """Changes that are applied at once: the newest of one key, and those that it
-    replaces, by their numbers.
+    replaces, by their numbers. `has_effect` says that the target was another one.
     """
 
     change: Change
@@ -30,6 +30,9 @@ class Work:
     since_ms: int
     order: int
     is_started: bool = False
+    is_done: bool = False
+    has_effect: bool = False
+    tries: int = 0
     waits_for: int = 0
     blocks: list["Work"] = field(default_factory=list)
 
@@ -72,6 +75,11 @@ class ChangeSchedule:
         return len(self._pending)
 
     @property
+    def has_ready(self) -> bool:
+        """Whether some of it may be started now."""
+        return bool(self._ready)
+
+    @property
     def done_through(self) -> int:
         """Every change up to this number is done."""
         return self._done_through
@@ -81,14 +89,24 @@ class ChangeSchedule:
         """When the oldest change that is not done was made, as far as known."""
         return min((one.since_ms for one in self._pending.values()), default=None)
 
+    def pending(self) -> list[Work]:
+        """What is not done."""
+        return list(self._pending.values())
+
     def add(self, queued: QueuedChange, *, now_ms: int) -> None:
         """Take in the next change. `now_ms` counts where nobody knows its time."""
-        change, number = queued.change, queued.number
-        heapq.heappush(self._open, number)
-        since_ms = change.time_ms or now_ms
-        if self._merge(change, number):
-            return
-        work = Work(change, [number], since_ms, self._orders)
+        heapq.heappush(self._open, queued.number)
+        self._add(queued.change, [queued.number], queued.change.time_ms or now_ms)
+
+    def touch(self, change: Change, *, now_ms: int) -> Work:
+        """Take in what a comparison found of a key; returns what will settle it."""
+        return self._add(change, [], now_ms)
+
+    def _add(self, change: Change, numbers: list[int], since_ms: int) -> Work:
+        merged = self._merge(change, numbers)
+        if merged is not None:
+            return merged
+        work = Work(change, numbers, since_ms, self._orders)
         self._orders += 1
         for earlier in self._conflicts(work):
             earlier.blocks.append(work)
@@ -100,6 +118,7 @@ class ChangeSchedule:
             self._last.update(dict.fromkeys(work.names, work))
         if not work.waits_for:
             heapq.heappush(self._ready, (work.order, work))
+        return work
 
     def start(self, limit: int) -> list[Work]:
         """Up to so much work that may be done now, oldest first."""
@@ -113,6 +132,7 @@ class ChangeSchedule:
     def finish(self, work: Work) -> None:
         """Note that work is done."""
         assert work.is_started
+        work.is_done = True
         del self._pending[work.order]
         if work.is_prefix:
             self._prefixes.remove(work)
@@ -134,17 +154,17 @@ class ChangeSchedule:
         work.is_started = False
         heapq.heappush(self._ready, (work.order, work))
 
-    def _merge(self, change: Change, number: int) -> bool:
+    def _merge(self, change: Change, numbers: list[int]) -> Work | None:
         last = self._last.get(change.key)
         if change.kind not in _KEY_KINDS or last is None or last.change.kind not in _KEY_KINDS:
-            return False
-        is_behind = any(one.order > last.order and one.touches(change.key) for one in self._prefixes)
-        if last.is_started or is_behind:
-            return False
+            return None
+        later = (one for one in self._prefixes if one.order > last.order)
+        if last.is_started or any(one.touches(change.key) for one in later):
+            return None
         last.change = change
-        last.numbers.append(number)
-        self.merged += 1
-        return True
+        last.numbers += numbers
+        self.merged += len(numbers)
+        return last
 
     def _conflicts(self, work: Work) -> Sequence[Work]:
         if work.is_prefix:
