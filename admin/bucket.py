@@ -38,11 +38,14 @@ from admin.bucket_pair import (
     state_option,
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
 from admin.verifier_option import verifier_option
+from admin.verify_metrics import write_verify_metrics
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
+from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
 from replicator.verify import BucketVerification, VerificationTally
@@ -230,6 +233,7 @@ def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) ->
 )
 @prefix_option
 @state_option
+@metrics_file_option
 @json_option
 @verifier_option
 @click.pass_obj
@@ -242,6 +246,7 @@ def verify(
     level_name: str,
     prefix: str,
     state: Path | None,
+    metrics_file: Path | None,
     as_json: bool,
 ) -> None:
     """Compare TARGET with SOURCE, and print each key that differs. Changes no bucket.
@@ -260,6 +265,7 @@ def verify(
       7  a store does not answer, 8 another process uses the state folder
       130  interrupted
     """
+    check_metrics_file(metrics_file)
     level = LEVELS[level_name]
     if verifier is not None:
         from admin.bucket_proven import prove
@@ -267,8 +273,31 @@ def verify(
         differences, is_equal = prove(
             source, target, state, verifier, level, prefix, style, as_json=as_json
         )
-        _end(differences, is_equal=is_equal)
-        return
+    else:
+        differences, is_equal = _verify(source, target, state, level, prefix, style, as_json)
+    if metrics_file is not None:
+        write_verify_metrics(
+            metrics_file,
+            canonical_address(source),
+            canonical_address(target),
+            differences,
+            is_equal=is_equal,
+        )
+    _end(differences, is_equal=is_equal)
+
+
+def _verify(
+    source: str,
+    target: str,
+    state: Path | None,
+    level: EvidenceLevel,
+    prefix: str,
+    style: ProgressStyle | None,
+    as_json: bool,
+) -> tuple[int, bool]:
+    """Compare without a verifier, and print it: how many keys differ, and whether it is
+    known that the sides are equal.
+    """
     stop = threading.Event()
     with ExitStack() as opened, ExitStack() as bar:
         pair = opened.enter_context(open_pair(source, target, state, may_write=False))
@@ -297,7 +326,7 @@ def verify(
             append_receipt(receipts, run.receipt(tally, prefix))
         finally:
             print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
-    _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
+    return tally.differences, tally.is_equal and run.lists_all
 
 
 def _verification(

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admin.sweep_metrics import SWEEP_METRICS
+from admin.verify_metrics import VERIFY_METRICS
 from dnagent.metrics import AGENT_METRICS
 from replicator.metrics import VERIFIER_METRICS
 from runtime.metrics import Kind, Metric
@@ -63,6 +64,7 @@ ROWS: Mapping[str, Iterable[Metric]] = {
     "Agents": AGENT_METRICS,
     "Verifiers": VERIFIER_METRICS,
     "Nightly sweep": SWEEP_METRICS,
+    "Verified buckets": VERIFY_METRICS,
 }
 
 
