@@ -25,8 +25,8 @@ from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
 from runtime.thread_health import ThreadHealth
 
-# Half of them are more calls than a syncer makes at once: of each worker one, or of each
-# question of a comparison, and its streams.
+# Half of them are more calls than a syncer makes at once: of each worker one, or of
+# each question of a comparison, and its streams.
 _RPC_THREADS = 64
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
