@@ -31,7 +31,7 @@ test: setup-tests  ## all tests; those that reach a kernel a second time without
 	wait $$again || status=1; cat $$said; exit $$status
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
-	$(BIN)/python -m pytest -n 2 -m long tests
+	$(BIN)/python -m pytest -v -n 2 -m long tests
 
 check: format lint types test  ## all that has to hold before a change lands
 

@@ -30,6 +30,7 @@ from runtime.errors import BusyError, UsageError
 from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
+from runtime.rate_limit import steady_clock
 from runtime.rpc import start_server
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
@@ -124,16 +125,6 @@ class SoleLeader:
     def term(self) -> int | None:
         """The term that began at the start."""
         return self._term
-
-
-def steady_clock(
-    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
-) -> Callable[[], float]:
-    """Seconds since the epoch, without jumps: setting the system clock must not make
-    all datanodes dead at once.
-    """
-    offset_s = wall_s() - monotonic_s()
-    return lambda: monotonic_s() + offset_s
 
 
 class ControllerService:
@@ -403,6 +394,7 @@ class ControllerServer:
         self.thread_health = ThreadHealth()
         self._config, self._config_file = config, config_file
         self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
+        # Setting the system clock must not make all datanodes dead at once.
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)

@@ -194,6 +194,9 @@ def named_errors(path: Path) -> Iterator[None]:
         if name in ("SQLITE_NOTADB", "SQLITE_CANTOPEN"):
             raise NotABucketError(f"{path} cannot be opened: {error}", **facts) from error
         raise StoreError(f"{path}: {error}", hint=_hint(path, name), **facts) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes the damaged text.
+        raise StoreError(f"{path}: its tables cannot be read", path=str(path)) from error
     except DiskError as error:
         raise store_error(error) from error
 

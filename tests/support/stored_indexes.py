@@ -3,7 +3,7 @@ compare with.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,9 +31,11 @@ from proof.item import (
 )
 from proof.open_generation import IndexLimits
 from proof.root import SetRoot
+from proof.rows import decode_row, encode_row
 from proof.stored_index import StoredIndex
 from proof.symbols import KEPT_SYMBOLS, CodedSymbols, Ids, ids_from_bytes
 from proof.tables import ItemRow, JournalRow, TableBatch
+from replicator.stores.port import ObjectFacts
 from runtime.disk import Disk
 
 PROFILE = Profile(b"s" * 32, HashAlgorithm.MD5)
@@ -172,6 +174,15 @@ def stamped(key: str, number: int = 0, *, version: str = "") -> StampedItem:
     )
     stamp = Stamp(chance.choice(["", "v" * 32]), etag, chance.randrange(1 << 44))
     return StampedItem(item, ItemEvidence(level, read_at_s), stamp)
+
+
+def fit(objects: Iterable[ObjectFacts]) -> None:
+    """Whatever is listed has a row in an index."""
+    for facts in objects:
+        item = Item(facts.key, facts.size_bytes, facts.hashes[0].digest if facts.hashes else None)
+        stamp = Stamp(facts.version, facts.etag, facts.modified_ms)
+        row = StampedItem(item, ItemEvidence(EvidenceLevel.LISTED), stamp)
+        assert decode_row(facts.key.encode(), b"", encode_row(bytes(12), row)) == row
 
 
 def changed(model: Model, changes: Sequence[tuple[str, StampedItem | None]]) -> None:
