@@ -36,7 +36,7 @@ class Profile(_message.Message):
     def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total")
+    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total", "damaged")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class IndexState(_message.Message):
     OLDEST_READ_MS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     position: int
     listed: int
     recorded: int
@@ -53,7 +54,8 @@ class IndexState(_message.Message):
     oldest_read_ms: int
     settled_items: int
     settled_total: bytes
-    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ...) -> None: ...
+    damaged: bytes
+    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ..., damaged: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("question",)

@@ -218,7 +218,9 @@ class Applier:
         item = replace(base.item, properties=digest_of(write.properties, self._profile))
         # Some stores copy the bytes for that, and nobody has read the copy.
         level = min(base.evidence.level, EvidenceLevel.RECORDED)
-        return facts, StampedItem(item, ItemEvidence(level), stamp_of(facts))
+        return facts, StampedItem(
+            item, ItemEvidence(level), stamp_of(facts), is_damaged=base.is_damaged
+        )
 
     def _keys(self, items: Sequence[bytes]) -> list[str | None]:
         """The key of each item; None where the index has no such item."""

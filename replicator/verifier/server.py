@@ -178,10 +178,11 @@ class VerifierService:
             lambda: pb.RefreshProgress(objects=seen[0].objects, bytes_read=seen[0].bytes_read),
         )
         settled = self._bucket.settled_root(start, request.prefix)
+        damaged = self._bucket.key_hashes(progress.damaged_keys)
         yield pb.RefreshProgress(
             objects=progress.objects,
             bytes_read=progress.bytes_read,
-            index=index_state_to(replace(self.state(), settled=settled)),
+            index=index_state_to(replace(self.state(), settled=settled, damaged=damaged)),
         )
 
     def refresh_now(

@@ -35,12 +35,15 @@ class IndexState:
     """What a verifier's index knows of its bucket. `listed_at_s` is when its last
     whole listing began, None before the first. `settled` is the root of what the bucket
     held when the refresh began that this answers, None where that is not known.
+    `damaged` are hashes of keys (KEY_HASH_BYTES): those of which that refresh says that
+    their bytes are not those that were recorded.
     """
 
     position: int
     evidence: EvidenceCounts
     listed_at_s: int | None
     settled: SetRoot | None = None
+    damaged: frozenset[bytes] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,14 @@ from proof.item import HashAlgorithm, Profile
 from proof.messages import Answer, QuestionMessage, WindowsAnswer, WindowsQuestion
 from proof.naming import ItemDifferenceKind
 from proof.root import SetRoot
+from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
 from replicator.proving import level_text
 from replicator.refresh import prefix_range
+from replicator.verifier.messages import index_state_from
 from replicator.verifier.process import VerifierProcess
 from replicator.verifier.values import PatchOrder, RangePatch, Write
-from runtime.errors import DiskError, UsageError
+from runtime.errors import DiskError, RemoteProtocolError, UsageError
 from tests.support.audit_files import audit_lines, check_folder
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, NOTHING, current, put
@@ -199,3 +201,9 @@ def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
             with pytest.raises(ReconcileError) as caught:
                 asked(*place)
             assert caught.value.code == code
+
+
+@pytest.mark.parametrize("length", [1, 5, 7, 6 * 10_001])
+def test_damaged_keys_are_named_by_whole_hashes_and_not_too_many(length: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        index_state_from(pb.IndexState(damaged=bytes(length)))
