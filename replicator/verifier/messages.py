@@ -23,6 +23,7 @@ from replicator.verifier.values import (
     BODY_BYTES_MAX,
     DELETES_MAX,
     PATCH_BYTES_MAX,
+    RUN_BYTES,
     WRITES_MAX,
     BatchResult,
     DeleteRefusal,
@@ -30,6 +31,7 @@ from replicator.verifier.values import (
     IndexState,
     PatchOrder,
     RangePatch,
+    RunName,
     Write,
     WriteOutcome,
 )
@@ -330,6 +332,22 @@ def description_from(message: pb.DescribeResponse) -> Description:
         message.lists_all_keys,
         message.roles_enforced,
     )
+
+
+def run_to(run: RunName) -> pb.Run:
+    """The message of a run's name."""
+    return pb.Run(pair=run.pair, run=run.run)
+
+
+def run_from(message: pb.Run) -> RunName:
+    """The run in a message.
+
+    Raises:
+        UsageError: a name has another length.
+    """
+    if len(message.pair) != RUN_BYTES or len(message.run) != RUN_BYTES:
+        raise UsageError(f"the name of a run has twice {RUN_BYTES} bytes")
+    return RunName(message.pair, message.run)
 
 
 def index_state_to(state: IndexState) -> pb.IndexState:

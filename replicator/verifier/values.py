@@ -16,6 +16,8 @@ class WritesRefusedError(ReconcileError):
     exit_status = 6
 
 
+# Of the name of a pair, and of a run.
+RUN_BYTES = 8
 # An object beyond this is uploaded in parts, not in a batch.
 BODY_BYTES_MAX = 1 << 20
 # One batch stays below the limit of a message.
@@ -44,6 +46,14 @@ class IndexState:
     listed_at_s: int | None
     settled: SetRoot | None = None
     damaged: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """One run of the syncs of a pair of buckets, by RUN_BYTES each."""
+
+    pair: bytes
+    run: bytes
 
 
 @dataclass(frozen=True, slots=True)
