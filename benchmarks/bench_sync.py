@@ -204,21 +204,24 @@ def large_objects(report: Report, stores: PairFactory, counts: Sequence[int], ro
 
 def cut_copies(report: Report, stores: PairFactory, size_bytes: int, rounds: int) -> None:
     """What is sent twice of an object whose copy is cut at a random point, and how fast
-    one object crosses a link with delay.
+    one object crosses a link with delay. Of one that the source has in parts, parts
+    cross as they are read; another one is too large for one PUT.
     """
-    small, pair = stores.pair(), stores.pair()
-    fill(small.source, 1, 2 * PART_BYTES)
-    fill(pair.source, 1, size_bytes)
-    parts = parts_of(small.sync().traffic)
-    head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
     share = random.SystemRandom()
-    for what in ("process killed", "link cut"):
-        found = [
-            _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
-            for _ in range(rounds)
-        ]
-        job = f"{size_bytes >> 20} MiB, {what}: sent again"
-        _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
+    for in_parts in (True, False):
+        small, pair = stores.pair(), stores.pair()
+        fill(small.source, 1, 2 * PART_BYTES, in_parts=True)
+        fill(pair.source, 1, size_bytes, in_parts=in_parts)
+        parts = parts_of(small.sync().traffic)
+        head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
+        for what in ("process killed", "link cut"):
+            found = [
+                _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
+                for _ in range(rounds)
+            ]
+            way = "in parts" if in_parts else "of one PUT"
+            job = f"{size_bytes >> 20} MiB {way}, {what}: sent again"
+            _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
     pair.link.shape(delay_ms=DELAY_MS, mbit=DELAYED_MBIT)
     runs = [pair.fresh_target().sync() for _ in range(rounds)]
     pair.link.shape(delay_ms=0, mbit=0)
