@@ -49,12 +49,12 @@ from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
 from replicator.verify import BucketVerification, VerificationTally
-from runtime.config import parse_rate
 from runtime.exit_codes import ExitCode
 from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
+from runtime.setting_values import parse_rate
 
 if TYPE_CHECKING:
     from replicator.proven_sync import ProvenSync
@@ -62,9 +62,6 @@ if TYPE_CHECKING:
 
 # Objects read at a time by `verify --level read`.
 _READERS = 8
-
-# Objects allocated before the collector looks for cycles; Python's default is 700.
-_GC_OBJECTS = 50_000
 
 # What these import, copying a bucket does not need.
 _LAZY = {
@@ -201,7 +198,6 @@ def _collect_rarely() -> None:
     modules, a thousand times, is a tenth of the CPU of a sync.
     """
     gc.freeze()
-    gc.set_threshold(_GC_OBJECTS)
 
 
 def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) -> BucketSync:

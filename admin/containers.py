@@ -28,9 +28,9 @@ from merkle.outcome import Verdict
 from merkle.replica import ContainerReplica, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
-from runtime.config import split_address
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
+from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT, ContainerState

@@ -50,7 +50,6 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
@@ -61,6 +60,7 @@ from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import Clock, RateLimiter, RateMeter, SystemClock, steady_clock
 from runtime.roles import Identity, Role
 from runtime.rpc import open_channel, start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import FAULT
 from runtime.tls_renewal import RenewableTls

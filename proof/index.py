@@ -175,11 +175,14 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class StampedItem:
-    """What an index stores for one version of a key."""
+    """What an index stores for one version of a key. `is_damaged`: under this stamp its
+    bytes were seen to change, or could not be read any more.
+    """
 
     item: Item
     evidence: ItemEvidence
     stamp: Stamp
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from proof.symbols import ids_from_hashes
 _LEVEL_MASK, _DELETE_MARKER, _VERSIONED = 3, 4, 8
 # An ETag is most often the hexadecimal content, else some other bytes as hexadecimal.
 _ETAG_IS_CONTENT, _ETAG_IS_HEX = 16, 32
+_DAMAGED = 64
 # The next byte: how many bytes the size has, whether there are properties, and the
 # length of the content as a place in this list.
 _SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
@@ -56,6 +57,8 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
         shape |= _PROPERTIES
     if item.is_delete_marker:
         flags |= _DELETE_MARKER
+    if stamped.is_damaged:
+        flags |= _DAMAGED
     tail = [size.to_bytes(size_bytes, "little"), item.content or b"", item.properties]
     packed = _from_hex(stamp.etag)
     if packed is None:
@@ -114,6 +117,7 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
         Item(key.decode(), size, content, properties, version.decode(), is_marker),
         row_evidence(row),
         Stamp(stored_version, etag, modified_high << _LOW_BITS | modified_low),
+        bool(flags & _DAMAGED),
     )
 
 

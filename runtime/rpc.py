@@ -25,10 +25,10 @@ from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.access import Access
 from runtime.call_limits import CallLimits, CallWatch, WatchedCall
-from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 from runtime.renewable_channel import RenewableChannel
 from runtime.roles import Identity, Role, RoleTable
+from runtime.setting_values import split_address
 from runtime.tls_files import Tls, TlsBytes
 from runtime.tls_renewal import RenewableTls
 

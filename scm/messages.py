@@ -16,9 +16,9 @@ from protos.values import (
     seconds_from,
     set_report,
 )
-from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.live_limits import LiveLimit
+from runtime.setting_values import check_address
 from scm.eligibility import ContainerState, Eligibility, Ruling
 from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, JobLimit, JobState, OrderState, Pause, task_id, task_of

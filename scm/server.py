@@ -24,7 +24,6 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
 from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
@@ -32,6 +31,7 @@ from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import steady_clock
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
 from scm.config import LIVE_LIMITS, ControllerConfig

@@ -386,7 +386,9 @@ class UploadWriter(Protocol):
 
 
 class PieceWriter(Protocol):
-    """Writes objects whose MD5 is known before their bytes."""
+    """Writes what arrives in pieces: objects whose MD5 is known before their bytes, and
+    parts that their sender proves afterwards.
+    """
 
     def put_pieces(
         self,
@@ -404,6 +406,23 @@ class PieceWriter(Protocol):
             DigestMismatchError: the bytes have another MD5; nothing was written.
             UnsupportedObjectError: the store would change or drop a part of this.
             PreconditionFailedError: the condition does not hold; nothing was written.
+            StoreUnavailableError: it may have been written.
+            StoreError: the store refused.
+        """
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """Write a part of this length in one request, tried once, without a digest. An
+        error of `pieces` ends the request, and there is no part.
+
+        Raises:
+            ObjectMissingError: the upload does not exist.
             StoreUnavailableError: it may have been written.
             StoreError: the store refused.
         """

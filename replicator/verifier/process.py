@@ -17,12 +17,12 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
 from runtime.call_limits import CallLimits
-from runtime.config import split_address
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import ThreadHealth
 
 # Half of them are more calls than a syncer makes at once: of each worker one, or of

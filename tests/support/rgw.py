@@ -92,6 +92,10 @@ class RgwPair:
         """Start one daemon again and wait until it answers."""
         self._run("up", site, daemon)
 
+    def collect_garbage(self, site: str) -> None:
+        """Give back the space of what was deleted, which Ceph keeps for hours."""
+        self._run("admin", site, "gc", "process", "--include-all")
+
     def damage(self, site: str, bucket: str, key: str, body: bytes | None) -> None:
         """Change the bytes of a small object behind its gateway's index, or remove them
         where `body` is None.

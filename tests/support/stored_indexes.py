@@ -173,7 +173,7 @@ def stamped(key: str, number: int = 0, *, version: str = "") -> StampedItem:
         chance.random() < 0.2,
     )
     stamp = Stamp(chance.choice(["", "v" * 32]), etag, chance.randrange(1 << 44))
-    return StampedItem(item, ItemEvidence(level, read_at_s), stamp)
+    return StampedItem(item, ItemEvidence(level, read_at_s), stamp, chance.random() < 0.1)
 
 
 def fit(objects: Iterable[ObjectFacts]) -> None:

@@ -9,7 +9,8 @@ from pydantic.fields import FieldInfo
 from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
 from replicator.verifier.config import VerifierConfig
-from runtime.config import Settings, check_switch, load
+from runtime.config import Settings, load
+from runtime.setting_values import check_switch
 from scm.config import ControllerConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
