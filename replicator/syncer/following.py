@@ -74,7 +74,7 @@ class LogFollower:
         schedule, now_ms = self._workers.schedule, self._clock.now_ms()
         taken = self._queue.take(self._workers.room)
         for one in taken:
-            schedule.add(one, now_ms=now_ms)
+            schedule.add(self._capture.settled_facts(one), now_ms=now_ms)
             self._taken.add(one.number, one.change.index)
         now_s = self._clock.monotonic_s()
         if now_s - self._saved_s >= _SAVE_S and self._acknowledge():

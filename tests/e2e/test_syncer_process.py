@@ -21,6 +21,7 @@ from tests.support.syncers import (
     ReplicatedPair,
     continued,
     master_process,
+    stopped,
     syncer_process,
 )
 from tests.support.waiting import wait_until
@@ -133,7 +134,7 @@ def test_a_syncer_that_was_stopped_for_longer_than_its_lease_is_fenced(tmp_path:
         pair.await_change("something to arrive", within_s=20)
         for _ in range(2):
             before, process = pair.holder(), world.holding()
-            process.process.send_signal(signal.SIGSTOP)
+            stopped(process, pair.source, pair.target)
             wait_until(lambda was=before: pair.holder() not in ("", was), "another holder")
             pair.await_change("work to go on", within_s=TAKEOVER_S)
             continued(process)

@@ -1,12 +1,13 @@
 """Real masters and syncers over local buckets, and writers beside them."""
 
 import random
+import sqlite3
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from signal import SIGCONT
+from signal import SIGCONT, SIGSTOP
 from types import TracebackType
 from typing import Self
 
@@ -165,12 +166,12 @@ class ReplicatedPair:
         for key, states in _history(self.target).items():
             known, at = was.get(key, []), 0
             for state in states:
-                assert state in known[at:], f"{key} went back"
+                assert state in known[at:], f"{key} went back: {states} of {known}"
                 at += known[at:].index(state)
 
 
 def _history(bucket: LocalBucket) -> dict[str, list[str]]:
-    """The states of each key in the order of the log: ETags, empty where it was gone."""
+    """The states of each key in the order of the log: ETags, empty for none."""
     found = dict[str, list[str]]()
     for change in changes_after(bucket.feed):
         if change.kind is ChangeKind.RENAME:
@@ -178,6 +179,31 @@ def _history(bucket: LocalBucket) -> dict[str, list[str]]:
         etag = change.facts.etag if change.facts is not None else ""
         found.setdefault(change.key, []).append(etag)
     return found
+
+
+def stopped(process: TreefoldProcess, *buckets: LocalBucket) -> None:
+    """Stop a process by SIGSTOP where it holds no lock of a bucket: whoever holds one
+    keeps all others from writing.
+    """
+    while True:
+        process.process.send_signal(SIGSTOP)
+        if not any(_is_locked(bucket) for bucket in buckets):
+            return
+        process.process.send_signal(SIGCONT)
+        time.sleep(0.01)
+
+
+def _is_locked(bucket: LocalBucket) -> bool:
+    """Whether somebody holds its lock for longer than a transaction takes."""
+    connection = sqlite3.connect(bucket._folder / "bucket.db", timeout=1.0)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    else:
+        return False
+    finally:
+        connection.close()
 
 
 def continued(process: TreefoldProcess) -> None:
