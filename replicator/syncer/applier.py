@@ -113,12 +113,13 @@ class ChangeApplier:
         """
         match change.kind:
             case ChangeKind.PUT:
-                return self._put(change.key, change.facts)
-            case ChangeKind.DELETE:
-                (outcome,) = self._delete([change])
-                if isinstance(outcome, StoreError):
-                    raise outcome
+                outcome = self._put(change.key, change.facts)
+                if outcome.effect is Effect.GONE and not change.index:
+                    # It is none of the log, so that no later one settles it.
+                    return self._delete_one(change)
                 return outcome
+            case ChangeKind.DELETE:
+                return self._delete_one(change)
             case ChangeKind.RENAME:
                 return self._rename(change)
             case ChangeKind.DELETE_PREFIX:
@@ -188,6 +189,12 @@ class ChangeApplier:
             self._absent = self._absent + 1 if found is None else 0
         return found
 
+    def _delete_one(self, change: Change) -> Outcome:
+        (outcome,) = self._delete([change])
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
+
     def _delete(
         self, changes: Sequence[Change], *, readers: Executor | None = None
     ) -> list[Outcome | StoreError]:
@@ -237,7 +244,8 @@ class ChangeApplier:
         # Equal by now, or sent; also where properties changed with the name.
         outcome = self._put(new, None)
         if moved:
-            return Outcome(Effect.RENAMED, outcome.sent_bytes)
+            effect = Effect.GONE if outcome.effect is Effect.GONE else Effect.RENAMED
+            return Outcome(effect, outcome.sent_bytes)
         (left,) = self._delete([replace(change, key=old, kind=ChangeKind.DELETE, previous_key="")])
         if isinstance(left, StoreError):
             raise left
@@ -281,18 +289,24 @@ class ChangeApplier:
         """
         old, new = change.previous_key, change.key
 
+        def settled(one: Change) -> Outcome | StoreError:
+            outcome = self._applied(one)
+            if isinstance(outcome, Outcome) and outcome.effect is Effect.GONE:
+                return self._applied(Change(one.index, one.key, "", ChangeKind.DELETE))
+            return outcome
+
         def move(facts: ObjectFacts) -> Outcome | StoreError:
             key = new + facts.key[len(old) :]
             kind, previous = ChangeKind.RENAME, facts.key
             if not covers(self._prefixes, key):
                 key, kind, previous = facts.key, ChangeKind.DELETE, ""
-            return self._applied(Change(change.index, key, "", kind, previous))
+            return settled(Change(change.index, key, "", kind, previous))
 
         def see(facts: ObjectFacts) -> Outcome | StoreError:
             row = self._ledger.row(facts.key)
             if row is not None and row.properties and row.source.agrees(facts):
                 return Outcome(Effect.NOTHING)
-            return self._applied(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
+            return settled(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
 
         for store, prefix, act in ((self._target, old, move), (self._source, new, see)):
             for some in _batches(self._below(store, prefix), _KEYS_AT_ONCE):

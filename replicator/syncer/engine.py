@@ -337,7 +337,7 @@ class ReplicationEngine:
         done = 0
         if self._clock.monotonic_s() >= self._not_before_s:
             done += rounds.advance()
-            if self._follower is not None and self._machine.is_live:
+            if self._follower is not None and rounds.may_follow:
                 done += self._follower.follow()
             self._failures, self._waiting = 0, None
         done += workers.pump(may_start=True)

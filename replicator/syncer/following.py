@@ -8,7 +8,7 @@ from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import ALL, without_nested
 from replicator.syncer.queue import ChangeQueue
-from replicator.syncer.rounds import EngineLimits, RoundRunner
+from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
@@ -17,8 +17,6 @@ from runtime.rate_limit import Clock
 _SAVE_S = 1.0
 # The base of a difference after a gap: a younger one makes it shorter.
 _BASE_AGE_S = 900.0
-# A first proof need not wait as long as the later ones.
-_FIRST_PROOF_S = 5.0
 
 
 class LogFollower:
@@ -47,7 +45,7 @@ class LogFollower:
         self._prove_every_s = limits.prove_every_s
         now_s = clock.monotonic_s()
         self._saved_s = self._base_s = now_s
-        self._prove_s = now_s + min(_FIRST_PROOF_S, limits.prove_every_s)
+        self._prove_s = now_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self._taken = _TakenChanges()
         # Up to here the queue can let go, once the position is recorded.
         self._release = 0

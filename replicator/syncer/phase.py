@@ -91,26 +91,31 @@ class Phase:
             new_executor=tools.new_executor,
         )
         capabilities = source.capabilities, tools.target.capabilities
-        self.comparison = KeyComparison(
-            source,
-            tools.target,
-            tools.ledger,
-            rules=DecisionRules(
-                may_delete=all(one.lists_all_keys for one in capabilities),
-                stamps_cover_properties=source.capabilities.stamps_cover_properties,
-                patches=tools.target.capabilities.copies_ranges,
-            ),
-            readers=tools.readers,
-            sleep=tools.sleep,
-            backoff=tools.backoff,
-            is_cancelled=tools.is_stopped,
-            crossing=crossing,
+        rules = DecisionRules(
+            may_delete=all(one.lists_all_keys for one in capabilities),
+            stamps_cover_properties=source.capabilities.stamps_cover_properties,
+            patches=tools.target.capabilities.copies_ranges,
+        )
+        # Of what a comparison passes over nothing says that it was changed.
+        self.comparison, of_changes = (
+            KeyComparison(
+                source,
+                tools.target,
+                tools.ledger,
+                rules=replace(rules, trusts_times=trusts_times),
+                readers=tools.readers,
+                sleep=tools.sleep,
+                backoff=tools.backoff,
+                is_cancelled=tools.is_stopped,
+                crossing=crossing,
+            )
+            for trusts_times in (True, False)
         )
         self.applier = ChangeApplier(
             source,
             tools.target,
             tools.ledger,
-            comparison=self.comparison,
+            comparison=of_changes,
             keys=KeyCopier(
                 tools.target,
                 tools.ledger,

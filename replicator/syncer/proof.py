@@ -38,7 +38,7 @@ class ProofState:
         if moved is None or len(result.keys) < result.differences:
             return ProofState(self.position, self.proven_ms, self.level, None)
         real = [key for key in result.keys if not _is_among(key, moved)]
-        if real or failed or result.in_flight:
+        if real or failed or (position is None and result.in_flight != 0):
             return ProofState(self.position, self.proven_ms, self.level, len(real) + failed)
         return ProofState(position, result.began_ms, result.level, 0)
 

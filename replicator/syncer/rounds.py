@@ -55,6 +55,9 @@ from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
 
+# A first proof need not wait as long as the later ones: it also finds what a syncer did
+# that had the lease before.
+FIRST_PROOF_S = 5.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
 # Snapshots that crashes have left, of which nobody knows.
@@ -111,10 +114,12 @@ class RoundRunner:
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
         self._is_difference_open = False
         self._todo = deque[Request](machine.start())
+        self._saved_number = 0
+        self._saved_stage = machine.checkpoint.stage
         self._phase: Phase | None = None
         self._comparing: StoreComparing | None = None
         self._began_s = self._progress_s = clock.monotonic_s()
-        self._compared_s: float | None = None
+        self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
         """What the operator wants now."""
         self.proof = ProofState()
@@ -128,6 +133,13 @@ class RoundRunner:
     def is_busy(self) -> bool:
         """Whether there is something to do but wait."""
         return bool(self._todo) and not isinstance(self._todo[0], AwaitInterval)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the log may be applied: only once that is recorded, for another
+        syncer would apply the snapshot again, which is older.
+        """
+        return self._machine.is_live and self._saved_stage is Stage.LIVE
 
     def tell(self, event: Event) -> None:
         """Tell the stages what happened; what follows is done first."""
@@ -163,9 +175,11 @@ class RoundRunner:
 
     def lose_snapshot(self) -> bool:
         """Note that the snapshot that is being applied is gone; whether one was."""
-        if not self._todo or not isinstance(self._todo[0], CompareStores | ApplyDifference):
+        kinds = CompareStores | ApplyDifference
+        request = next((one for one in self._todo if isinstance(one, kinds)), None)
+        if request is None:
             return False
-        request = self._todo.popleft()
+        self._todo.remove(request)
         self.end_phase()
         self.tell(DifferenceFailed() if isinstance(request, ApplyDifference) else SnapshotGone())
         return True
@@ -202,7 +216,7 @@ class RoundRunner:
 
     def end_phase(self) -> None:
         """Put away what runs; what was taken from a queue is taken again."""
-        self._workers.drain()
+        self._workers.end()
         phase, self._phase, self._comparing = self._phase, None, None
         self._is_difference_open = False
         if phase is not None:
@@ -251,8 +265,10 @@ class RoundRunner:
                 self._capture.end()
             case TakeSnapshot():
                 return True, self._take_snapshot()
-            case SaveCheckpoint(checkpoint):
-                self._save(checkpoint)
+            case SaveCheckpoint(checkpoint, number):
+                if number > self._saved_number:
+                    self._save(checkpoint)
+                    self._saved_number = number
             case DeleteSnapshot(snapshot):
                 self.delete_snapshot(snapshot)
             case AwaitInterval():
@@ -290,6 +306,7 @@ class RoundRunner:
         self._lease.check()
         self._lease.save(checkpoint)
         self._folder.save(checkpoint)
+        self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
         """Rounds begin so far apart; one that took longer is followed at once."""
@@ -319,7 +336,7 @@ class RoundRunner:
             self.proof = self.proof.after(
                 result, position=None, moved=set(), failed=self._workers.held
             )
-        self._compared_s = self._clock.monotonic_s()
+        self._prove_s = self._clock.monotonic_s() + self._limits.prove_every_s
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         return True, self._round_done(as_of, is_resumed=bool(request.start_after))
 
@@ -363,9 +380,8 @@ class RoundRunner:
 
     def _is_proof_due(self) -> bool:
         """Whether all is to be compared, although a difference would do."""
-        now_s, last_s = self._clock.monotonic_s(), self._compared_s
         follows = self._capture is not None and self.policy.options.is_live
-        return not follows and last_s is not None and (now_s - last_s >= self._limits.prove_every_s)
+        return not follows and self._clock.monotonic_s() >= self._prove_s
 
     def _note_begin(self) -> None:
         if self._machine.checkpoint.stage is not Stage.LIVE:

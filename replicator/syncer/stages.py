@@ -67,9 +67,12 @@ class ApplyDifference:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Record how far the replication is, here and at the master."""
+    """Record how far the replication is, here and at the master. Numbers ascend: one
+    that comes late, after a newer one, is not recorded.
+    """
 
     checkpoint: Checkpoint
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +196,7 @@ class StageMachine:
         self._wants_live = is_live
         self._has_feed = has_feed
         self._has_snapshots = has_snapshots
+        self._saves = 0
         # Changes are being queued without a gap since the round began.
         self._captures = False
         # What the comparison that runs will have brought over.
@@ -230,7 +234,9 @@ class StageMachine:
         match event:
             case PositionNoted(position):
                 self._captures = True
-                return [*self._save(position=position), StartCapture(position), *self._continue()]
+                # What was compared before the position may have changed before it.
+                saved = self._save(position=position, last_key="")
+                return [*saved, StartCapture(position), *self._continue()]
             case SnapshotTaken(snapshot, position):
                 if self.is_live:
                     self._next_base = position
@@ -268,10 +274,13 @@ class StageMachine:
         at = self._checkpoint
         if self._follows and not self._captures:
             is_begun = at.stage is Stage.INITIAL_BATCH or at.snapshot is not None
-            if at.position is None or not is_begun:
+            if at.position is not None and is_begun:
+                self._captures = True
+                return [StartCapture(at.position), *self._continue()]
+            if at.snapshot is None:
                 return [NotePosition()]
-            self._captures = True
-            return [StartCapture(at.position), *self._continue()]
+            # Changes between this snapshot and a position of now would be lost: it is
+            # applied for itself, and another round follows.
         return self._continue()
 
     def _continue(self) -> list[Request]:
@@ -385,7 +394,8 @@ class StageMachine:
         before, after = self._checkpoint.stage, checkpoint.stage
         assert before is after or (before, after) in LEGAL
         self._checkpoint = checkpoint
-        return [SaveCheckpoint(checkpoint)]
+        self._saves += 1
+        return [SaveCheckpoint(checkpoint, self._saves)]
 
 
 def _is_behind(position: FeedPosition | None, other: FeedPosition, *, follows: bool) -> bool:

@@ -110,10 +110,16 @@ class ChangeWorkers:
         self.stopped, self.waiting, self._not_before_s = None, None, 0.0
         self._held = [(0.0, work) for _, work in self._held]
 
-    def drain(self) -> None:
-        """Wait for what runs, and begin nothing."""
+    def end(self) -> None:
+        """End the phase: take back what was not begun, and wait for what runs."""
+        for future in [one for one in self._running if one.cancel()]:
+            for work in self._running.pop(future):
+                self.schedule.give_back(work)
         while self._running:
             self._collect(None)
+        self._applier = None
+        if isinstance(self.lost, SnapshotLostError):
+            self.lost = None
 
     def pump(self, *, may_start: bool) -> int:
         """Begin what may be done, wait a little for what runs; how much was done."""
@@ -123,7 +129,7 @@ class ChangeWorkers:
 
     def _start(self) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s < self._not_before_s:
+        if self._applier is None or now_s < self._not_before_s:
             return
         due = [one for one in self._held if one[0] <= now_s]
         self._held = [one for one in self._held if one[0] > now_s]
@@ -163,7 +169,7 @@ class ChangeWorkers:
             return 0
         done, _ = wait(self._running, timeout=wait_s, return_when=FIRST_COMPLETED)
         count = 0
-        for future in done:
+        for future in [one for one in self._running if one in done]:
             works = self._running.pop(future)
             try:
                 outcomes: Sequence[Outcome | ReconcileError] = future.result()
@@ -183,7 +189,7 @@ class ChangeWorkers:
         if isinstance(outcome, Outcome):
             work.has_effect = outcome.effect not in (Effect.NOTHING, Effect.GONE, Effect.CONFLICT)
             self._tally.applied(outcome, work.since_ms, len(work.numbers), self._clock.now_ms())
-            self.schedule.finish(work)
+            self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
             self._failures, self.waiting = 0, None
             return 1
         if isinstance(outcome, LeaseLostError | SnapshotLostError):

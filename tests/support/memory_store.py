@@ -147,6 +147,7 @@ class MemoryStore:
         self.payload = 0
         self.undigested = 0
         self.deleted: list[str] = []
+        self.deleting: tuple[str, ...] = ()
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
@@ -183,12 +184,24 @@ class MemoryStore:
             renamer=self if self._renames else None,
         )
 
+    @property
+    def newest_index(self) -> int:
+        """How many changes there were."""
+        return len(self._changes)
+
     def write(
-        self, key: str, body: bytes, properties: ObjectProperties | None = None
+        self,
+        key: str,
+        body: bytes,
+        properties: ObjectProperties | None = None,
+        *,
+        parts: int = 1,
     ) -> ObjectFacts:
-        """Write an object as somebody else does: without faults, not counted."""
+        """Write an object as somebody else does: without faults, not counted; with the
+        ETag of so many parts.
+        """
         with self._lock:
-            etag = hashlib.md5(body).hexdigest()
+            etag = hashlib.md5(body).hexdigest() + (f"-{parts}" if parts > 1 else "")
             return self._keep(key, body, properties or ObjectProperties(), etag)
 
     def remove(self, key: str) -> None:
@@ -336,6 +349,7 @@ class MemoryStore:
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectWriter."""
+        self.deleting = tuple(keys)
         with self._operation("delete", ""), self._lock:
             for key in keys:
                 self._drop(key)
