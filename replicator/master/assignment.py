@@ -86,7 +86,9 @@ def tick(
         taken_over.append((one.policy_id, last.syncer_id))
         depends_on.add(RecordKey(RecordKind.SYNCER, last.syncer_id))
     assigned, syncer_keys = (
-        _pushed(state, changed, rules) if rules.mode is AssignmentMode.PUSH else ([], set())
+        _pushed(state, changed, unchanged_ms, rules)
+        if rules.mode is AssignmentMode.PUSH
+        else ([], set())
     )
     gone = [
         record.policy.policy_id
@@ -154,13 +156,22 @@ def _freed(
 
 
 def _pushed(
-    state: StoredState, changed: dict[PolicyId, ReplicationState], rules: AssignmentRules
+    state: StoredState,
+    changed: dict[PolicyId, ReplicationState],
+    unchanged_ms: Mapping[RecordKey, int],
+    rules: AssignmentRules,
 ) -> tuple[list[tuple[PolicyId, SyncerId, int]], set[RecordKey]]:
     """Give what waits to syncers; adds the new states to `changed`. Returns policy,
     syncer and epoch of each, and the syncers' keys.
     """
     holders = Counter(_holder_of(changed.get(one.policy_id, one)) for one in state.states)
-    living = [one for one in state.syncers if is_valid(one.lease, state.now_ms)]
+    # Where the clock went back, a lease may look valid for long after its end.
+    living = [
+        one
+        for one in state.syncers
+        if is_valid(one.lease, state.now_ms)
+        and not has_ended(one.lease, state.now_ms, unchanged_ms.get(one.key, 0))
+    ]
     given: Counter[SyncerId] = Counter()
     tokens, epoch = _tokens_left(state, rules), state.next_round.number
     found, keys = list[tuple[PolicyId, SyncerId, int]](), set[RecordKey]()

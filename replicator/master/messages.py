@@ -41,6 +41,8 @@ _ADDRESS_MAX = 2_048
 # S3's limit; a key in UTF-8 may be that long.
 _KEY_BYTES_MAX = 1_024
 _NUMBER_MAX = (1 << 63) - 1
+# The end of the year 9999: later times cannot be written down.
+_TIME_MS_MAX = 253_402_300_799_999
 # Between two cycles of a replication.
 _INTERVAL_S_MAX = 365 * 86_400.0
 _E = TypeVar("_E", bound=Enum)
@@ -82,7 +84,7 @@ def _snapshot_from(message: pb.Snapshot) -> SnapshotFacts:
         _text(message.name, "name of a snapshot", _NAME_MAX),
         _text(message.snapshot_id, "ID of a snapshot", _NAME_MAX),
         _position_from(message.position) if message.HasField("position") else None,
-        _number(message.created_ms),
+        time_from(message.created_ms),
     )
 
 
@@ -315,7 +317,7 @@ def registration_from(message: pb.RegisterRequest) -> Registration:
     """
     return Registration(
         _text(message.host, "host", _NAME_MAX * 2),
-        _number(message.started_ms),
+        time_from(message.started_ms),
         capacity_from(message.capacity),
     )
 
@@ -421,8 +423,22 @@ def _number(value: int) -> int:
     return value
 
 
+def time_from(value: int) -> int:
+    """A time in ms since the epoch.
+
+    Raises:
+        UsageError: it is beyond the year 9999.
+    """
+    if value > _TIME_MS_MAX:
+        raise UsageError(f"{value} ms after 1970 is no time")
+    return value
+
+
 def _known(message: pb.Report | pb.Capacity, name: str) -> int | None:
-    return _number(getattr(message, name)) if message.HasField(name) else None
+    if not message.HasField(name):
+        return None
+    value: int = getattr(message, name)
+    return time_from(value) if name.endswith("_ms") else _number(value)
 
 
 def _one_of(values: type[_E], text: str) -> _E:

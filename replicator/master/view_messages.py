@@ -11,6 +11,7 @@ from replicator.master.messages import (
     policy_to,
     report_from,
     report_to,
+    time_from,
 )
 from replicator.master.records import (
     Holder,
@@ -25,6 +26,7 @@ from replicator.master.syncer_rules import Caller
 from replicator.master.views import MasterStatus, ReplicationView, SyncerView
 from replicator.replication import Condition, ReplicationFault
 from runtime.errors import RemoteProtocolError
+from runtime.rpc import printable
 
 
 def view_to(view: ReplicationView) -> pb.Replication:
@@ -84,7 +86,9 @@ def view_from(message: pb.Replication) -> ReplicationView:
         condition = Condition(message.condition)
         error = (
             ReplicationError(
-                ReplicationFault(message.error.fault), message.error.message, message.error.at_ms
+                ReplicationFault(message.error.fault),
+                message.error.message,
+                time_from(message.error.at_ms),
             )
             if message.HasField("error")
             else None
@@ -93,24 +97,24 @@ def view_from(message: pb.Replication) -> ReplicationView:
         raise RemoteProtocolError(f"replication {policy.policy_id}: {invalid}") from invalid
     record = PolicyRecord(
         policy,
-        message.created_ms,
-        message.changed_ms,
-        message.changed_by,
-        message.reason,
+        time_from(message.created_ms),
+        time_from(message.changed_ms),
+        printable(message.changed_by),
+        printable(message.reason),
         message.is_deleted,
         message.skips_cleanup,
         policy_id_from(returns) if returns else None,
-        message.failed_over_ms if message.HasField("failed_over_ms") else None,
+        time_from(message.failed_over_ms) if message.HasField("failed_over_ms") else None,
     )
     state = ReplicationState(
         policy.policy_id,
-        message.waiting_since_ms,
+        time_from(message.waiting_since_ms),
         message.epoch,
         _holder_from(message.holder) if has_holder else None,
         _leaving_from(message.leaving) if has_leaving else None,
         message.sequence,
         report_from(message.report) if message.HasField("report") else None,
-        message.reported_ms if message.HasField("reported_ms") else None,
+        time_from(message.reported_ms) if message.HasField("reported_ms") else None,
         error,
         message.was_given,
     )
@@ -119,10 +123,10 @@ def view_from(message: pb.Replication) -> ReplicationView:
         record,
         state,
         condition,
-        message.condition_reason,
-        message.seen_ms if message.HasField("seen_ms") else None,
-        message.holder.lease_expires_ms if has_lease else None,
-        message.now_ms,
+        printable(message.condition_reason),
+        time_from(message.seen_ms) if message.HasField("seen_ms") else None,
+        time_from(message.holder.lease_expires_ms) if has_lease else None,
+        time_from(message.now_ms),
         message.is_enabled,
     )
 
@@ -134,12 +138,14 @@ def _holder_to(holder: Holder) -> pb.Holder:
 
 def _holder_from(message: pb.Holder) -> Holder:
     caller = caller_from(message.syncer, "")
-    return Holder(caller.syncer_id, caller.session, message.host, message.since_ms)
+    return Holder(
+        caller.syncer_id, caller.session, printable(message.host), time_from(message.since_ms)
+    )
 
 
 def _leaving_from(message: pb.Leaving) -> Leaving:
     holder = _holder_from(message.holder)
-    return Leaving(holder, message.epoch, message.taken_ms, message.until_ms)
+    return Leaving(holder, message.epoch, time_from(message.taken_ms), time_from(message.until_ms))
 
 
 def status_to(status: MasterStatus) -> pb.GetStatusResponse:
@@ -172,13 +178,13 @@ def status_from(message: pb.GetStatusResponse) -> MasterStatus:
         tuple(_syncer_from(one) for one in message.syncers),
         message.policies,
         message.unassigned,
-        message.now_ms,
-        message.store,
-        message.assignment_mode,
-        message.assignment_strategy,
+        time_from(message.now_ms),
+        printable(message.store),
+        printable(message.assignment_mode),
+        printable(message.assignment_strategy),
         message.tokens,
         message.pending_entries_max,
-        message.fault,
+        printable(message.fault),
         message.roles_enforced,
     )
 
@@ -205,9 +211,9 @@ def _syncer_from(message: pb.Syncer) -> SyncerView:
         caller.syncer_id,
         caller.session,
         caller.owner,
-        message.host,
-        message.started_ms,
+        printable(message.host),
+        time_from(message.started_ms),
         capacity_from(message.capacity),
-        SyncerLease(message.renewed_ms, message.lease_expires_ms),
+        SyncerLease(time_from(message.renewed_ms), time_from(message.lease_expires_ms)),
     )
     return SyncerView(record, message.replications)
