@@ -6,12 +6,12 @@ change until the end. Where it has no feed, each key must have been seen in the 
 state before: between two looks that show one stamp nothing has changed.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from replicator.comparison import DecidedKey
+from replicator.deletes import Retrying
 from replicator.difference import Action
-from replicator.stores.port import ChangeFeed, PositionTrimmedError, Store
+from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
 
 
 class CutCheck:
@@ -28,7 +28,7 @@ class CutCheck:
         prefix: str,
         *,
         rows_are_fresh: bool,
-        retried: Callable[[Callable[[], int]], int],
+        retried: Retrying,
     ) -> None:
         """Note the positions of the feeds.
 
@@ -67,12 +67,24 @@ class CutCheck:
             counts.append(self._unconfirmed + gone)
         return max(counts)
 
-    def _changed(self, feed: ChangeFeed, position: int) -> int:
+    def _changed(self, feed: ChangeFeed, position: FeedPosition) -> int:
         if feed.position() == position:
             return 0
+        keys = set[str]()
         try:
-            keys = {change.key for change in feed.changes(position)}
-        except PositionTrimmedError:
+            while True:
+                batch = feed.read(position)
+                if batch.position == position:
+                    break
+                position = batch.position
+                keys.update(change.key for change in batch.changes)
+                keys.update(change.previous_key for change in batch.changes)
+        except FeedGapError:
             # Too much has changed to say what.
             return 1
-        return sum(key.startswith(self._prefix) for key in keys)
+        return sum(self._concerns(key) for key in keys)
+
+    def _concerns(self, key: str) -> bool:
+        """Whether a changed key, or one below a changed prefix, was compared."""
+        is_above = key.endswith("/") and self._prefix.startswith(key)
+        return bool(key) and (key.startswith(self._prefix) or is_above)

@@ -1,4 +1,4 @@
-"""What is asked of an object store: read, list, write, upload in parts, feed.
+"""What is asked of an object store: read, list, write, upload, feed, snapshots, rename.
 
 Each port is narrow, and an adapter says in its capabilities what its store lacks. An
 ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
@@ -7,26 +7,17 @@ ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from enum import Enum
 from typing import NewType, Protocol
 
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
+from replicator.stores.bucket_facts import BucketDescriber
+from replicator.stores.capabilities import Capabilities
 from runtime.traffic import Traffic
 
 UploadId = NewType("UploadId", str)
-
-# The headers of an object that cross with it.
-CONTENT_HEADERS = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    }
-)
 
 
 class StoreError(ReconcileError):
@@ -61,13 +52,27 @@ class DigestMismatchError(StoreError):
     code = "digest_mismatch"
 
 
+class SnapshotLostError(StoreError):
+    """A snapshot was deleted, or another one has its name: what it held is unknown."""
+
+    code = "snapshot_lost"
+
+
 class UnsupportedObjectError(StoreError):
     """The store cannot keep a key, a property or a part as it was given."""
 
     code = "object_unsupported"
 
 
-class PositionTrimmedError(StoreError):
+class FeedGapError(StoreError):
+    """Nobody can tell which changes followed a position: it is of another log, or the
+    log does not continue there. Compare the stores instead.
+    """
+
+    code = "feed_gap"
+
+
+class PositionTrimmedError(FeedGapError):
     """The changes after this position are no longer kept: list the store instead."""
 
     code = "position_trimmed"
@@ -164,49 +169,87 @@ class DeleteFailure:
     reason: str
 
 
+class ChangeKind(Enum):
+    """What happened to a key."""
+
+    PUT = "put"
+    """It has other bytes or properties, or is new."""
+    DELETE = "delete"
+    RENAME = "rename"
+    """The object of another key got this one, and that key is free."""
+    DELETE_PREFIX = "delete_prefix"
+    """Everything below this key, which ends with a slash, was deleted."""
+    RENAME_PREFIX = "rename_prefix"
+
+
 @dataclass(frozen=True, slots=True)
-class Change:
-    """One change of a key; `position` orders the changes of a store."""
-
-    position: int
-    key: str
-    version: str
-    is_delete: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a store can do, found out before the first write.
-
-    `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
-    algorithms by which the store can describe every object it is given from now on.
-    `stamps_cover_properties`: whatever changes an object's properties changes its stamp
-    too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
-    that was written, not copied, is the MD5 of its bytes; None if that is not known of
-    a store that is only read. `upload_crc` is the CRC (of
-    HashAlgorithm, by its value) that the store declares of the whole of each object
-    that is uploaded in parts; empty where it declares none. `reasons` has the name of a
-    field above and the reason for its value, where the store lacks something or was not
-    asked.
+class FeedPosition:
+    """A place in the log of a store's changes. Indexes ascend within one log; positions
+    of two logs cannot be compared. A restored database, or another server that answers,
+    is another log.
     """
 
-    kind: str
-    keeps_versions: bool
-    keeps_tags: bool
-    keeps_acls: bool
-    keeps_headers: bool
-    creates_conditionally: bool
-    replaces_conditionally: bool
-    completes_conditionally: bool
-    copies_ranges: bool
-    lists_all_keys: bool
-    part_bytes_min: int
-    metadata_bytes_max: int
-    whole_hashes: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...] = ()
-    stamps_cover_properties: bool = False
-    part_etags_are_md5: bool | None = False
-    upload_crc: str = ""
+    log: str
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change; `index` is its place in the log, and 0 in a difference of snapshots.
+
+    `previous_key` is what a renamed object or prefix was called. `facts` describe the
+    object after the change where the log tells them. `time_ms` is when the store
+    recorded it, in ms since the epoch, and 0 where it does not say.
+    """
+
+    index: int
+    key: str
+    version: str
+    kind: ChangeKind
+    previous_key: str = ""
+    facts: ObjectFacts | None = None
+    time_ms: int = 0
+
+    def __post_init__(self) -> None:
+        is_rename = self.kind in (ChangeKind.RENAME, ChangeKind.RENAME_PREFIX)
+        assert is_rename == bool(self.previous_key)
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeBatch:
+    """Changes in the order of their indexes, some of which may be equal: such changes
+    took effect together. `position` is where to read on; `newest_index` is that of the
+    newest change when the store was asked.
+    """
+
+    changes: tuple[Change, ...]
+    position: FeedPosition
+    newest_index: int
+
+    def __post_init__(self) -> None:
+        indexes = [change.index for change in self.changes]
+        assert indexes == sorted(indexes)
+        assert not indexes or indexes[-1] <= self.position.index
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFacts:
+    """A snapshot of a bucket. `position` is that of the newest change in it, None where
+    the store cannot tell. A name can be used again; `snapshot_id` cannot.
+    """
+
+    name: str
+    snapshot_id: str
+    position: FeedPosition | None
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotView:
+    """What a snapshot holds, by the keys of the bucket."""
+
+    lister: "ObjectLister"
+    reader: "ObjectReader"
 
 
 class ObjectLister(Protocol):
@@ -473,18 +516,75 @@ class ScratchSpace(Protocol):
 class ChangeFeed(Protocol):
     """The changes of a store, in order."""
 
-    def position(self) -> int:
+    def position(self) -> FeedPosition:
         """The position of the newest change.
 
         Raises:
             StoreError: the store did not say.
         """
 
-    def changes(self, after: int) -> Iterator[Change]:
-        """Changes after a position, oldest first.
+    def read(self, after: FeedPosition) -> ChangeBatch:
+        """A page of the changes after a position, oldest first; where there is none
+        the batch has no changes. Changes with one index are never torn apart.
 
         Raises:
             PositionTrimmedError: changes since then are no longer kept.
+            FeedGapError: the position is of another log, or beyond the newest change.
+            StoreError: the store did not say.
+        """
+
+
+class SnapshotStore(Protocol):
+    """Snapshots of a bucket: what it held at one moment, whatever is written later."""
+
+    def create(self, name: str) -> SnapshotFacts:
+        """Make a snapshot of the bucket as it is now.
+
+        Raises:
+            PreconditionFailedError: there is one of this name.
+            StoreError: the store refused, or did not answer.
+        """
+
+    def find(self, name: str) -> SnapshotFacts | None:
+        """The snapshot of this name; None where it does not exist or can no longer be
+        read.
+
+        Raises:
+            StoreError: the store did not say.
+        """
+
+    def open(self, snapshot: SnapshotFacts) -> SnapshotView:
+        """What the snapshot holds. Its methods raise SnapshotLostError once it is gone:
+        it never looks empty.
+        """
+
+    def difference(self, older: SnapshotFacts, newer: SnapshotFacts) -> Iterator[Change]:
+        """What leads from the older to the newer one, in no stated order: each key is
+        named as often as something happened to it.
+
+        Raises:
+            SnapshotLostError: one of them is gone.
+            StoreError: the store cannot tell.
+        """
+
+    def delete(self, name: str) -> None:
+        """Delete a snapshot; one that does not exist is not an error.
+
+        Raises:
+            StoreError: the store refused, or did not answer.
+        """
+
+
+class ObjectRenamer(Protocol):
+    """Renames objects inside the store: no byte of them crosses."""
+
+    def rename(self, facts: ObjectFacts, key: str) -> ObjectFacts:
+        """Give this object another key, which no object has.
+
+        Raises:
+            PreconditionFailedError: the object is another one by now, or there is one
+                of that key.
+            StoreError: the store refused.
         """
 
 
@@ -492,8 +592,10 @@ class ChangeFeed(Protocol):
 class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
     it cannot make a part of a new object from a range of an old one, `piece_writer`
-    where it was not seen to refuse a body with another MD5. `traffic` is what has
-    crossed the connection to it so far; None where there is no connection.
+    where it was not seen to refuse a body with another MD5, `snapshots` and `renamer`
+    where it has no snapshots and cannot rename, `bucket` where it knows nothing of
+    buckets as a whole. `traffic` is what has crossed the connection to it so far; None
+    where there is no connection.
     """
 
     address: str
@@ -506,6 +608,9 @@ class Store:
     feed: ChangeFeed | None = None
     scratch: ScratchSpace | None = None
     piece_writer: PieceWriter | None = None
+    snapshots: SnapshotStore | None = None
+    renamer: ObjectRenamer | None = None
+    bucket: BucketDescriber | None = None
     traffic: Callable[[], Traffic] | None = None
 
 
