@@ -28,10 +28,10 @@ from replicator.prechecks import PrecheckReport, facts_of, is_empty, precheck
 from replicator.replication import Condition, DesiredState, Policy, ReplicationOptions
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
-from runtime.config import parse_rate
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
+from runtime.setting_values import parse_rate
 
 reason_option = click.option(
     "--reason",

@@ -1,6 +1,6 @@
 """Following a bucket beside Ceph's own replication, between the same two stores.
 
-    python -m benchmarks.bench_replication [--only idle trickle burst changes kill] [--json]
+    python -m benchmarks.bench_replication [--only JOB ...] [--json]
 
 The command starts two Ceph stores (tests/testbed/ceph_rgw.sh, `sh tools/setup.sh peers`
 installs them) as two zones of one realm. Ceph replicates one bucket, and `treefold
@@ -61,7 +61,8 @@ def main() -> None:
     report = Report("following a bucket", notes)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-replication-")))
-        sites = stack.enter_context(RgwMultisite(ROOT / ".testbed" / "ceph-bench", **link))
+        sites = RgwMultisite(ROOT / ".testbed" / "ceph-bench", **link)
+        stack.enter_context(sites)
         peer = stack.enter_context(ceph_replication(sites))
         ours = stack.enter_context(
             watched_sync(sites, folder, interval_s=arguments.interval, **link)
@@ -94,11 +95,11 @@ def trickle(report: Report, ours: Replicator, peer: Replicator) -> None:
     ]
     job = f"{TRICKLE_PER_S:g} objects/s"
     for share in (0.5, 0.99):
-        lags = (
+        mine, theirs = (
             _samples(one, run.lag_s(share)) for one, run in zip((ours, peer), found, strict=True)
         )
         most = LAG_RATIO_MAX if share > 0.5 else None
-        report.add(f"{job}: lag, p{share * 100:g}", "s", *lags, most=most)
+        report.add(f"{job}: lag, p{share * 100:g}", "s", mine, theirs, most=most)
 
 
 def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
@@ -106,10 +107,10 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
     found = [one.many("burst", BURST_OBJECTS, OBJECT_BYTES) for one in (ours, peer)]
     pairs = list(zip((ours, peer), found, strict=True))
     job = f"{BURST_OBJECTS:,} objects of 4 KiB"
-    rates = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
-    report.add(job, "objects/s", *rates, bar=OBJECT_RATE_MIN)
-    lags = (_samples(one, run.lag_s(0.99)) for one, run in pairs)
-    report.add(f"{job}: lag, p99", "s", *lags, most=LAG_RATIO_MAX)
+    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
+    report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
+    mine, theirs = (_samples(one, run.lag_s(0.99)) for one, run in pairs)
+    report.add(f"{job}: lag, p99", "s", mine, theirs, most=LAG_RATIO_MAX)
     payload = BURST_OBJECTS * OBJECT_BYTES
     mine, theirs = (_samples(one, run.crossed / payload) for one, run in pairs)
     report.add(f"{job}: crossed", "B/B", mine, theirs)

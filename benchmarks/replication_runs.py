@@ -104,7 +104,7 @@ class Replicator:
     def change(
         self, act: Callable[[BaseClient], object], seen: Callable[[BaseClient], bool]
     ) -> int:
-        """The bytes that cross for one change at the source, until the target shows it."""
+        """The bytes that cross for one change, until the target shows it."""
         self.reset()
         with self.source.endpoint.client() as client:
             act(client)
