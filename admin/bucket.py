@@ -65,10 +65,40 @@ _GC_OBJECTS = 50_000
 
 # What these import, copying a bucket does not need.
 _LAZY = {
+    "add": LazyCommand("admin.bucket_policies:add", "Begin to replicate a bucket."),
+    "backlog": LazyCommand(
+        "admin.bucket_status:backlog", "List what the target is not known to have."
+    ),
+    "cancel": LazyCommand("admin.bucket_policies:cancel", "End a replication."),
+    "delete": LazyCommand("admin.bucket_policies:delete", "End a replication, and forget it."),
     "demo": LazyCommand("admin.demo.bucket_demo:demo", "Break a copy, and see what proves it."),
+    "disable": LazyCommand("admin.bucket_policies:disable", "Stop all replications, cluster-wide."),
+    "enable": LazyCommand("admin.bucket_policies:enable", "Let replications run, cluster-wide."),
+    "export": LazyCommand(
+        "admin.bucket_documents:export", "Write the properties of a bucket as JSON."
+    ),
+    "failback": LazyCommand(
+        "admin.bucket_failover:failback", "Bring changes of the target back to the source."
+    ),
+    "failover": LazyCommand(
+        "admin.bucket_failover:failover", "Fence a replication, so that its target can be written."
+    ),
+    "get": LazyCommand("admin.bucket_policies:get", "Show all that is stored of a replication."),
+    "import": LazyCommand(
+        "admin.bucket_documents:import_command", "Make a bucket with the properties of another."
+    ),
     "index": LazyCommand("admin.bucket_index:index", "Build, refresh or check a verifier's index."),
+    "list": LazyCommand("admin.bucket_policies:list_command", "List replications."),
+    "pause": LazyCommand("admin.bucket_policies:pause", "Stop a replication until it is resumed."),
     "receipts": LazyCommand(
         "admin.bucket_receipts:receipts", "Show and check signed outcomes, offline."
+    ),
+    "resume": LazyCommand("admin.bucket_policies:resume", "Let a replication go on."),
+    "status": LazyCommand(
+        "admin.bucket_status:status", "Say how far replications are, and how sure that is."
+    ),
+    "throttle": LazyCommand(
+        "admin.bucket_policies:throttle", "Limit the rate of a replication while it runs."
     ),
 }
 

@@ -59,6 +59,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "admin.jobs:job", "Show, follow, pause, limit, cancel and undo the controller's jobs."
     ),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
+    "replication-master": LazyCommand(
+        "replicator.master.cli:replication_master",
+        "Run a replication master: tell syncers which buckets to replicate.",
+        extra="bucket",
+    ),
     "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
@@ -68,6 +73,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "sweep": LazyCommand(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
+    ),
+    "syncer": LazyCommand(
+        "replicator.syncer.cli:syncer",
+        "Run a syncer: replicate buckets as a replication master says.",
+        extra="bucket",
     ),
     "tree": LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
     "verifier": LazyCommand(

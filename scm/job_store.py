@@ -6,7 +6,6 @@ A job is one row: the columns used in queries, and the whole value as JSON. The 
 newer one is refused.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -24,6 +23,7 @@ from pydantic_core import from_json
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
+from runtime.sqlite_file import open_sqlite, sqlite_transaction
 from scm.jobs import Job, JobState
 from scm.policy import Visit
 
@@ -106,7 +106,7 @@ class SqliteJobStore:
         self._connection: sqlite3.Connection | None = None
         try:
             with _named_errors(path):
-                self._connection = _open(path)
+                self._connection = open_sqlite(path)
             with self._transaction() as connection:
                 _migrate(connection, path, migrations)
         except BaseException:
@@ -185,16 +185,8 @@ class SqliteJobStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         connection = self._connection
         assert connection is not None
-        with _named_errors(self._path):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                # Of some errors, such as a full disk, SQLite itself rolls back.
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+        with _named_errors(self._path), sqlite_transaction(connection):
+            yield connection
 
 
 @contextmanager
@@ -234,18 +226,6 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         raise BusyError(f"{path}: another controller has it open", path=str(path)) from error
     return descriptor
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        # Readers, such as a backup, do not block us; commits survive a power failure.
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:

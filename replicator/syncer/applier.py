@@ -41,6 +41,8 @@ T = TypeVar("T")
 _LOOKS_MAX = 4
 # Keys found absent by a look until they are expected to be absent without one.
 _ABSENT_IN_A_ROW = 64
+# Of keys that the source was seen without; with more, the source is asked of each.
+_SEEN_GONE_MAX = 100_000
 # Keys of one operation on a prefix that are done at once.
 _KEYS_AT_ONCE = 64
 
@@ -102,6 +104,9 @@ class ChangeApplier:
         self._check_snapshot = check_snapshot
         # Where both sides are written to, a key that is new here may be there already.
         self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # Keys that the source was seen without: a change from before must not bring an
+        # old state back for a moment.
+        self._seen_gone = set[str]()
 
     def apply(self, change: Change) -> Outcome:
         """Apply one change.
@@ -139,14 +144,17 @@ class ChangeApplier:
 
     def _put(self, key: str, facts: ObjectFacts | None) -> Outcome:
         row = self._ledger.row(key)
-        if facts is not None and row is not None and facts.modified_ms <= row.source.modified_ms:
+        is_old = facts and row is not None and facts.modified_ms <= row.source.modified_ms
+        if is_old or key in self._seen_gone or len(self._seen_gone) >= _SEEN_GONE_MAX:
             # A later state may have been copied before, and this be applied again.
             facts = None
         source, is_fresh = facts, facts is None
         if source is None:
             source = self._retried(lambda: self._source.reader.facts(key))
             if source is None:
+                self._seen_gone.add(key)
                 return Outcome(Effect.GONE)
+            self._seen_gone.discard(key)
         if row is not None:
             target: ObjectFacts | None = row.target.facts(key)
         elif self._absent >= _ABSENT_IN_A_ROW and self._target.capabilities.creates_conditionally:
@@ -226,6 +234,7 @@ class ChangeApplier:
             if facts is not None:
                 # It was written again since: what counts is what it is now.
                 return self._put(key, facts)
+            self._seen_gone.add(key)
             if not self._newest_wins:
                 return None
             target, row = self._look(key), self._ledger.row(key)
@@ -272,6 +281,7 @@ class ChangeApplier:
         # Properties may have changed with the name: they are read again.
         self._ledger.save_rows([LedgerRow(new, *stamps, row.hashes, b"", known)])
         self._ledger.forget([old])
+        self._seen_gone.add(old)
         return True
 
     def _delete_below(self, change: Change) -> Iterator[Outcome | StoreError]:

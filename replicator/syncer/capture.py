@@ -6,12 +6,13 @@ and stops reading when the queue is full: a change is never dropped.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from merkle.errors import ReconcileError
 from replicator.stores.port import ChangeBatch, ChangeFeed, FeedGapError, FeedPosition
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import change_within
-from replicator.syncer.queue import ChangeQueue
+from replicator.syncer.queue import ChangeQueue, QueuedChange
 from runtime.rate_limit import Clock
 
 # How soon a change is seen (OZ-090), and what asking costs the source.
@@ -45,6 +46,8 @@ class ChangeCapture:
         self.newest_index = 0
         self.caught_up_ms: int | None = None
         """Every change before this time is queued."""
+        # Changes up to here may have been applied before, by another syncer too.
+        self._known_through: int | None = None
         self.polls = 0
         """How many readings have come to an end."""
 
@@ -66,7 +69,7 @@ class ChangeCapture:
         with self._lock:
             self._queue.begin(position)
             self._is_on, self.has_gap, self.error = True, False, None
-            self.caught_up_ms = None
+            self.caught_up_ms = self._known_through = None
 
     def end(self) -> None:
         """Queue nothing any more, and drop what is queued.
@@ -78,6 +81,15 @@ class ChangeCapture:
             self._is_on, self.has_gap = False, False
             self.caught_up_ms = None
             self._queue.clear()
+
+    def settled_facts(self, queued: QueuedChange) -> QueuedChange:
+        """The change, without facts if it may be applied for a second time: the target
+        may have a later state by now, and what counts is what the source has.
+        """
+        known, change = self._known_through, queued.change
+        if known is not None and change.index > known:
+            return queued
+        return replace(queued, change=replace(change, facts=None))
 
     def note_keys(self) -> None:
         """Remember which keys are queued from now on."""
@@ -132,6 +144,8 @@ class ChangeCapture:
         )
         self.duplicates += result.duplicates
         self.newest_index, self.error = batch.newest_index, None
+        if self._known_through is None:
+            self._known_through = batch.newest_index
         if self._noted is not None:
             names = (name for one in kept for name in (one.key, one.previous_key) if name)
             self._noted.update(names)

@@ -171,6 +171,11 @@ class ReplicationEngine:
         """
         return self._is_over
 
+    @property
+    def entries_taken(self) -> int:
+        """Changes taken from the queue so far."""
+        return self._queue.taken
+
     def change(self, policy: Policy) -> None:
         """Follow other wishes of the operator from now on. An order to run resumes also
         what has stopped.

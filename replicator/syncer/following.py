@@ -78,7 +78,7 @@ class LogFollower:
         self._applied.follow(self._machine.checkpoint)
         for one in taken:
             self._applied.add(one.change)
-            schedule.add(one, now_ms=now_ms)
+            schedule.add(self._capture.settled_facts(one), now_ms=now_ms)
             self._taken.add(one.number, one.change.index)
         now_s = self._clock.monotonic_s()
         if now_s - self._saved_s >= _SAVE_S and self._acknowledge():

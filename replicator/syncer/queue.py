@@ -111,6 +111,8 @@ class ChangeQueue:
         self._segment = 0
         self._offset = 0
         self._page = list[QueuedChange]()
+        self.taken = 0
+        """Changes that were taken so far, those that were taken again too."""
         self._load()
 
     @property
@@ -199,6 +201,7 @@ class ChangeQueue:
                 left = limit - len(found)
                 found += self._page[:left]
                 del self._page[:left]
+            self.taken += len(found)
             return found
 
     def rewind(self) -> None:

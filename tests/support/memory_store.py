@@ -16,9 +16,8 @@ from merkle.checksum import Buffer
 from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, crc_hash
+from replicator.stores.capabilities import CONTENT_HEADERS, Capabilities
 from replicator.stores.port import (
-    CONTENT_HEADERS,
-    Capabilities,
     Change,
     ChangeBatch,
     ChangeKind,

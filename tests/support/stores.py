@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -10,9 +10,12 @@ import pytest
 from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
-    Capabilities,
+    Change,
+    ChangeFeed,
+    FeedPosition,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -84,7 +87,10 @@ def memory_store(
     _request: pytest.FixtureRequest, *, capabilities: Capabilities = MEMORY
 ) -> Iterator[ContractStore]:
     """The store that the simulations use."""
-    memory = MemoryStore("memory:a", capabilities, has_feed=capabilities is MEMORY)
+    is_full = capabilities is MEMORY
+    memory = MemoryStore(
+        "memory:a", capabilities, has_feed=is_full, has_snapshots=is_full, renames=is_full
+    )
     yield ContractStore(memory.store(), refuses_small_parts=bool(capabilities.part_bytes_min))
 
 
@@ -228,6 +234,19 @@ PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
     ),
     "ozone": (pytest.mark.ozone, partial(emptied_store, "ozone_gateway", lacks=_OZONE)),
 }
+
+
+def changes_after(feed: ChangeFeed | None, after: FeedPosition | int = 0) -> list[Change]:
+    """All changes after a position, or an index of the present log."""
+    assert feed is not None
+    position = after if isinstance(after, FeedPosition) else replace(feed.position(), index=after)
+    found = list[Change]()
+    while True:
+        batch = feed.read(position)
+        found += batch.changes
+        if batch.position == position:
+            return found
+        position = batch.position
 
 
 def put(store: Store, key: str, body: bytes = b"x") -> ObjectFacts:

@@ -8,6 +8,7 @@ from pydantic.fields import FieldInfo
 
 from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
+from replicator.master.config import MasterConfig
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
@@ -19,6 +20,7 @@ MODELS: dict[str, type[Settings]] = {
     "treefold agent run": AgentConfig,
     "treefold scm run": ControllerConfig,
     "treefold verifier run": VerifierConfig,
+    "treefold replication-master run": MasterConfig,
     CLIENT: ClientConfig,
 }
 # Where a default is written for people, what a file would have to say first.

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from admin.cluster_status import ClusterAnswer, VerifierAnswer, lines
+from admin.master_status import MasterAnswer
 from admin.sweep_metrics import SWEEP_METRICS
 from runtime.config import Settings, load
 from runtime.metrics import Metric
@@ -108,7 +109,12 @@ def test_a_process_has_a_place_in_the_status(command: str) -> None:
     """Operator rule R11: where it did not answer, that is said."""
     begins = LONG_RUNNING[command].status
     silent = ClusterAnswer(
-        0.0, "a:1", None, "silent", verifiers=(VerifierAnswer("b:2", error="silent"),)
+        0.0,
+        "a:1",
+        None,
+        "silent",
+        verifiers=(VerifierAnswer("b:2", error="silent"),),
+        masters=(MasterAnswer("c:3", error="silent"),),
     )
     [line] = [line for line in lines(silent) if line.startswith(begins)]
     assert "UNKNOWN" in line
