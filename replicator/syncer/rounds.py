@@ -17,6 +17,7 @@ from replicator.copy_task import CopyLimits
 from replicator.cut import CutCheck
 from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.port import (
+    Change,
     PreconditionFailedError,
     SnapshotFacts,
     SnapshotLostError,
@@ -126,6 +127,8 @@ class RoundRunner:
         """What the last comparison has shown."""
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
+        self.applied_changes: Callable[[], list[Change]] = list
+        """What to look at besides a difference: the target is ahead of its base."""
         self.on_phase_end: Callable[[], None] = lambda: None
         """Called when what was taken from the queue has to be taken again."""
 
@@ -366,6 +369,9 @@ class RoundRunner:
                     raise
                 self._difference.close()
                 return True, DifferenceFailed()
+            now_ms = self._clock.now_ms()
+            for change in self.applied_changes():
+                self._workers.schedule.touch(change, now_ms=now_ms)
             self._is_difference_open = True
         schedule, now_ms = self._workers.schedule, self._clock.now_ms()
         taken = self._difference.take(self._workers.room)

@@ -93,7 +93,7 @@ class ChangeWorkers:
         return any(one is work for _, one in self._held)
 
     def begin(self, applier: ChangeApplier) -> None:
-        """Begin a phase with an empty schedule, and with the keys that are held back."""
+        """Begin a phase with the keys that are held back, and nothing else."""
         assert self.is_idle
         keys = [work.change for _, work in self._held]
         self.schedule, self._held = ChangeSchedule(), []
