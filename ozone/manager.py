@@ -259,9 +259,7 @@ class ManagerClient:
         """
         args = _key_args(volume, bucket, directory)
         args.headOp = True
-        body = pb.ListStatusRequest(
-            keyArgs=args, recursive=False, startKey=start, numEntries=count
-        )
+        body = pb.ListStatusRequest(keyArgs=args, recursive=False, startKey=start, numEntries=count)
         answer = self._asked(_request(pb.ListStatus, listStatusRequest=body)).listStatusResponse
         return self._checked(
             lambda: tuple(
@@ -497,7 +495,9 @@ class ManagerClient:
         kind, hint = _STATUSES.get(answer.status, (ManagerError, ""))
         known = pb.Status.values()
         status = pb.Status.Name(answer.status) if answer.status in known else str(answer.status)
-        raise kind(f"{self.target}: {status}: {printable(answer.message)}", hint=hint, status=status)
+        raise kind(
+            f"{self.target}: {status}: {printable(answer.message)}", hint=hint, status=status
+        )
 
     def _checked(self, convert: Callable[[], T]) -> T:
         try:

@@ -614,7 +614,6 @@ class ObjectRenamer(Protocol):
         """
 
 
-
 @dataclass(frozen=True, slots=True)
 class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
