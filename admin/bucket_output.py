@@ -8,7 +8,7 @@ import click
 from admin.bucket_pair import OpenPair
 from proof.item import EvidenceLevel
 from replicator.ledger import PlannedStep
-from replicator.stores.port import Capabilities
+from replicator.stores.capabilities import Capabilities
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verify import Damage, VerificationTally, VerifiedKey
 from runtime.output import JsonObject, print_json, print_line, print_table, size_text

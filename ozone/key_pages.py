@@ -5,10 +5,10 @@ character beyond U+FFFF comes before one from U+E000 on. It reads one row more t
 page has and drops the last of that order, except that a page after a key has just its
 rows. So what a careless pager loses differs by request:
 
-* Keys: the next page begins after the last row as it was returned; rows come again. The
-  first page begins after no key, and may lack the very first. It has one row, so that
-  all others follow; where that row shows that another may be before it, larger pages are
-  asked for, which drop other rows.
+* Keys: the next page begins after the last row as it was returned; rows come again.
+  The first page begins after no key, and may lack the very first. It has one row, so
+  that all others follow; where that row shows that another may be before it, larger
+  pages are asked for, which drop other rows.
 * Entries of a directory: the next page begins at the greatest row by bytes, inclusive.
 """
 

@@ -1,11 +1,10 @@
-"""A client of the Ozone Manager: its gRPC port, which takes every request of Ozone's own
-clients.
+"""A client of the Ozone Manager: its gRPC port takes all requests of Ozone's clients.
 
 An OM runs a request as the user whose access ID it bears, and only if two entries of
 metadata are there as well; else as the user of its own process, an administrator. So
-every request bears all three. Of several addresses, one OM leads and answers; the others
-say that they do not. The OM keeps no record of requests over gRPC, so a write whose
-answer was lost is not sent again here: whoever asked for it looks first.
+every request bears all three. Of several addresses, one OM leads and answers; the
+others say that they do not. The OM keeps no record of requests over gRPC, so a write
+whose answer was lost is not sent again here: whoever asked for it looks first.
 """
 
 import itertools
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import grpc
@@ -333,7 +333,7 @@ class ManagerClient:
         return self._checked(lambda: snapshot_from(answer.createSnapshotResponse.snapshotInfo))
 
     def snapshot(self, volume: str, bucket: str, name: str) -> OzoneSnapshot | None:
-        """A snapshot, also one that is deleted and still there; None where it is not."""
+        """A snapshot, also a deleted one that is still there; None where it is not."""
         body = _snapshot_request(volume, bucket, name)
         try:
             answer = self._asked(_request(pb.GetSnapshotInfo, snapshotInfoRequest=body))
@@ -356,7 +356,7 @@ class ManagerClient:
             )
             answer = self._asked(_request(pb.ListSnapshot, listSnapshotRequest=body))
             page = answer.listSnapshotResponse
-            yield from self._checked(lambda page=page: tuple(map(snapshot_from, page.snapshotInfo)))
+            yield from self._checked(partial(_snapshots_from, page))
             if not page.lastSnapshot:
                 return
             if page.lastSnapshot <= last:
@@ -518,13 +518,17 @@ class ManagerClient:
                 was_ready = True
 
         channel.subscribe(note)
-        submit = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
+        submit: UnaryCall = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
         return _Endpoint(address, channel, submit)
 
 
 def _request(kind: pb.Type, **body: object) -> pb.OMRequest:
     # The stubs name each field, of which there is one here.
     return pb.OMRequest(cmdType=kind, clientId=_CLIENT_ID, **body)  # type: ignore[arg-type]
+
+
+def _snapshots_from(page: pb.ListSnapshotResponse) -> tuple[OzoneSnapshot, ...]:
+    return tuple(map(snapshot_from, page.snapshotInfo))
 
 
 def _key_args(volume: str, bucket: str, name: str) -> pb.KeyArgs:

@@ -155,7 +155,7 @@ class DiffState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class DiffPage:
-    """A part of a difference; `token` is where the next one begins, empty at the end."""
+    """A part of a difference; `token` is where the next begins, empty at the end."""
 
     state: DiffState
     entries: tuple[DiffEntry, ...] = ()

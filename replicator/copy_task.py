@@ -22,8 +22,8 @@ from replicator.copy_requests import (
     UploadRecord,
 )
 from replicator.crossing import Crossing
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.port import (
-    Capabilities,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,

@@ -6,10 +6,10 @@ change until the end. Where it has no feed, each key must have been seen in the 
 state before: between two looks that show one stamp nothing has changed.
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from replicator.comparison import DecidedKey
+from replicator.deletes import Retrying
 from replicator.difference import Action
 from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
 
@@ -28,7 +28,7 @@ class CutCheck:
         prefix: str,
         *,
         rows_are_fresh: bool,
-        retried: Retried,
+        retried: Retrying,
     ) -> None:
         """Note the positions of the feeds.
 
@@ -83,3 +83,8 @@ class CutCheck:
             # Too much has changed to say what.
             return 1
         return sum(self._concerns(key) for key in keys)
+
+    def _concerns(self, key: str) -> bool:
+        """Whether a changed key, or one below a changed prefix, was compared."""
+        is_above = key.endswith("/") and self._prefix.startswith(key)
+        return bool(key) and (key.startswith(self._prefix) or is_above)

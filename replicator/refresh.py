@@ -32,8 +32,8 @@ from proof.stored_index import StoredIndex
 from replicator.copier import NewExecutor
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.port import (
-    Capabilities,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,

@@ -42,8 +42,8 @@ from replicator.copy_task import (
 )
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, blake3_of, md5_of, parts_etag
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.port import (
-    Capabilities,
     DigestMismatchError,
     ObjectFacts,
     ObjectMissingError,

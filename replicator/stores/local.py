@@ -6,12 +6,10 @@ without rows is removed when the bucket is opened. Threads and processes may sha
 bucket; none of them waits for a dead one.
 
 Old versions, delete markers and the change log are one history. It is kept for a number
-of changes, and so are snapshots: views at a position.
+of changes; what a snapshot shows is kept until the snapshot is deleted.
 """
 
 import contextlib
-import os
-import re
 import secrets
 import threading
 import time
@@ -24,19 +22,23 @@ from merkle.checksum import Buffer
 from merkle.object_checksum import Crc, object_crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, parts_etag
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.local_database import (
-    DATABASE_FILE,
     BucketDatabase,
-    NotABucketError,
     named_errors,
 )
 from replicator.stores.local_files import DataFiles
+from replicator.stores.local_history import LocalFeed, LocalSnapshots
+from replicator.stores.local_limits import (
+    PROPERTIES_BYTES_MAX,
+    check_folder,
+    check_number,
+    check_properties,
+    checked_key,
+)
 from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Content, NewBlob, Segment
 from replicator.stores.local_view import LocalView, key_bytes
 from replicator.stores.port import (
-    CONTENT_HEADERS,
-    Capabilities,
-    Change,
     CopySource,
     DeleteFailure,
     DigestMismatchError,
@@ -51,13 +53,8 @@ from replicator.stores.port import (
     UploadId,
     WriteCondition,
 )
-from runtime.disk import Disk, owner_of
+from runtime.disk import Disk
 
-# S3's limits, so that whatever is here fits there.
-_KEY_BYTES_MAX = 1024
-_PARTS_MAX = 10_000
-# S3 takes 2 KiB, other stores more; each group of properties is held to it.
-_PROPERTIES_BYTES_MAX = 64 << 10
 # A larger body gets a file of its own: below, a row is faster and needs one sync.
 _BODY_BYTES_MAX = 16 << 10
 # Changes that the history reaches back. Data overwritten since then takes space.
@@ -70,12 +67,9 @@ _TRIM_SHARE = 100
 _DELETE_KEYS_MAX = 1000
 _UPLOAD_ID_BYTES = 16
 
-# What S3 can send as the end of a header's name.
-_METADATA_NAME = re.compile(r"[a-z0-9!#$%&'*+.^_`|~-]+")
-
 
 class LocalBucket:
-    """An open bucket (ObjectWriter, UploadWriter, UploadReader, ChangeFeed); `view`
+    """An open bucket (ObjectWriter, ObjectRenamer, UploadWriter, UploadReader); `view`
     lists and reads it. Thread-safe.
     """
 
@@ -107,12 +101,15 @@ class LocalBucket:
         # The position at which the history is looked at again.
         self._trim_at = 0
         with named_errors(folder):
-            _check_folder(folder, disk, create=create)
+            check_folder(folder, disk, create=create)
         self._database = BucketDatabase(folder, disk, create=create, lock_wait_s=lock_wait_s)
         self._files = DataFiles(folder, disk)
         self.view = LocalView(self._database, self._files)
+        self.feed = LocalFeed(self._database)
+        self.snapshots = LocalSnapshots(self._database, self._files, self._now_ms, self._sweep)
         try:
             with named_errors(folder):
+                self._finish_sweep()
                 self._remove_garbage()
                 self._clear_up()
         except BaseException:
@@ -159,38 +156,27 @@ class LocalBucket:
             writer=self,
             upload_writer=self,
             upload_reader=self,
-            feed=self,
+            feed=self.feed,
+            snapshots=self.snapshots,
+            renamer=self,
         )
-
-    def snapshot(self, position: int | None = None) -> LocalView:
-        """The bucket as it is now, or was at a position; nothing is copied.
-
-        Raises:
-            PositionTrimmedError: the history does not reach back to it.
-        """
-        with self._database.view() as rows:
-            at = rows.history()[0] if position is None else position
-            rows.check_kept(at)
-        return LocalView(self._database, self._files, at)
 
     def trim(self, through: int) -> None:
         """Drop the history up to a position: the versions that were superseded by then,
-        delete markers with nothing before them, and the data of both.
+        delete markers with nothing before them, and the data of both; what a snapshot
+        shows stays.
 
         Raises:
             StoreError: the rows cannot be changed or the files not removed.
         """
-        with named_errors(self._folder):
-            with self._database.change() as rows:
-                rows.trim(min(through, rows.history()[0]))
-            self._remove_garbage()
+        self._sweep(lambda rows: rows.forget_history(through))
 
     def put(
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition
     ) -> ObjectFacts:
         """See ObjectWriter."""
-        name = _checked_key(key)
-        _check_properties(properties)
+        name = checked_key(key)
+        check_properties(properties)
         if memoryview(body).nbytes > self._body_bytes_max:
             # Before so many bytes are written.
             with self._database.view() as rows:
@@ -209,18 +195,26 @@ class LocalBucket:
         """See ObjectWriter: a new version with the same content."""
         # BucketRows are replaced as a whole either way.
         del tags_only
-        name = _checked_key(facts.key)
-        _check_properties(properties)
+        name = checked_key(facts.key)
+        check_properties(properties)
         with self._database.change() as rows:
-            found = rows.find(name)
-            is_same = found is not None and found[0].etag == facts.etag
-            if found is None or not is_same or facts.version not in ("", found[0].version):
-                raise PreconditionFailedError(
-                    f"the object {facts.key!r} is another one by now", key=facts.key
-                )
-            changed = rows.supersede(name, found[1], properties, modified_ms=self._now_ms())
+            _, content = _found_as_described(rows, name, facts)
+            changed = rows.supersede(name, content, properties, modified_ms=self._now_ms())
         self._changed(changed)
         return changed
+
+    def rename(self, facts: ObjectFacts, key: str) -> ObjectFacts:
+        """See ObjectRenamer: one transaction, which moves no data."""
+        name, other = checked_key(facts.key), checked_key(key)
+        with self._database.change() as rows:
+            version, content = _found_as_described(rows, name, facts)
+            properties = rows.properties(version)
+            _check_condition(rows, other, WriteCondition(absent=True))
+            now_ms = self._now_ms()
+            rows.supersede(name, None, ObjectProperties(), modified_ms=now_ms)
+            made = rows.supersede(other, content, properties, modified_ms=now_ms, previous_key=name)
+        self._changed(made)
+        return made
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectWriter: delete markers, none where there is no object."""
@@ -244,8 +238,8 @@ class LocalBucket:
 
     def begin(self, key: str, properties: ObjectProperties) -> UploadId:
         """See UploadWriter."""
-        name = _checked_key(key)
-        _check_properties(properties)
+        name = checked_key(key)
+        check_properties(properties)
         upload = secrets.token_hex(_UPLOAD_ID_BYTES)
         with self._database.change() as rows:
             rows.add_upload(upload, name, properties)
@@ -263,8 +257,8 @@ class LocalBucket:
         """See UploadWriter. A part of any size is written piece by piece: give a map of
         a file where it does not fit memory. Its ETag is its MD5, digest or not.
         """
-        name = _checked_key(key)
-        _check_number(number)
+        name = checked_key(key)
+        check_number(number)
         with self._new_blob(body) as (hasher, blob), self._database.change() as rows:
             _upload_properties(rows, upload, name)
             has_garbage = rows.set_part(upload, number, _add_content(rows, hasher, blob))
@@ -276,8 +270,8 @@ class LocalBucket:
         self, key: str, upload: UploadId, number: int, source: CopySource
     ) -> UploadedPart:
         """See UploadWriter: the range is read to get its hashes, but not written."""
-        name = _checked_key(key)
-        _check_number(number)
+        name = checked_key(key)
+        check_number(number)
         with self._database.view() as rows:
             _upload_properties(rows, upload, name)
             if rows.find(key_bytes(source.key), source.version) is None:
@@ -314,7 +308,7 @@ class LocalBucket:
         """
         # The upload has them already.
         del properties
-        name = _checked_key(key)
+        name = checked_key(key)
         ordered = sorted(parts, key=lambda part: part.number)
         if not ordered or len({part.number for part in ordered}) < len(ordered):
             raise UnsupportedObjectError("an object needs parts, each of another number", key=key)
@@ -372,21 +366,6 @@ class LocalBucket:
             found = list(_parts(rows, upload))
         return (UploadedPart(number, facts.size_bytes, facts.etag) for number, _, facts in found)
 
-    def position(self) -> int:
-        """See ChangeFeed."""
-        with self._database.view() as rows:
-            return rows.history()[0]
-
-    def changes(self, after: int) -> Iterator[Change]:
-        """See ChangeFeed."""
-        while True:
-            with self._database.view() as rows:
-                page = rows.changes(after)
-            yield from page
-            if len(page) < PAGE_ROWS:
-                return
-            after = page[-1].position
-
     @contextlib.contextmanager
     def _new_blob(self, body: Buffer) -> Iterator[tuple[ContentHasher, NewBlob]]:
         """Bytes that are durable, but for those that go into the row."""
@@ -426,6 +405,22 @@ class LocalBucket:
             # The change is made: what cannot be trimmed now is trimmed later.
             with contextlib.suppress(StoreError):
                 self.trim(position - length)
+
+    def _sweep(self, begin: Callable[[BucketRows], None]) -> None:
+        """Remove what is needed no more once `begin`, which may run often, has run."""
+        with named_errors(self._folder):
+            has_more = True
+            while has_more:
+                with self._database.change() as rows:
+                    begin(rows)
+                    has_more = rows.sweep()
+                self._remove_garbage()
+
+    def _finish_sweep(self) -> None:
+        with self._database.view() as rows:
+            is_swept = rows.is_swept()
+        if not is_swept:
+            self._sweep(lambda _: None)
 
     def _try_removing_garbage(self) -> None:
         # The same: what is left is removed when the bucket is opened.
@@ -478,72 +473,12 @@ _CAPABILITIES = Capabilities(
     copies_ranges=True,
     lists_all_keys=True,
     part_bytes_min=0,
-    metadata_bytes_max=_PROPERTIES_BYTES_MAX,
+    metadata_bytes_max=PROPERTIES_BYTES_MAX,
     whole_hashes=(HashAlgorithm.CRC32C.value,),
     stamps_cover_properties=True,
     part_etags_are_md5=True,
     upload_crc=HashAlgorithm.CRC32C.value,
 )
-
-
-def _check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
-    if not disk.is_folder(folder):
-        if os.path.lexists(folder):
-            raise NotABucketError(f"{folder} is not a directory", path=str(folder))
-        if not create:
-            raise NotABucketError(
-                f"{folder} does not exist",
-                hint="Check the path. Only a sync creates a bucket, and only its target.",
-                path=str(folder),
-            )
-        disk.make_folder(folder)
-    names = set(disk.names(folder)) - {"lost+found"}
-    if not os.access(folder, os.R_OK | os.W_OK | os.X_OK, effective_ids=True):
-        raise StoreError(
-            f"{folder} cannot be written to, as locks of readers require",
-            hint=f"Run this as {owner_of(folder)}. Copy it from a read-only file system first.",
-            path=str(folder),
-            denied=True,
-        )
-    if DATABASE_FILE in names or (create and not names):
-        return
-    what = "has other files, but no bucket" if names else "is empty"
-    hint = "Give an empty folder, or one that does not exist." if create else "Check the path."
-    raise NotABucketError(f"{folder} {what}", hint=hint, path=str(folder))
-
-
-def _checked_key(key: str) -> bytes:
-    name = key_bytes(key)
-    if not 0 < len(name) <= _KEY_BYTES_MAX:
-        raise UnsupportedObjectError(
-            f"a key has 1 to {_KEY_BYTES_MAX} bytes, not {len(name)}", key=key
-        )
-    return name
-
-
-def _check_number(number: int) -> None:
-    if not 1 <= number <= _PARTS_MAX:
-        raise UnsupportedObjectError(f"parts have numbers from 1 to {_PARTS_MAX}, not {number}")
-
-
-def _check_properties(properties: ObjectProperties) -> None:
-    for name, _ in properties.metadata:
-        if not _METADATA_NAME.fullmatch(name):
-            raise UnsupportedObjectError(
-                f"{name!a} is not a name of metadata: lower-case letters, digits and some signs"
-            )
-    for name, _ in properties.headers:
-        if name not in CONTENT_HEADERS:
-            raise UnsupportedObjectError(f"{name!a} is not a content header")
-    for group in (properties.metadata, properties.tags, properties.headers):
-        if len({name for name, _ in group}) < len(group):
-            raise UnsupportedObjectError("a property is given twice")
-    for group in (properties.metadata, properties.tags, properties.headers, properties.acl):
-        size = sum(len(key_bytes(text)) for pair in group for text in pair)
-        if size > _PROPERTIES_BYTES_MAX:
-            raise UnsupportedObjectError(
-                f"properties of {size} bytes; up to {_PROPERTIES_BYTES_MAX} of a kind are kept"
-            )
 
 
 def _check_condition(rows: BucketRows, key: bytes, condition: WriteCondition) -> None:
@@ -555,6 +490,17 @@ def _check_condition(rows: BucketRows, key: bytes, condition: WriteCondition) ->
         raise PreconditionFailedError(
             f"the object {key.decode()!r} is not the one expected", etag=etag
         )
+
+
+def _found_as_described(rows: BucketRows, key: bytes, facts: ObjectFacts) -> tuple[int, int]:
+    """Version and content of the object, if it still is this one."""
+    found = rows.find(key)
+    is_same = found is not None and not found[0].is_delete_marker and found[0].etag == facts.etag
+    if found is None or not is_same or facts.version not in ("", found[0].version):
+        raise PreconditionFailedError(
+            f"the object {facts.key!r} is another one by now", key=facts.key
+        )
+    return int(found[0].version), found[1]
 
 
 def _upload_properties(rows: BucketRows, upload: UploadId, key: bytes) -> ObjectProperties:

@@ -1,10 +1,16 @@
 """The SQLite database of a local bucket: opening, transactions, and its errors by name.
 
 Every commit is synced before it returns. Several processes may have the database open;
-one that is killed leaves no lock.
+one that is killed leaves no lock. A bucket of an older format is upgraded when it is
+opened.
+
+The log of changes has a random identity. A file beside the database is made with it and
+never touched again: whoever copies a bucket, or restores it from a copy, makes another
+such file, by whose inode and time of change this is noticed. It then is another log.
 """
 
 import contextlib
+import secrets
 import sqlite3
 import threading
 from collections.abc import Iterator
@@ -16,13 +22,16 @@ from runtime.disk import Disk, Operation, owner_of
 from runtime.errors import DiskError
 
 DATABASE_FILE = "bucket.db"
+_LOG_FILE = "log"
+_LOG_BYTES = 16
 # "Tfbk": marks the file as a bucket of ours.
 _APPLICATION_ID = 0x5466626B
-_FORMAT_VERSION = 1
-# Keeps the log small after one large transaction.
-_LOG_BYTES_MAX = 64 << 20
+# Keeps SQLite's log small after one large transaction.
+_WAL_BYTES_MAX = 64 << 20
 
-_TABLES = f"""
+# Statements that lead from each format to the next; an empty database has format 0.
+_UPGRADES = (
+    f"""
 CREATE TABLE history (position INTEGER NOT NULL, trimmed INTEGER NOT NULL);
 INSERT INTO history VALUES (0, 0);
 CREATE TABLE versions (
@@ -51,8 +60,22 @@ CREATE TABLE parts (
 CREATE TABLE writers (token TEXT PRIMARY KEY);
 CREATE TABLE garbage (file TEXT PRIMARY KEY);
 PRAGMA application_id = {_APPLICATION_ID};
-PRAGMA user_version = {_FORMAT_VERSION};
-"""
+PRAGMA user_version = 1;
+""",
+    """
+ALTER TABLE history ADD COLUMN swept INTEGER NOT NULL DEFAULT 0;
+UPDATE history SET swept = trimmed;
+ALTER TABLE history ADD COLUMN log TEXT NOT NULL DEFAULT '';
+ALTER TABLE history ADD COLUMN log_stamp TEXT NOT NULL DEFAULT '';
+ALTER TABLE versions ADD COLUMN previous_key BLOB;
+CREATE TABLE snapshots (
+    snapshot_id TEXT PRIMARY KEY, name TEXT NOT NULL UNIQUE, position INTEGER NOT NULL,
+    created_ms INTEGER NOT NULL);
+CREATE INDEX snapshots_position ON snapshots (position);
+PRAGMA user_version = 2;
+""",
+)
+_FORMAT_VERSION = len(_UPGRADES)
 
 
 class NotABucketError(StoreError):
@@ -140,21 +163,50 @@ class BucketDatabase:
                     f"{self._path} was never completed", hint="A sync to it completes it."
                 )
             execute("PRAGMA journal_mode = WAL")
-            execute("BEGIN IMMEDIATE")
-            # Another process may have been first.
-            if not self._is_ours():
-                for statement in _TABLES.split(";"):
-                    execute(statement)
-            self._connection.commit()
-            self._disk.sync_folder(self._path.parent)
-        version = int(execute("PRAGMA user_version").fetchone()[0])
+        if self._version() < _FORMAT_VERSION:
+            self._upgrade()
+        version = self._version()
         if version > _FORMAT_VERSION:
             raise NotABucketError(
                 f"{self._path} has format {version}; this program reads up to {_FORMAT_VERSION}",
                 hint="Use the version of treefold that wrote it, or a newer one.",
             )
         execute("PRAGMA synchronous = FULL")
-        execute(f"PRAGMA journal_size_limit = {_LOG_BYTES_MAX}")
+        execute(f"PRAGMA journal_size_limit = {_WAL_BYTES_MAX}")
+        self._check_log()
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+
+    def _upgrade(self) -> None:
+        self._connection.execute("BEGIN IMMEDIATE")
+        # Another process may have been first.
+        for statements in _UPGRADES[self._version() :]:
+            for statement in statements.split(";"):
+                self._connection.execute(statement)
+        self._disk.durable(Operation.BATCH, self._path, self._connection.commit)
+        self._disk.sync_folder(self._path.parent)
+
+    def _check_log(self) -> None:
+        """Begin another log if this is a copy of the bucket that recorded it."""
+        with self.view() as rows:
+            if rows.log_stamp() == self._log_stamp():
+                return
+        with self.change() as rows:
+            if rows.log_stamp() != self._log_stamp():
+                log = secrets.token_hex(_LOG_BYTES)
+                self._disk.replace(self._path.with_name(_LOG_FILE), f"{log}\n".encode())
+                rows.begin_log(log, self._log_stamp())
+
+    def _log_stamp(self) -> str:
+        try:
+            _, _, changed_ns, inode = self._disk.stamp(self._path.with_name(_LOG_FILE))
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return "missing"
+            raise
+        # The database's own inode: it may be restored alone.
+        return f"{self._disk.stamp(self._path)[3]} {inode} {changed_ns}"
 
     def _is_ours(self) -> bool:
         """False of an empty database.

@@ -3,7 +3,10 @@
 A change of a key is a row of `versions`, whose number is the position of the change: it
 is current until `superseded`, the position of the next one. So the versions are the
 change log too, and the bucket as it was at a position is a condition on two columns.
-The history reaches back to one position, `trimmed`: rows superseded before are removed.
+A rename is a delete marker and, at the next position, a version with `previous_key`.
+
+The history reaches back to one position, `trimmed`: rows superseded before are removed
+but for those that a snapshot shows. Up to `swept` that is done.
 
 A content is a list of segments, each a range of a blob; a blob is a data file, or bytes
 in a row if they are few. Segments of several contents may share a blob, so that parts
@@ -16,7 +19,17 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from replicator.hashing import content_hashes
-from replicator.stores.port import Change, ObjectFacts, ObjectProperties, PositionTrimmedError
+from replicator.stores.port import (
+    Change,
+    ChangeKind,
+    FeedGapError,
+    FeedPosition,
+    ObjectFacts,
+    ObjectProperties,
+    PositionTrimmedError,
+    SnapshotFacts,
+    SnapshotLostError,
+)
 from runtime.documents import parse_json
 from runtime.row_order import in_order
 
@@ -28,10 +41,46 @@ _POSITION_MAX = (1 << 63) - 1
 
 _FACTS = """
 SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c, c.md5,
-    c.blake3 FROM versions v LEFT JOIN contents c USING (content)
+    c.blake3, v.previous_key FROM versions v LEFT JOIN contents c USING (content)
+"""
+# A delete marker that is one half of a rename.
+_IS_RENAMED = """v.content IS NULL AND EXISTS (
+    SELECT 1 FROM versions r WHERE r.position = v.position + 1 AND r.previous_key = v.key)"""
+# Written since an older snapshot, and shown by a newer one: whether that one object of
+# the older one got another key.
+_WRITTEN = """
+SELECT facts.*, EXISTS (
+    SELECT 1 FROM versions o WHERE o.key = facts.previous_key
+    AND o.position <= :older AND o.superseded = facts.position - 1)
+FROM (SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c,
+    c.md5, c.blake3, v.previous_key FROM versions v JOIN contents c USING (content)
+    WHERE v.position > max(:older, :after) AND v.position <= :newer
+    AND (v.superseded IS NULL OR v.superseded > :newer)
+    ORDER BY v.position LIMIT :most) facts
+"""
+# Shown by an older snapshot, and its key neither shown nor renamed in the newer one.
+_REMOVED = """
+SELECT v.key, v.position, v.superseded FROM versions v
+WHERE v.superseded > max(:older, :after) AND v.superseded <= :newer
+AND v.position <= :older AND v.content IS NOT NULL
+AND NOT EXISTS (SELECT 1 FROM versions n WHERE n.key = v.key AND n.content IS NOT NULL
+    AND n.position <= :newer AND (n.superseded IS NULL OR n.superseded > :newer))
+AND NOT EXISTS (SELECT 1 FROM versions r WHERE r.position = v.superseded + 1
+    AND r.position <= :newer AND r.previous_key = v.key
+    AND (r.superseded IS NULL OR r.superseded > :newer))
+ORDER BY v.superseded LIMIT :most
 """
 _FactsRow = tuple[
-    bytes, int, int, int | None, int | None, str | None, int, bytes | None, bytes | None
+    bytes,
+    int,
+    int,
+    int | None,
+    int | None,
+    str | None,
+    int,
+    bytes | None,
+    bytes | None,
+    bytes | None,
 ]
 
 
@@ -83,27 +132,21 @@ class BucketRows:
         position, trimmed = self._execute("SELECT position, trimmed FROM history").fetchone()
         return position, trimmed
 
-    def check_kept(self, at: int) -> None:
-        """Check that the history reaches back to a position.
+    def log_stamp(self) -> str:
+        """What the file of this log was like when the log began."""
+        return str(self._execute("SELECT log_stamp FROM history").fetchone()[0])
 
-        Raises:
-            PositionTrimmedError: it does not.
-        """
-        _, trimmed = self.history()
-        if at < trimmed:
-            raise PositionTrimmedError(
-                f"the history is kept from position {trimmed} on, not from {at}",
-                hint="List the bucket, and follow its changes from its present position.",
-                position=at,
-                trimmed=trimmed,
-            )
+    def begin_log(self, log: str, stamp: str) -> None:
+        """Give the log another identity; indexes go on."""
+        self._execute("UPDATE history SET log = ?, log_stamp = ?", (log, stamp))
+
+    def position(self) -> FeedPosition:
+        """The position of the newest change."""
+        return FeedPosition(*self._execute("SELECT log, position FROM history").fetchone())
 
     def current(self, prefix: bytes, after: bytes | None, at: int | None) -> list[ObjectFacts]:
         """A page of the objects that exist now, or existed at a position, by key after
         `after`.
-
-        Raises:
-            PositionTrimmedError: the history does not reach back to `at`.
         """
         condition, values = self._at(at)
         first, end = _bounds(prefix, after)
@@ -118,12 +161,7 @@ class BucketRows:
     def versions(
         self, prefix: bytes, after: tuple[bytes, int] | None, at: int | None
     ) -> list[ObjectFacts]:
-        """A page of all versions, by key and newest first, after a key and position.
-
-        Raises:
-            PositionTrimmedError: the history does not reach back to `at`.
-        """
-        self._at(at)
+        """A page of all versions, by key and newest first, after a key and position."""
         key, before = after or (prefix, _POSITION_MAX)
         _, end = _bounds(prefix, None)
         rows = self._execute(
@@ -142,9 +180,6 @@ class BucketRows:
     ) -> tuple[ObjectFacts, int] | None:
         """The current object of a key, or one version of it, and its content; 0 of a
         delete marker.
-
-        Raises:
-            PositionTrimmedError: the history does not reach back to `at`.
         """
         condition, values = self._at(at)
         if version:
@@ -161,10 +196,16 @@ class BucketRows:
         return _properties(row.fetchone()[0])
 
     def supersede(
-        self, key: bytes, content: int | None, properties: ObjectProperties, *, modified_ms: int
+        self,
+        key: bytes,
+        content: int | None,
+        properties: ObjectProperties,
+        *,
+        modified_ms: int,
+        previous_key: bytes | None = None,
     ) -> ObjectFacts:
         """Add a version of a key, a delete marker without content, as the newest
-        change.
+        change. `previous_key` is that of a renamed object, whose marker was the last.
         """
         row = self._execute("UPDATE history SET position = position + 1 RETURNING position")
         position = row.fetchone()[0]
@@ -173,8 +214,8 @@ class BucketRows:
             (position, key),
         )
         self._execute(
-            "INSERT INTO versions VALUES (?, ?, NULL, ?, ?, ?)",
-            (position, key, content, modified_ms, _text(properties)),
+            "INSERT INTO versions VALUES (?, ?, NULL, ?, ?, ?, ?)",
+            (position, key, content, modified_ms, _text(properties), previous_key),
         )
         found = self.find(key)
         assert found is not None
@@ -250,38 +291,127 @@ class BucketRows:
                 )
                 self._execute("DELETE FROM blobs WHERE blob = ?", (blob,))
 
-    def changes(self, after: int) -> list[Change]:
+    def changes(self, after: FeedPosition) -> list[Change]:
         """A page of changes after a position, oldest first.
 
         Raises:
+            FeedGapError: it is of another log, or beyond the newest change.
             PositionTrimmedError: the history does not reach back to it.
         """
-        self.check_kept(after)
+        newest = self.position()
+        if after.log != newest.log or after.index > newest.index:
+            raise FeedGapError(
+                f"position {after.index} of the log {after.log} is not one of this bucket,"
+                f" whose log {newest.log} ends at {newest.index}",
+                hint="It was restored or copied. Compare it, then follow its changes from here.",
+                position=after.index,
+                newest=newest.index,
+            )
+        self._check_kept(after.index)
         rows = self._execute(
-            "SELECT position, key, content IS NULL FROM versions WHERE position > ?"
-            " ORDER BY position LIMIT ?",
-            (after, PAGE_ROWS),
+            f"{_FACTS} WHERE v.position > ? AND NOT ({_IS_RENAMED}) ORDER BY v.position LIMIT ?",
+            (after.index, PAGE_ROWS),
         )
-        found = [
-            Change(position, key.decode(), str(position), bool(is_delete))
-            for position, key, is_delete in rows
-        ]
-        return in_order(found, lambda change: change.position, after=after)
+        found = [_change(row, is_rename=bool(row[9])) for row in rows]
+        return in_order(found, lambda change: change.index, after=after.index)
 
-    def trim(self, through: int) -> None:
-        """Remove what only the history up to a position needs: versions superseded by
-        then, and delete markers before which nothing is left.
+    def forget_history(self, through: int) -> None:
+        """Let the history begin at a position; `sweep` removes what it had before."""
+        self._execute("UPDATE history SET trimmed = max(trimmed, min(?, position))", (through,))
+
+    def is_swept(self) -> bool:
+        """Whether `sweep` has nothing to do."""
+        return bool(self._execute("SELECT swept >= trimmed FROM history").fetchone()[0])
+
+    def sweep(self) -> bool:
+        """Remove what neither the history nor a snapshot shows any more: a page of
+        superseded versions, and delete markers before which nothing is left. True if
+        there may be more of them.
         """
-        gone = self._execute(
-            "SELECT position, content FROM versions WHERE superseded <= ?"
-            " UNION ALL SELECT position, content FROM versions"
-            " WHERE content IS NULL AND superseded IS NULL AND position <= ?",
-            (through, through),
+        trimmed, swept = self._execute("SELECT trimmed, swept FROM history").fetchone()
+        page = self._execute(
+            "SELECT superseded, position, key, content, EXISTS (SELECT 1 FROM snapshots s"
+            " WHERE s.position >= v.position AND s.position < v.superseded) FROM versions v"
+            " WHERE superseded > ? AND superseded <= ? ORDER BY superseded LIMIT ?",
+            (swept, trimmed, PAGE_ROWS),
         ).fetchall()
-        self._many("DELETE FROM versions WHERE position = ?", ((row[0],) for row in gone))
-        for content in {content for _, content in gone if content is not None}:
-            self.drop_content(content)
-        self._execute("UPDATE history SET trimmed = max(trimmed, ?)", (through,))
+        in_order(page, lambda row: int(row[0]), after=swept)
+        for _, position, key, content, is_shown in page:
+            if is_shown:
+                continue
+            self._execute("DELETE FROM versions WHERE position = ?", (position,))
+            self._execute(
+                "DELETE FROM versions AS v WHERE key = ? AND superseded IS NULL AND content IS NULL"
+                " AND position <= ? AND NOT EXISTS (SELECT 1 FROM versions o"
+                " WHERE o.key = v.key AND o.position < v.position)",
+                (key, trimmed),
+            )
+            if content is not None:
+                self.drop_content(content)
+        has_more = len(page) == PAGE_ROWS
+        self._execute("UPDATE history SET swept = ?", (page[-1][0] if has_more else trimmed,))
+        return has_more
+
+    def add_snapshot(self, snapshot_id: str, name: str, created_ms: int) -> None:
+        """Keep what the bucket has now under a name that no snapshot has."""
+        self._execute(
+            "INSERT INTO snapshots SELECT ?, ?, position, ? FROM history",
+            (snapshot_id, name, created_ms),
+        )
+
+    def snapshot(self, name: str) -> SnapshotFacts | None:
+        """The snapshot of this name."""
+        row = self._execute(
+            "SELECT snapshot_id, s.position, created_ms, log FROM snapshots s, history"
+            " WHERE name = ?",
+            (name,),
+        ).fetchone()
+        if row is None:
+            return None
+        snapshot_id, position, created_ms, log = row
+        return SnapshotFacts(name, snapshot_id, FeedPosition(log, position), created_ms)
+
+    def snapshot_position(self, snapshot: SnapshotFacts) -> int:
+        """The position that a snapshot shows.
+
+        Raises:
+            SnapshotLostError: it was deleted.
+        """
+        row = self._execute(
+            "SELECT position FROM snapshots WHERE snapshot_id = ?", (snapshot.snapshot_id,)
+        ).fetchone()
+        if row is None:
+            raise SnapshotLostError(
+                f"the snapshot {snapshot.name!r} was deleted", name=snapshot.name
+            )
+        return int(row[0])
+
+    def remove_snapshot(self, snapshot_id: str) -> None:
+        """Forget a snapshot; `sweep` removes what it alone has shown."""
+        row = self._execute(
+            "DELETE FROM snapshots WHERE snapshot_id = ? RETURNING position", (snapshot_id,)
+        ).fetchone()
+        if row is not None:
+            self._execute("UPDATE history SET swept = min(swept, ?)", row)
+
+    def written(self, older: int, newer: int, after: int) -> list[tuple[int, Change]]:
+        """A page of the objects that are shown at a newer position and not at an older
+        one, each with its place in this order, after a place.
+        """
+        rows = self._execute(_WRITTEN, _range(older, newer, after))
+        found = [
+            (row[1], _change(row[:-1], is_rename=bool(row[-1]), has_index=False)) for row in rows
+        ]
+        return in_order(found, lambda one: one[0], after=max(older, after))
+
+    def removed(self, older: int, newer: int, after: int) -> list[tuple[int, Change]]:
+        """The same of the objects that are shown at an older position only."""
+        rows = self._execute(_REMOVED, _range(older, newer, after))
+        found = [
+            (place, Change(0, key.decode(), str(position), ChangeKind.DELETE))
+            for key, position, place in rows
+        ]
+        return in_order(found, lambda one: one[0], after=max(older, after))
 
     def add_upload(self, upload: str, key: bytes, properties: ObjectProperties) -> None:
         """A new upload without parts."""
@@ -354,11 +484,25 @@ class BucketRows:
         """Forget files that were removed."""
         self._many("DELETE FROM garbage WHERE file = ?", ((name,) for name in names))
 
+    def _check_kept(self, at: int) -> None:
+        """Check that the history reaches back to a position.
+
+        Raises:
+            PositionTrimmedError: it does not.
+        """
+        _, trimmed = self.history()
+        if at < trimmed:
+            raise PositionTrimmedError(
+                f"the history is kept from position {trimmed} on, not from {at}",
+                hint="List the bucket, and follow its changes from its present position.",
+                position=at,
+                trimmed=trimmed,
+            )
+
     def _at(self, at: int | None) -> tuple[str, tuple[int, ...]]:
         """The condition for versions that are current, or were at a position."""
         if at is None:
             return "v.superseded IS NULL", ()
-        self.check_kept(at)
         # The sign keeps SQLite from reading by position, then sorting.
         return "+v.position <= ? AND (v.superseded IS NULL OR v.superseded > ?)", (at, at)
 
@@ -371,13 +515,31 @@ def _bounds(prefix: bytes, after: bytes | None) -> tuple[tuple[str, bytes], byte
 
 
 def _facts(row: _FactsRow) -> ObjectFacts:
-    key, position, modified_ms, content, size_bytes, etag, crc32c, md5, blake3 = row
+    key, position, modified_ms, content, size_bytes, etag, crc32c, md5, blake3, _ = row
     if content is None:
         return ObjectFacts(key.decode(), 0, "", modified_ms, str(position), is_delete_marker=True)
     hashes = content_hashes(md5=md5, crc32c=crc32c, blake3=blake3)
     return ObjectFacts(
         key.decode(), size_bytes or 0, etag or "", modified_ms, str(position), hashes=hashes
     )
+
+
+def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Change:
+    facts, previous = _facts(row), row[9]
+    kind = ChangeKind.DELETE if facts.is_delete_marker else ChangeKind.PUT
+    return Change(
+        int(facts.version) if has_index else 0,
+        facts.key,
+        facts.version,
+        ChangeKind.RENAME if is_rename else kind,
+        previous.decode() if previous and is_rename else "",
+        None if facts.is_delete_marker else facts,
+        facts.modified_ms,
+    )
+
+
+def _range(older: int, newer: int, after: int) -> dict[str, int]:
+    return {"older": older, "newer": newer, "after": after, "most": PAGE_ROWS}
 
 
 def _text(properties: ObjectProperties) -> str:

@@ -1,4 +1,4 @@
-"""Listing and reading a local bucket, as it is now or as it was at a position."""
+"""Listing and reading a local bucket, as it is now or as a snapshot shows it."""
 
 import contextlib
 from collections.abc import Generator, Iterator
@@ -7,12 +7,13 @@ from merkle.checksum import fold
 from replicator.hashing import ContentHasher
 from replicator.stores.local_database import BucketDatabase, store_error
 from replicator.stores.local_files import DataFiles, ObjectDamagedError
-from replicator.stores.local_rows import PAGE_ROWS, Segment
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Segment
 from replicator.stores.port import (
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
     PreconditionFailedError,
+    SnapshotFacts,
     UnsupportedObjectError,
     WholeObject,
 )
@@ -22,16 +23,16 @@ from runtime.errors import DiskError
 class LocalView:
     """One bucket (ObjectLister, ObjectReader).
 
-    With a position it is a snapshot: it stays as the bucket was then, for as long as
-    the history reaches back to it. Afterwards its methods raise PositionTrimmedError.
+    With a snapshot it stays as the bucket was then. Once the snapshot is deleted its
+    methods raise SnapshotLostError.
     """
 
     def __init__(
-        self, database: BucketDatabase, files: DataFiles, position: int | None = None
+        self, database: BucketDatabase, files: DataFiles, snapshot: SnapshotFacts | None = None
     ) -> None:
-        self.position = position
         self._database = database
         self._files = files
+        self._snapshot = snapshot
 
     def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
         """See ObjectLister. Pages are read one by one: only a snapshot is consistent
@@ -39,8 +40,8 @@ class LocalView:
         """
         below, after = key_bytes(prefix), key_bytes(start_after) if start_after else None
         while True:
-            with self._database.view() as rows:
-                page = rows.current(below, after, self.position)
+            with self._rows() as (rows, at):
+                page = rows.current(below, after, at)
             yield from page
             if len(page) < PAGE_ROWS:
                 return
@@ -50,8 +51,8 @@ class LocalView:
         """See ObjectLister: those that the history still has."""
         below, after = key_bytes(prefix), None
         while True:
-            with self._database.view() as rows:
-                page = rows.versions(below, after, self.position)
+            with self._rows() as (rows, at):
+                page = rows.versions(below, after, at)
             yield from page
             if len(page) < PAGE_ROWS:
                 return
@@ -59,14 +60,14 @@ class LocalView:
 
     def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
         """See ObjectReader."""
-        with self._database.view() as rows:
-            found = rows.find(key_bytes(key), version, self.position)
+        with self._rows() as (rows, at):
+            found = rows.find(key_bytes(key), version, at)
         return None if found is None or found[0].is_delete_marker else found[0]
 
     def properties(self, key: str, *, version: str = "") -> ObjectProperties:
         """See ObjectReader."""
-        with self._database.view() as rows:
-            found = rows.find(key_bytes(key), version, self.position)
+        with self._rows() as (rows, at):
+            found = rows.find(key_bytes(key), version, at)
             if found is None or found[0].is_delete_marker:
                 raise ObjectMissingError(f"there is no object {key!r}", key=key, version=version)
             return rows.properties(int(found[0].version))
@@ -113,8 +114,8 @@ class LocalView:
             UnsupportedObjectError: the range is not in the object.
             ObjectDamagedError: a segment is missing.
         """
-        with self._database.view() as rows:
-            found = rows.find(key_bytes(key), version, self.position)
+        with self._rows() as (rows, at):
+            found = rows.find(key_bytes(key), version, at)
             if found is None or found[0].is_delete_marker:
                 raise PreconditionFailedError(
                     f"the object {key!r} is no longer there", key=key, version=version
@@ -129,13 +130,13 @@ class LocalView:
                     f"{key!r} has {facts.size_bytes} bytes, not {first} to {end}", key=key
                 )
             segments = rows.segments(content, first, end)
-        at = first
+        reached = first
         for segment in segments:
-            if segment.first > at:
+            if segment.first > reached:
                 break
-            at = segment.first + segment.size_bytes
-        if at < end:
-            raise ObjectDamagedError(f"{key!r} has no bytes from {at}", key=key)
+            reached = segment.first + segment.size_bytes
+        if reached < end:
+            raise ObjectDamagedError(f"{key!r} has no bytes from {reached}", key=key)
         return segments
 
     def verified(self, segment: Segment, first: int, end: int, hasher: ContentHasher) -> Segment:
@@ -162,13 +163,20 @@ class LocalView:
             start - first, stop - start, segment.blob, segment.blob_first + skipped, part
         )
 
+    @contextlib.contextmanager
+    def _rows(self) -> Iterator[tuple[BucketRows, int | None]]:
+        """The rows, and the position that is shown, None of the present."""
+        with self._database.view() as rows:
+            snapshot = self._snapshot
+            yield rows, None if snapshot is None else rows.snapshot_position(snapshot)
+
     def _pieces(
         self, segments: list[Segment], first: int, end: int
     ) -> Generator[bytes, None, None]:
         for segment in segments:
             start = segment.blob_first + max(first - segment.first, 0)
             stop = segment.blob_first + min(end - segment.first, segment.size_bytes)
-            with self._database.view() as rows:
+            with self._rows() as (rows, _):
                 blob = rows.blob(segment.blob)
             if blob is None:
                 raise _removed()
@@ -178,7 +186,7 @@ class LocalView:
             try:
                 yield from self._files.read(blob.file, start, stop)
             except DiskError as error:
-                with self._database.view() as rows:
+                with self._rows() as (rows, _):
                     blob = rows.blob(segment.blob)
                 if blob is None:
                     raise _removed() from error

@@ -7,7 +7,7 @@ bucket, by its own name or by that of a link in the volume that gateways show.
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.errors import ReconcileError
 from ozone.errors import (
@@ -116,6 +116,13 @@ class OzoneLocation:
             settings=S3Settings(endpoint_url=given["s3"], **settings),
             insecure="insecure" in given,
         )
+
+    @property
+    def address(self) -> str:
+        """The address without what only says how to ask."""
+        place = f"{quote(self.volume)}/{quote(self.bucket)}/{quote(self.prefix)}".rstrip("/")
+        gateway = quote(self.settings.endpoint_url, safe="")
+        return f"ozone://{','.join(self.managers)}/{place}?s3={gateway}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +235,7 @@ def facts_of(key: str, found: KeyFacts) -> ObjectFacts:
 
 
 def properties_of(found: KeyFacts) -> ObjectProperties:
-    """Metadata and tags of a key. Names of metadata are lower case, as S3 shows them."""
+    """Metadata and tags of a key; names of metadata in lower case, as S3 shows them."""
     metadata = {name.lower(): value for name, value in found.metadata}
     return ObjectProperties(metadata=tuple(sorted(metadata.items())), tags=found.tags)
 

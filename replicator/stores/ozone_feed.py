@@ -12,19 +12,28 @@ the log was first read. What follows a position is told only where this is shown
 """
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from ozone.bucket_log import BatchChanges, BucketLog, KeyChange, KeyEvent
 from ozone.directory_map import DirectoryMap
 from ozone.errors import LogGapError, LogTrimmedError
 from ozone.key_pages import walk_tree
-from ozone.log_rows import RowReader, Table
+from ozone.log_rows import RowReader, RowValue
 from ozone.manager_values import OzoneSnapshot, TransactionIndex
 from ozone.write_batch import WriteBatch, parse_batch
 from replicator.stores.ozone_bucket import OzoneBucket, facts_of, translated
 from replicator.stores.ozone_lister import OzoneLister
-from replicator.stores.port import Change, ChangeBatch, ChangeKind, FeedGapError, FeedPosition
+from replicator.stores.port import (
+    Change,
+    ChangeBatch,
+    ChangeKind,
+    FeedGapError,
+    FeedPosition,
+    PositionTrimmedError,
+)
+from runtime.retry import Sleep
 
 # Numbers of one page; a commit of a key takes about three.
 _PAGE_NUMBERS = 2000
@@ -33,6 +42,8 @@ _PAGE_NUMBERS = 2000
 _LOOK_BACK = (200, 4_000, 100_000)
 _KINDS = {kind: ChangeKind(kind.value) for kind in KeyEvent}
 _UNKNOWN_TERM = 0
+_ROW_TRIES = 500
+_ROW_WAIT_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +59,8 @@ class _Anchor:
 class OzoneFeed:
     """See ChangeFeed."""
 
-    def __init__(self, bucket: OzoneBucket) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: OzoneBucket, *, sleep: Sleep = time.sleep) -> None:
+        self._bucket, self._sleep = bucket, sleep
         self._lock = threading.Lock()
         self._log: BucketLog | None = None
         self._anchor: _Anchor | None = None
@@ -63,93 +74,121 @@ class OzoneFeed:
         with self._lock, translated("cannot look at the log of the OM"):
             generation = self._bucket.manager.generation
             newest = self._newest()
-            anchor = self._anchor_at(newest)
-            if self._name and self._generation == generation:
-                return FeedPosition(self._name, newest)
-            term = anchor.transaction.term if anchor.transaction else _UNKNOWN_TERM
-            name = f"{self._identity()}/{term}"
-            if self._anchor is not None and not self._is_same(self._anchor):
-                self._forget()
+            if self._log is None or self._generation != generation:
+                self._confirm(generation)
             if self._log is None:
-                self._begin(name, anchor)
-            self._generation = generation
+                anchor = self._anchor_at(newest)
+                term = anchor.transaction.term if anchor.transaction else _UNKNOWN_TERM
+                self._begin(f"{self._identity()}/{term}", anchor)
+                self._generation = generation
             return FeedPosition(self._name, newest)
 
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed. Changes of one batch have one index."""
         with self._lock, translated("cannot read the log of the OM"):
-            self._check(after)
-            log = self._log
-            assert log is not None
+            self._go_to(after)
             found = self._bucket.manager.updates(after.index, limit=_PAGE_NUMBERS)
-            changes, last, anchor = list[Change](), after.index, self._anchor
-            for raw in found.batches:
-                batch = parse_batch(raw)
-                if batch.first != last + 1:
-                    raise LogGapError(f"the log goes on with {batch.first} after {last}")
-                taken = log.take(batch)
-                anchor = _next(anchor, batch, taken.transaction)
-                changes += self._changes(batch, taken)
-                last = batch.last
+            changes = tuple(self._taken(found.batches))
+            assert self._anchor is not None
+            last = self._anchor.number
             if last > found.newest:
                 raise LogGapError(f"the log has {last}, beyond its newest number {found.newest}")
-            self._anchor = anchor
-            return ChangeBatch(tuple(changes), FeedPosition(after.log, last), found.newest)
+            return ChangeBatch(changes, FeedPosition(after.log, last), found.newest)
 
     def snapshot_position(self, after: int, snapshot: OzoneSnapshot) -> FeedPosition | None:
         """The position of a snapshot that was made after a number: its row is alone in
-        its batch. None where the log does not show it.
+        its batch, which the OM may write a moment after it has answered. None where the
+        log does not show it in time.
 
         Raises:
             StoreError: the OM did not say.
         """
         with self._lock, translated("cannot read the log of the OM"):
             rows = RowReader()
-            while batches := self._bucket.manager.updates(after, limit=_PAGE_NUMBERS).batches:
-                for batch in map(parse_batch, batches):
+            for _ in range(_ROW_TRIES):
+                found = self._bucket.manager.updates(after, limit=_PAGE_NUMBERS).batches
+                for batch in map(parse_batch, found):
                     for row in filter(None, map(rows.read, batch.records)):
-                        is_ours = row.table is Table.SNAPSHOT and row.value
-                        if (
-                            is_ours
-                            and getattr(row.value, "snapshot_id", "") == snapshot.snapshot_id
-                        ):
+                        if _is_row_of(snapshot, row.value):
                             return FeedPosition(self._name, batch.last) if self._name else None
                     after = batch.last
+                if not found:
+                    self._sleep(_ROW_WAIT_S)
             return None
 
-    def _check(self, after: FeedPosition) -> None:
-        """Make sure that the log goes on after a position.
+    def _go_to(self, after: FeedPosition) -> None:
+        """Make sure that the log goes on after a position, and follow it from there.
 
         Raises:
             FeedGapError: it is of another log.
-            LogGapError: the OM does not have it, or has another batch there.
+            LogGapError: the OM does not have it, or has another history there.
         """
-        manager = self._bucket.manager
-        generation = manager.generation
-        is_known = self._anchor is not None and self._anchor.number == after.index
-        if is_known and self._name == after.log and self._generation == generation:
-            return
+        if after.index < 0:
+            raise PositionTrimmedError("the position is before every log")
+        generation = self._bucket.manager.generation
+        if self._generation != generation:
+            self._confirm(generation)
+        if self._anchor is not None and self._name == after.log:
+            if self._anchor.number == after.index:
+                return
+            if self._anchor.number < after.index:
+                self._skim(after.index)
+                return
         identity, _, term = after.log.rpartition("/")
         if identity != self._identity():
             raise FeedGapError("the position is of the log of another OM, or of another bucket")
-        if self._anchor is not None and not self._is_same(self._anchor):
-            self._forget()
-        if self._name and self._name != after.log:
-            raise FeedGapError("the position is of a log that ended")
         anchor = self._anchor_at(after.index)
         transaction = anchor.transaction
-        is_ours = is_known and transaction == (self._anchor and self._anchor.transaction)
-        is_followed = self._anchor is not None and after.index <= self._anchor.number
-        if (
-            not is_ours
-            and not is_followed
-            and (transaction is None or str(transaction.term) != term)
-        ):
-            if self._newest() != after.index:
-                raise LogGapError("the log has another history there than the position")
-        if self._log is None or self._anchor is None or self._anchor.number != after.index:
-            self._begin(after.log, anchor)
+        # What this process has read in one piece is one history.
+        is_proven = self._anchor is not None and self._name == after.log
+        if transaction is not None:
+            is_proven = is_proven or str(transaction.term) == term
+        elif not is_proven:
+            is_proven = self._newest() == after.index
+        if not is_proven:
+            raise LogGapError("the log has another history there than the position")
+        self._begin(after.log, anchor)
         self._generation = generation
+
+    def _confirm(self, generation: int) -> None:
+        """Whoever answers now must have the history that was read so far."""
+        if self._anchor is not None and not self._is_same(self._anchor):
+            self._log, self._anchor, self._name = None, None, ""
+        self._generation = generation
+
+    def _skim(self, number: int) -> None:
+        """Follow the log up to a number, whatever happened on the way.
+
+        Raises:
+            LogGapError: no batch ends there.
+        """
+        assert self._anchor is not None
+        for batch in self._batches(self._anchor.number, number):
+            for _ in self._taken([batch]):
+                pass
+        if self._anchor.number != number:
+            raise LogGapError(f"no batch of the log ends with {number}")
+
+    def _taken(self, batches: Iterable[WriteBatch | bytes]) -> Iterator[Change]:
+        """The changes of batches, which must be the next ones.
+
+        Raises:
+            LogGapError: they are not.
+            WriteBatchError: one cannot be decoded.
+        """
+        assert self._log is not None
+        assert self._anchor is not None
+        # Where something fails the log must not go on as if it were read.
+        log, anchor = self._log, self._anchor
+        self._log, self._anchor, name, self._name = None, None, self._name, ""
+        for one in batches:
+            batch = parse_batch(one) if isinstance(one, bytes) else one
+            if batch.first != anchor.number + 1:
+                raise LogGapError(f"the log goes on with {batch.first} after {anchor.number}")
+            taken = log.take(batch)
+            anchor = _next(anchor, batch, taken.transaction)
+            yield from self._changes(batch, taken)
+        self._log, self._anchor, self._name = log, anchor, name
 
     def _newest(self) -> int:
         """The newest number of the OM's database."""
@@ -212,9 +251,6 @@ class OzoneFeed:
         facts = self._bucket.facts
         return f"{node}/{facts.object_id:x}-{facts.created_ms:x}"
 
-    def _forget(self) -> None:
-        self._log, self._anchor, self._name = None, None, ""
-
     def _begin(self, name: str, anchor: _Anchor) -> None:
         """Follow the bucket from a place on."""
         manager, facts = self._bucket.manager, self._bucket.facts
@@ -274,6 +310,10 @@ class OzoneFeed:
         )
 
 
+def _is_row_of(snapshot: OzoneSnapshot, value: RowValue) -> bool:
+    return isinstance(value, OzoneSnapshot) and value.snapshot_id == snapshot.snapshot_id
+
+
 def _transaction(batch: WriteBatch) -> TransactionIndex | None:
     """Raft's index of a batch."""
     rows = RowReader()
@@ -283,15 +323,13 @@ def _transaction(batch: WriteBatch) -> TransactionIndex | None:
     return None
 
 
-def _next(
-    anchor: _Anchor | None, batch: WriteBatch, transaction: TransactionIndex | None
-) -> _Anchor:
+def _next(anchor: _Anchor, batch: WriteBatch, transaction: TransactionIndex | None) -> _Anchor:
     """The place after a batch.
 
     Raises:
         LogGapError: Raft's index goes back.
     """
-    before = anchor.transaction if anchor is not None else None
+    before = anchor.transaction
     if transaction is None:
         return _Anchor(batch.last, before)
     if before is not None and (transaction.index < before.index or transaction.term < before.term):

@@ -1,4 +1,4 @@
-"""What is asked of an object store: read, list, write, upload in parts, feed, snapshots.
+"""What is asked of an object store: read, list, write, upload, feed, snapshots, rename.
 
 Each port is narrow, and an adapter says in its capabilities what its store lacks. An
 ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
@@ -13,21 +13,10 @@ from typing import NewType, Protocol
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
+from replicator.stores.capabilities import Capabilities
 from runtime.traffic import Traffic
 
 UploadId = NewType("UploadId", str)
-
-# The headers of an object that cross with it.
-CONTENT_HEADERS = frozenset(
-    {
-        "cache-control",
-        "content-disposition",
-        "content-encoding",
-        "content-language",
-        "content-type",
-        "expires",
-    }
-)
 
 
 class StoreError(ReconcileError):
@@ -260,41 +249,6 @@ class SnapshotView:
 
     lister: "ObjectLister"
     reader: "ObjectReader"
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a store can do, found out before the first write.
-
-    `part_bytes_min` is 0 where parts of any size are taken. `whole_hashes` are the
-    algorithms by which the store can describe every object it is given from now on.
-    `stamps_cover_properties`: whatever changes an object's properties changes its stamp
-    too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
-    that was written, not copied, is the MD5 of its bytes; None if that is not known of
-    a store that is only read. `upload_crc` is the CRC (of
-    HashAlgorithm, by its value) that the store declares of the whole of each object
-    that is uploaded in parts; empty where it declares none. `reasons` has the name of a
-    field above and the reason for its value, where the store lacks something or was not
-    asked.
-    """
-
-    kind: str
-    keeps_versions: bool
-    keeps_tags: bool
-    keeps_acls: bool
-    keeps_headers: bool
-    creates_conditionally: bool
-    replaces_conditionally: bool
-    completes_conditionally: bool
-    copies_ranges: bool
-    lists_all_keys: bool
-    part_bytes_min: int
-    metadata_bytes_max: int
-    whole_hashes: tuple[str, ...]
-    reasons: tuple[tuple[str, str], ...] = ()
-    stamps_cover_properties: bool = False
-    part_etags_are_md5: bool | None = False
-    upload_crc: str = ""
 
 
 class ObjectLister(Protocol):

@@ -9,7 +9,7 @@ from enum import Enum
 
 from proof.item import HashAlgorithm
 from replicator.stitching import PART_BYTES_MIN
-from replicator.stores.port import Capabilities
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.s3_properties import METADATA_BYTES_MAX
 
 OZONE = "ozone"

@@ -8,7 +8,11 @@ import re
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from replicator.stores.port import CONTENT_HEADERS, ObjectProperties, UnsupportedObjectError
+from replicator.stores.capabilities import CONTENT_HEADERS
+from replicator.stores.port import (
+    ObjectProperties,
+    UnsupportedObjectError,
+)
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048

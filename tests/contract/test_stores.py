@@ -19,18 +19,24 @@ from blake3 import blake3
 
 from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.port import (
+    ChangeBatch,
+    ChangeKind,
     CopySource,
     DigestMismatchError,
+    FeedGapError,
+    FeedPosition,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
+    SnapshotLostError,
     Store,
     StoreError,
     UnsupportedObjectError,
     UploadedPart,
     UploadId,
+    WholeObject,
     WriteCondition,
     same_stamp,
 )
@@ -41,6 +47,7 @@ from tests.support.stores import (
     PEERS,
     ContractStore,
     OpenedStores,
+    changes_after,
     content,
     current,
     keys,
@@ -170,7 +177,7 @@ def test_every_key_is_kept_or_refused(target: ContractStore) -> None:
         try:
             put(store, key, body)
         except UnsupportedObjectError:
-            assert not store.capabilities.lists_all_keys
+            assert not target.keeps_all_keys or not store.capabilities.lists_all_keys
             continue
         kept.append(key)
         assert content(store, current(store, key)) == body
@@ -873,28 +880,165 @@ def test_the_feed_reports_each_change_once_in_order(store: Store) -> None:
     if feed is None:
         return
     begun = feed.position()
-    assert list(feed.changes(begun)) == []
+    assert feed.read(begun) == ChangeBatch((), begun, begun.index)
     first = put(store, "a")
     second = put(store, "b")
     third = store.writer.put_properties(first, ObjectProperties(metadata=(("a", "b"),)))
     assert store.writer.delete(["b", "b", "missing"]) == []
     upload, parts = write_parts(store, "c", {1: b"x"})
     fourth = store.upload_writer.complete("c", upload, parts, NOTHING, ANYTHING)
-    found = list(feed.changes(begun))
-    assert [(change.key, change.is_delete) for change in found] == [
-        ("a", False),
-        ("b", False),
-        ("a", False),
-        ("b", True),
-        ("c", False),
+    found = changes_after(feed, begun)
+    assert [(change.key, change.kind) for change in found] == [
+        ("a", ChangeKind.PUT),
+        ("b", ChangeKind.PUT),
+        ("a", ChangeKind.PUT),
+        ("b", ChangeKind.DELETE),
+        ("c", ChangeKind.PUT),
     ]
-    positions = [change.position for change in found]
-    assert positions == sorted(set(positions))
-    assert feed.position() == positions[-1]
-    versions = [change.version for change in found if not change.is_delete]
-    assert versions == [facts.version for facts in (first, second, third, fourth)]
-    for number, position in enumerate(positions, start=1):
-        assert list(feed.changes(position)) == found[number:]
+    indexes = [change.index for change in found]
+    assert indexes == sorted(set(indexes))
+    assert feed.position() == replace(begun, index=indexes[-1])
+    written = [change for change in found if change.kind is ChangeKind.PUT]
+    assert [change.version for change in written] == [
+        facts.version for facts in (first, second, third, fourth)
+    ]
+    for change, facts in zip(written, (first, second, third, fourth), strict=True):
+        assert change.facts is None or same_stamp(change.facts, facts)
+        assert change.time_ms >= 0
+    for number, index in enumerate(indexes, start=1):
+        assert changes_after(feed, replace(begun, index=index)) == found[number:]
+
+
+def test_a_feed_is_read_page_by_page(store: Store) -> None:
+    feed = store.feed
+    if feed is None:
+        return
+    begun = at = feed.position()
+    for i in range(1050):
+        put(store, f"{i}", b"")
+    found, pages = list[str](), 0
+    while (batch := feed.read(at)).position != at:
+        assert batch.changes
+        assert batch.newest_index == feed.position().index
+        found += [change.key for change in batch.changes]
+        at, pages = batch.position, pages + 1
+    assert pages > 1
+    assert found == [f"{i}" for i in range(1050)]
+    assert at == feed.position() != begun
+
+
+def test_a_position_of_another_log_is_a_gap(store: Store) -> None:
+    feed = store.feed
+    if feed is None:
+        return
+    put(store, "a")
+    now = feed.position()
+    for wrong in (FeedPosition("another", now.index), replace(now, index=now.index + 1)):
+        with pytest.raises(FeedGapError):
+            feed.read(wrong)
+
+
+def test_a_renamed_object_is_the_same_by_another_key(store: Store) -> None:
+    renamer = store.renamer
+    if renamer is None:
+        return
+    blue = ObjectProperties(metadata=(("colour", "blue"),))
+    first = store.writer.put("a", b"body" * 9000, blue, ANYTHING)
+    other = put(store, "taken")
+    begun = store.feed.position() if store.feed else None
+    with pytest.raises(PreconditionFailedError):
+        renamer.rename(first, "taken")
+    with pytest.raises(PreconditionFailedError):
+        renamer.rename(replace(first, etag="0" * 32), "free")
+    with pytest.raises(PreconditionFailedError):
+        renamer.rename(replace(first, key="missing"), "free")
+    made = renamer.rename(first, "new")
+    assert (made.key, made.size_bytes, made.etag) == ("new", first.size_bytes, first.etag)
+    assert same(store.lister.list_objects(""), [current(store, "new"), other])
+    assert content(store, made) == b"body" * 9000
+    assert store.reader.properties("new") == blue
+    assert store.reader.facts("a") is None
+    with pytest.raises(PreconditionFailedError):
+        renamer.rename(first, "again")
+    if begun is not None:
+        (change,) = changes_after(store.feed, begun)
+        assert (change.kind, change.key, change.previous_key) == (ChangeKind.RENAME, "new", "a")
+    # The old key is free, and the new one an object as any other.
+    put(store, "a", b"y")
+    assert store.writer.delete(["new"]) == []
+    assert renamer.rename(current(store, "a"), "new").key == "new"
+    assert keys(store) == ["new", "taken"]
+
+
+def test_a_snapshot_shows_what_was_there(store: Store) -> None:
+    snapshots = store.snapshots
+    if snapshots is None:
+        return
+    blue = ObjectProperties(metadata=(("colour", "blue"),))
+    first = store.writer.put("a", b"old" * 9000, blue, ANYTHING)
+    put(store, "b")
+    made = snapshots.create("one")
+    assert store.feed is None or made.position == store.feed.position()
+    assert snapshots.find("one") == made
+    assert snapshots.find("two") is None
+    with pytest.raises(PreconditionFailedError):
+        snapshots.create("one")
+    put(store, "a", b"new")
+    put(store, "c")
+    assert store.writer.delete(["b"]) == []
+    view = snapshots.open(made)
+    assert [facts.key for facts in view.lister.list_objects("")] == ["a", "b"]
+    assert view.reader.facts("c") is None
+    assert view.reader.properties("a") == blue
+    found = view.reader.facts("a")
+    assert found is not None
+    assert same_stamp(found, first)
+    assert view.reader.read_whole(found) == WholeObject(blue, b"old" * 9000)
+    with view.reader.read(found, first=1, end=4) as pieces:
+        assert b"".join(pieces) == b"ldo"
+    snapshots.delete("one")
+    snapshots.delete("one")
+    again = snapshots.create("one")
+    assert again.snapshot_id != made.snapshot_id
+    reads: list[Callable[[], object]] = [
+        lambda: list(view.lister.list_objects("")),
+        lambda: view.reader.facts("a"),
+        lambda: view.reader.properties("a"),
+        lambda: view.reader.read_whole(found),
+        lambda: list(snapshots.difference(made, again)),
+        lambda: list(snapshots.difference(again, made)),
+    ]
+    for read in reads:
+        with pytest.raises(SnapshotLostError):
+            read()
+
+
+def test_the_difference_of_snapshots_names_what_changed_between_them(store: Store) -> None:
+    snapshots = store.snapshots
+    if snapshots is None:
+        return
+    for key in ("changed", "gone", "stays", "moved", "replaced"):
+        put(store, key)
+    older = snapshots.create("older")
+    put(store, "changed", b"y")
+    assert store.writer.delete(["gone", "replaced"]) == []
+    put(store, "new")
+    put(store, "replaced", b"y")
+    put(store, "passing")
+    assert store.writer.delete(["passing"]) == []
+    if store.renamer is not None:
+        store.renamer.rename(current(store, "moved"), "there")
+    newer = snapshots.create("newer")
+    put(store, "later")
+    changes = list(snapshots.difference(older, newer))
+    named = {(change.key, change.previous_key, change.kind) for change in changes}
+    assert all(change.index == 0 for change in changes)
+    assert {("changed", "", ChangeKind.PUT), ("gone", "", ChangeKind.DELETE)} <= named
+    assert {("new", "", ChangeKind.PUT), ("replaced", "", ChangeKind.PUT)} <= named
+    touched = {one[0] for one in named} | {one[1] for one in named}
+    moved = {"moved", "there"} if store.renamer is not None else set[str]()
+    assert touched - {"", "passing"} == {"changed", "gone", "new", "replaced"} | moved
+    assert list(snapshots.difference(newer, newer)) == []
 
 
 def test_a_failed_write_is_no_change(store: Store) -> None:
@@ -911,6 +1055,6 @@ def test_a_failed_write_is_no_change(store: Store) -> None:
     for failure in failures:
         with pytest.raises(StoreError):
             failure()
-    assert (feed.position(), list(feed.changes(before))) == (before, [])
+    assert (feed.position(), changes_after(feed, before)) == (before, [])
     with pytest.raises(PositionTrimmedError):
-        list(feed.changes(-1))
+        feed.read(replace(before, index=-1))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import fastcrc
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -16,18 +17,20 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from proof.item import HashAlgorithm
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
+    ChangeKind,
     CopySource,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
-    PositionTrimmedError,
     PreconditionFailedError,
+    SnapshotFacts,
+    SnapshotLostError,
     UploadedPart,
     UploadId,
     WriteCondition,
 )
 from runtime.disk import Disk
-from tests.support.stores import ANYTHING, content
+from tests.support.stores import ANYTHING, changes_after, content
 
 ROW_BYTES = 8
 KEYS = st.sampled_from(["a", "a/b", "a//", "\uff01", "😀", "z"])
@@ -60,6 +63,9 @@ class Version:
     key: str
     body: bytes | None
     properties: ObjectProperties
+    previous_key: str = ""
+    is_half: bool = False
+    """A marker of which only the rename after it is reported."""
 
 
 class BucketMachine(RuleBasedStateMachine):
@@ -74,6 +80,8 @@ class BucketMachine(RuleBasedStateMachine):
         self.facts: dict[int, ObjectFacts] = {}
         self.trimmed = 0
         self.uploads: dict[UploadId, Upload] = {}
+        self.snapshots: dict[str, tuple[SnapshotFacts, int]] = {}
+        self.lost: list[SnapshotFacts] = []
 
     def teardown(self) -> None:
         self.bucket.close()
@@ -126,6 +134,21 @@ class BucketMachine(RuleBasedStateMachine):
         else:
             assert self.current()[before.key] == position
             self.made(facts, Version(before.key, before.body, properties))
+
+    @precondition(lambda self: self.facts)
+    @rule(data=st.data(), key=KEYS)
+    def rename(self, data: st.DataObject, key: str) -> None:
+        position = data.draw(st.sampled_from(sorted(self.facts)))
+        before, now = self.versions[position - 1], self.current()
+        try:
+            facts = self.bucket.rename(self.facts[position], key)
+        except PreconditionFailedError:
+            assert now.get(before.key) != position or key in now
+        else:
+            assert now[before.key] == position
+            assert key not in now
+            self.versions.append(Version(before.key, None, ObjectProperties(), is_half=True))
+            self.made(facts, Version(key, before.body, before.properties, before.key))
 
     @rule(keys=st.lists(KEYS, max_size=4))
     def delete(self, keys: list[str]) -> None:
@@ -203,33 +226,69 @@ class BucketMachine(RuleBasedStateMachine):
         self.everything_is_as_in_the_model()
         before.close()
 
-    @rule(share=st.integers(0, 4))
-    def snapshot(self, share: int) -> None:
-        at = len(self.versions) * share // 4
+    @rule(name=st.sampled_from(["one", "two", "three"]))
+    def create_snapshot(self, name: str) -> None:
         try:
-            snapshot = self.bucket.snapshot(at)
-        except PositionTrimmedError:
-            assert at < self.trimmed
-            return
-        assert at >= self.trimmed
-        then = self.current(at)
-        found = list(snapshot.list_objects(""))
-        assert found == [self.facts[then[key]] for key in sorted(then, key=str.encode)]
-        for facts in found:
-            version = self.versions[int(facts.version) - 1]
-            assert snapshot.properties(facts.key) == version.properties
-            with snapshot.read(facts) as pieces:
-                assert b"".join(pieces) == version.body
+            made = self.bucket.snapshots.create(name)
+        except PreconditionFailedError:
+            assert name in self.snapshots
+        else:
+            assert name not in self.snapshots
+            assert made.position == self.bucket.feed.position()
+            self.snapshots[name] = made, len(self.versions)
+
+    @precondition(lambda self: self.snapshots)
+    @rule(data=st.data())
+    def delete_snapshot(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.snapshots)))
+        self.bucket.snapshots.delete(name)
+        self.lost.append(self.snapshots.pop(name)[0])
+
+    @precondition(lambda self: len(self.snapshots) > 1)
+    @rule()
+    def difference(self) -> None:
+        """Whoever knows the older one, and takes over what is named, has the newer."""
+        (older, then), (newer, now), *_ = sorted(self.snapshots.values(), key=lambda one: one[1])
+        ours, theirs = self.current(then), self.current(now)
+        touched = list[str]()
+        for change in self.bucket.snapshots.difference(older, newer):
+            touched += [change.key, change.previous_key]
+            if change.kind is ChangeKind.RENAME:
+                before = self.versions[ours[change.previous_key] - 1]
+                after = self.versions[theirs[change.key] - 1]
+                assert (before.body, before.properties) == (after.body, after.properties)
+            assert (change.kind is ChangeKind.DELETE) == (change.key not in theirs)
+            if change.key in theirs:
+                assert change.facts == self.facts[theirs[change.key]]
+        changed = {key for key in ours | theirs if ours.get(key) != theirs.get(key)}
+        assert changed == set(touched) - {""}
+
+    def check_snapshots(self) -> None:
+        for name, (snapshot, at) in self.snapshots.items():
+            found = self.bucket.snapshots.find(name)
+            assert found == snapshot
+            view = self.bucket.snapshots.open(snapshot)
+            then = self.current(at)
+            shown = list(view.lister.list_objects(""))
+            assert shown == [self.facts[then[key]] for key in sorted(then, key=str.encode)]
+            for facts in shown:
+                version = self.versions[int(facts.version) - 1]
+                assert view.reader.read_whole(facts).body == version.body
+                assert view.reader.properties(facts.key) == version.properties
+        for snapshot in self.lost[-1:]:
+            with pytest.raises(SnapshotLostError):
+                list(self.bucket.snapshots.open(snapshot).lister.list_objects(""))
 
     def is_kept(self, position: int) -> bool:
-        """Whether the history still has a version."""
+        """Whether the history still has a version, or a snapshot shows it."""
         key = self.versions[position - 1].key
         later = [
             at
             for at, version in enumerate(self.versions, start=1)
             if version.key == key and at > position
         ]
-        return not later or later[0] > self.trimmed
+        shown = any(position <= at < later[0] for _, at in self.snapshots.values() if later)
+        return not later or later[0] > self.trimmed or shown
 
     @invariant()
     def everything_is_as_in_the_model(self) -> None:
@@ -251,15 +310,24 @@ class BucketMachine(RuleBasedStateMachine):
         for position, facts in self.facts.items():
             reads = store.reader.facts(facts.key, version=str(position))
             assert reads == (facts if self.is_kept(position) else None)
-        assert self.bucket.position() == len(self.versions)
+        assert self.bucket.feed.position().index == len(self.versions)
         assert [
-            (change.position, change.key, change.is_delete)
-            for change in self.bucket.changes(self.trimmed)
+            (change.index, change.key, change.kind, change.previous_key, change.facts)
+            for change in changes_after(self.bucket.feed, self.trimmed)
         ] == [
-            (position, version.key, version.body is None)
+            (
+                position,
+                version.key,
+                ChangeKind.RENAME
+                if version.previous_key
+                else (ChangeKind.DELETE if version.body is None else ChangeKind.PUT),
+                version.previous_key,
+                self.facts.get(position),
+            )
             for position, version in enumerate(self.versions, start=1)
-            if position > self.trimmed
+            if position > self.trimmed and not version.is_half
         ]
+        self.check_snapshots()
         assert dict(self.bucket.uploads("")) == {
             upload.key: max(u for u, other in self.uploads.items() if other.key == upload.key)
             for upload in self.uploads.values()

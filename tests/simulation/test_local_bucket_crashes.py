@@ -18,10 +18,19 @@ from pathlib import Path
 import pytest
 
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import CopySource, ObjectProperties, UploadId
+from replicator.stores.local_database import _UPGRADES
+from replicator.stores.port import (
+    Change,
+    ChangeKind,
+    CopySource,
+    ObjectFacts,
+    ObjectProperties,
+    SnapshotView,
+    UploadId,
+)
 from runtime.disk import Disk, Operation
 from tests.support.disk import Crash, ImagingDisk
-from tests.support.stores import ANYTHING, NOTHING, content, current, put
+from tests.support.stores import ANYTHING, NOTHING, changes_after, content, current, put
 
 # Bytes in a row, so that small bodies take both ways.
 ROW_BYTES = 100
@@ -38,7 +47,8 @@ class Seen:
 
     objects: tuple[tuple[str, bytes, ObjectProperties], ...]
     versions: tuple[tuple[str, str, bool], ...]
-    changes: tuple[tuple[int, str, bool], ...]
+    changes: tuple[Change, ...]
+    snapshots: tuple[tuple[str, str, bytes], ...]
     parts: tuple[tuple[int, str], ...]
 
 
@@ -57,13 +67,24 @@ def see(bucket: LocalBucket) -> Seen:
             for facts in view.list_objects("")
         ),
         tuple((facts.key, facts.version, facts.is_delete_marker) for facts in versions),
-        tuple((one.position, one.key, one.is_delete) for one in bucket.changes(trimmed)),
+        tuple(changes_after(bucket.feed, trimmed)),
+        tuple(
+            (name, facts.key, content_of(view, facts))
+            for name in ("one", "two")
+            if (found := bucket.snapshots.find(name)) is not None
+            and (view := bucket.snapshots.open(found))
+            for facts in view.lister.list_objects("")
+        ),
         tuple(
             (part.number, part.etag)
             for key, upload in bucket.uploads("")
             for part in bucket.parts(key, upload)
         ),
     )
+
+
+def content_of(view: SnapshotView, facts: ObjectFacts) -> bytes:
+    return view.reader.read_whole(facts).body
 
 
 def upload_of(bucket: LocalBucket) -> UploadId:
@@ -105,13 +126,19 @@ STEPS: tuple[Callable[[LocalBucket], object], ...] = (
     copy,
     complete,
     reopen,
-    lambda bucket: bucket.delete(["file", "missing", "row"]),
+    lambda bucket: bucket.snapshots.create("one"),
+    lambda bucket: bucket.rename(current(bucket.store(), "file"), "renamed"),
+    lambda bucket: bucket.snapshots.create("two"),
+    lambda bucket: bucket.delete(["renamed", "missing", "row"]),
     lambda bucket: put(bucket.store(), "row", b""),
     lambda bucket: bucket.begin("up", NOTHING),
     write_part(1, 8),
     lambda bucket: bucket.abort("up", upload_of(bucket)),
     lambda bucket: bucket.trim(7),
     lambda bucket: put(bucket.store(), "file", body(9)),
+    lambda bucket: bucket.snapshots.delete("one"),
+    lambda bucket: bucket.trim(9),
+    lambda bucket: bucket.snapshots.delete("two"),
 )
 
 
@@ -183,6 +210,30 @@ def test_a_bucket_cut_short_anywhere_is_whole(memory_folder: Path) -> None:
         crashes.add(image.crash)
         shutil.rmtree(image.folder)
     assert crashes == set(Crash)
+
+
+def test_a_bucket_of_the_first_format_is_upgraded_whole_or_not_at_all(
+    memory_folder: Path,
+) -> None:
+    folder = memory_folder / "bucket"
+    folder.mkdir()
+    connection = sqlite3.connect(folder / "bucket.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(_UPGRADES[0])
+    disk = ImagingDisk(folder, memory_folder / "images")
+    with LocalBucket(folder, disk) as bucket:
+        log = bucket.feed.position().log
+        connection.close()
+        put(bucket.store(), "key")
+    images = 0
+    for image in disk.finish():
+        with LocalBucket(image.folder, Disk()) as crashed:
+            assert crashed.feed.position().log != log
+            assert crashed.snapshots.create("one").position == crashed.feed.position()
+            put(crashed.store(), "after")
+        check_clean(image.folder)
+        images += 1
+    assert images > 5
 
 
 # What was written to a key: seed, bytes a part, parts (0: in one piece); None: deleted.
@@ -301,7 +352,7 @@ def test_killed_writers_leave_each_object_old_or_new(tmp_path: Path, writers: in
     history = 200 if writers == 1 else 100_000
     for number in range(40 // writers):
         with LocalBucket(folder, Disk()) as bucket:
-            begun = bucket.position()
+            begun = bucket.feed.position()
         children = [start_writer(folder, i, 1000 * number + i, history) for i in range(writers)]
         for i, (child, receiver) in enumerate(children):
             expected = Expected(values[i], [])
@@ -317,8 +368,8 @@ def test_killed_writers_leave_each_object_old_or_new(tmp_path: Path, writers: in
             with LocalBucket(folder, Disk()) as bucket:
                 expected.settle(
                     [
-                        (change.key, change.is_delete)
-                        for change in bucket.changes(begun)
+                        (change.key, change.kind is ChangeKind.DELETE)
+                        for change in changes_after(bucket.feed, begun)
                         if change.key.startswith(f"{i}/")
                     ]
                 )
@@ -327,8 +378,9 @@ def test_killed_writers_leave_each_object_old_or_new(tmp_path: Path, writers: in
                     assert (facts is None) == (write is None)
                     if facts is not None:
                         assert content(bucket.store(), facts) == written(write)
-                positions = [change.position for change in bucket.changes(begun)]
-                assert positions == list(range(begun + 1, begun + 1 + len(positions)))
+                indexes = [change.index for change in changes_after(bucket.feed, begun)]
+                first = begun.index + 1
+                assert indexes == list(range(first, first + len(indexes)))
         check_clean(folder)
     # Otherwise the writers were never killed where it matters.
     assert orphans

@@ -16,18 +16,24 @@ from merkle.checksum import Buffer
 from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, crc_hash
+from replicator.stores.capabilities import CONTENT_HEADERS, Capabilities
 from replicator.stores.port import (
-    CONTENT_HEADERS,
-    Capabilities,
     Change,
+    ChangeBatch,
+    ChangeKind,
     CopySource,
     DeleteFailure,
     DigestMismatchError,
+    FeedGapError,
+    FeedPosition,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
+    SnapshotFacts,
+    SnapshotLostError,
+    SnapshotView,
     Store,
     StoreError,
     UnsupportedObjectError,
@@ -76,6 +82,8 @@ PLAIN = replace(
     keeps_tags=False,
     copies_ranges=False,
 )
+# Few, so that a log has many pages.
+_PAGE_CHANGES = 20
 _PROPERTIES_BYTES_MAX = 64 << 10
 _NAME_CHARACTERS = set(string.ascii_lowercase + string.digits + "!#$%&'*+.^_`|~-")
 
@@ -127,6 +135,8 @@ class MemoryStore:
         has_feed: bool = False,
         takes_pieces: bool = False,
         page_keys: int = 3,
+        has_snapshots: bool = False,
+        renames: bool = False,
     ) -> None:
         self.address = address
         self.capabilities = capabilities
@@ -142,7 +152,15 @@ class MemoryStore:
         self._has_feed = has_feed
         self._takes_pieces = takes_pieces
         self._page_keys = page_keys
+        self._has_snapshots = has_snapshots
+        self._renames = renames
         self._changes: list[Change] = []
+        self.snapshots: dict[str, tuple[SnapshotFacts, dict[str, MemoryObject]]] = {}
+        self.snapshots_made = 0
+        self.describes_changes = False
+        # A test trims the log, or puts another in its place.
+        self.log = "memory"
+        self.trimmed = 0
         self._now_ms = now_ms or self._tick
         self._ticks = 1_700_000_000_000
         self._begun = 0
@@ -158,9 +176,11 @@ class MemoryStore:
             self,
             self,
             self,
-            feed=self if self._has_feed else None,
+            feed=MemoryFeed(self) if self._has_feed else None,
             scratch=self if self.capabilities.part_bytes_min else None,
             piece_writer=self if self._takes_pieces else None,
+            snapshots=MemorySnapshots(self) if self._has_snapshots else None,
+            renamer=self if self._renames else None,
         )
 
     def write(
@@ -439,18 +459,34 @@ class MemoryStore:
             self.abort("", upload)
         return len(left)
 
-    def position(self) -> int:
-        """See ChangeFeed."""
-        with self._operation("position", ""), self._lock:
-            return len(self._changes)
+    def rename(self, facts: ObjectFacts, key: str) -> ObjectFacts:
+        """See ObjectRenamer."""
+        with self._operation("rename", facts.key), self._lock:
+            found = self.objects.get(facts.key)
+            if found is None or found.facts.etag != facts.etag or key in self.objects:
+                raise PreconditionFailedError(f"{facts.key} or {key} changed")
+            self.move(facts.key, key)
+            return self.objects[key].facts
 
-    def changes(self, after: int) -> Iterator[Change]:
-        """See ChangeFeed."""
-        if after < 0:
-            raise PositionTrimmedError("before the first change")
-        with self._operation("changes", ""), self._lock:
-            found = self._changes[after:]
-        yield from found
+    def move(self, key: str, other: str) -> None:
+        """Rename an object, or all below a prefix, as somebody else does; what had the
+        new name must be gone.
+        """
+        with self._lock:
+            names = {one: other + one[len(key) :] for one in self.objects if one.startswith(key)}
+            for old, new in names.items() if key.endswith("/") else [(key, other)]:
+                found = self.objects.pop(old)
+                moved = replace(found.facts, key=new, modified_ms=self._now_ms())
+                self.objects[new] = replace(found, facts=moved)
+            kind = ChangeKind.RENAME_PREFIX if key.endswith("/") else ChangeKind.RENAME
+            self._changes.append(self._change(other, kind, key))
+
+    def remove_below(self, prefix: str) -> None:
+        """Delete all below a prefix in one change, as somebody else does."""
+        with self._lock:
+            for key in [one for one in self.objects if one.startswith(prefix)]:
+                del self.objects[key]
+            self._changes.append(self._change(prefix, ChangeKind.DELETE_PREFIX))
 
     @property
     def _part_bytes_min(self) -> int:
@@ -502,7 +538,13 @@ class MemoryStore:
 
     def _note(self, key: str) -> None:
         is_delete = key not in self.objects
-        self._changes.append(Change(len(self._changes) + 1, key, "", is_delete))
+        kind = ChangeKind.DELETE if is_delete else ChangeKind.PUT
+        self._changes.append(self._change(key, kind))
+
+    def _change(self, key: str, kind: ChangeKind, previous: str = "") -> Change:
+        found = self.objects.get(key) if self.describes_changes else None
+        facts, index = found.facts if found else None, len(self._changes) + 1
+        return Change(index, key, "", kind, previous, facts, self._now_ms())
 
     def _answer(self, facts: ObjectFacts) -> ObjectFacts:
         return replace(facts, modified_ms=0) if self._says_little else facts
@@ -519,6 +561,101 @@ class MemoryStore:
     def _tick(self) -> int:
         self._ticks += 1
         return self._ticks
+
+
+class MemoryFeed:
+    """The changes of a store in memory, some at a time."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        store = self._store
+        with store._operation("position", ""), store._lock:
+            return FeedPosition(store.log, len(store._changes))
+
+    def read(self, after: FeedPosition) -> ChangeBatch:
+        """See ChangeFeed."""
+        store = self._store
+        with store._operation("changes", ""), store._lock:
+            newest = len(store._changes)
+            if after.log != store.log or after.index > newest:
+                raise FeedGapError("a position of another log")
+            if after.index < store.trimmed:
+                raise PositionTrimmedError("before the first change")
+            end = min(after.index + _PAGE_CHANGES, newest)
+            changes = tuple(store._changes[after.index : end])
+            return ChangeBatch(changes, FeedPosition(store.log, end), newest)
+
+
+class MemorySnapshots:
+    """Snapshots of a store in memory."""
+
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def create(self, name: str) -> SnapshotFacts:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("create_snapshot", name), store._lock:
+            if name in store.snapshots:
+                raise PreconditionFailedError(f"{name} exists")
+            store.snapshots_made += 1
+            position = FeedPosition(store.log, len(store._changes)) if store._has_feed else None
+            facts = SnapshotFacts(name, str(store.snapshots_made), position, store._now_ms())
+            store.snapshots[name] = facts, dict(store.objects)
+            return facts
+
+    def find(self, name: str) -> SnapshotFacts | None:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("find_snapshot", name), store._lock:
+            found = store.snapshots.get(name)
+            return found[0] if found else None
+
+    def open(self, snapshot: SnapshotFacts) -> SnapshotView:
+        """See SnapshotStore."""
+        view = _MemoryView(self._store, snapshot)
+        return SnapshotView(view, view)
+
+    def difference(self, older: SnapshotFacts, newer: SnapshotFacts) -> Iterator[Change]:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("difference", older.name), store._lock:
+            ours, theirs = (held_by(store, one) for one in (older, newer))
+        for key in sorted(ours.keys() | theirs.keys()):
+            if ours.get(key) is not theirs.get(key):
+                kind = ChangeKind.PUT if key in theirs else ChangeKind.DELETE
+                yield Change(0, key, "", kind)
+
+    def delete(self, name: str) -> None:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("delete_snapshot", name), store._lock:
+            store.snapshots.pop(name, None)
+
+
+def held_by(store: MemoryStore, snapshot: SnapshotFacts) -> dict[str, MemoryObject]:
+    """What a snapshot holds."""
+    found = store.snapshots.get(snapshot.name)
+    if found is None or found[0].snapshot_id != snapshot.snapshot_id:
+        raise SnapshotLostError(f"{snapshot.name} is gone")
+    return found[1]
+
+
+class _MemoryView(MemoryStore):
+    """Reads what a snapshot holds, with the faults and the requests of its store."""
+
+    def __init__(self, store: MemoryStore, snapshot: SnapshotFacts) -> None:
+        super().__init__(store.address, store.capabilities)
+        self._of, self._snapshot = store, snapshot
+
+    @contextmanager
+    def _operation(self, name: str, key: str) -> Iterator[None]:
+        with self._of._operation(name, key):
+            self.objects = held_by(self._of, self._snapshot)
+            yield
 
 
 def _check_given(key: str, properties: ObjectProperties) -> None:

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -14,10 +14,13 @@ from botocore.credentials import Credentials
 
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketFacts, BucketLayout
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.local import LocalBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import (
-    Capabilities,
+    Change,
+    ChangeFeed,
+    FeedPosition,
     ObjectFacts,
     ObjectMissingError,
     ObjectProperties,
@@ -92,7 +95,10 @@ def memory_store(
     _request: pytest.FixtureRequest, *, capabilities: Capabilities = MEMORY
 ) -> Iterator[ContractStore]:
     """The store that the simulations use."""
-    memory = MemoryStore("memory:a", capabilities, has_feed=capabilities is MEMORY)
+    is_full = capabilities is MEMORY
+    memory = MemoryStore(
+        "memory:a", capabilities, has_feed=is_full, has_snapshots=is_full, renames=is_full
+    )
     yield ContractStore(memory.store(), refuses_small_parts=bool(capabilities.part_bytes_min))
 
 
@@ -259,6 +265,19 @@ PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
         partial(ozone_store, BucketLayout.FILE_SYSTEM_OPTIMIZED),
     ),
 }
+
+
+def changes_after(feed: ChangeFeed | None, after: FeedPosition | int = 0) -> list[Change]:
+    """All changes after a position, or an index of the present log."""
+    assert feed is not None
+    position = after if isinstance(after, FeedPosition) else replace(feed.position(), index=after)
+    found = list[Change]()
+    while True:
+        batch = feed.read(position)
+        found += batch.changes
+        if batch.position == position:
+            return found
+        position = batch.position
 
 
 def put(store: Store, key: str, body: bytes = b"x") -> ObjectFacts:

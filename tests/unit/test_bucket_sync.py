@@ -16,8 +16,8 @@ from replicator.crossing import lacking
 from replicator.hashing import crc_hash
 from replicator.ledger import PairLedger
 from replicator.listing import ListingOrderError
+from replicator.stores.capabilities import Capabilities
 from replicator.stores.port import (
-    Capabilities,
     ObjectFacts,
     ObjectProperties,
     StoreError,

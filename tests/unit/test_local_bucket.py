@@ -15,13 +15,17 @@ import pytest
 
 from merkle.errors import ReconcileError
 from replicator.stores.local import LocalBucket
-from replicator.stores.local_database import NotABucketError, StoreFullError
+from replicator.stores.local_database import _UPGRADES, NotABucketError, StoreFullError
 from replicator.stores.local_files import ObjectDamagedError
+from replicator.stores.local_rows import Content, NewBlob, Segment
 from replicator.stores.port import (
+    ChangeKind,
     CopySource,
+    FeedGapError,
     ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
+    SnapshotLostError,
     StoreError,
     StoreUnavailableError,
     UploadId,
@@ -31,7 +35,7 @@ from runtime.disk import Disk, Operation
 from runtime.errors import DiskError
 from tests.support.bad_input import another_user, forbidden, public_folder, unchanged
 from tests.support.disk import FailingDisk
-from tests.support.stores import ANYTHING, NOTHING, content, current, keys, put
+from tests.support.stores import ANYTHING, NOTHING, changes_after, content, current, keys, put
 
 # More than fits a row.
 LARGE = b"0123456789abcdef" * 4096
@@ -189,7 +193,7 @@ def with_upload(folder: Path) -> None:
 def state(bucket: LocalBucket) -> object:
     [(_, upload)] = list(bucket.uploads("")) or [("", UploadId(""))]
     parts = list(bucket.parts("up", upload)) if upload else []
-    return list(bucket.view.list_versions("")), list(bucket.changes(0)), parts
+    return list(bucket.view.list_versions("")), changes_after(bucket.feed), parts
 
 
 @pytest.mark.parametrize("name", ACTIONS)
@@ -291,12 +295,12 @@ def test_new_properties_and_copied_ranges_write_no_data(
     assert data_files(tmp_path / "bucket") == files
     # The data stay while any of the objects has them.
     bucket.delete(["key"])
-    bucket.trim(bucket.position())
+    bucket.trim(bucket.feed.position().index)
     assert keys(store) == ["copy"]
     assert [facts.key for facts in store.lister.list_versions("")] == ["copy"]
     assert content(store, copy) == LARGE[5:-5]
     bucket.delete(["copy"])
-    bucket.trim(bucket.position())
+    bucket.trim(bucket.feed.position().index)
     assert data_files(tmp_path / "bucket") == set()
 
 
@@ -305,38 +309,152 @@ def test_a_snapshot_stays_as_the_bucket_was(bucket: LocalBucket) -> None:
     for key in ("a", "b", "c"):
         put(store, key, key.encode() + LARGE)
     first = current(store, "a")
-    snapshot = bucket.snapshot()
-    shown = replace(store, lister=snapshot, reader=snapshot)
-    before = list(snapshot.list_objects(""))
+    snapshot = bucket.snapshots.create("one")
+    view = bucket.snapshots.open(snapshot)
+    shown = replace(store, lister=view.lister, reader=view.reader)
+    before = list(view.lister.list_objects(""))
     put(store, "a", b"new")
     bucket.delete(["b"])
     put(store, "d")
     bucket.put_properties(current(store, "c"), BLUE)
-    assert list(snapshot.list_objects("")) == before == list(snapshot.list_versions(""))
-    assert snapshot.facts("a") == first
-    assert snapshot.facts("d") is None
-    assert snapshot.facts("d", version=current(store, "d").version) is None
-    assert snapshot.properties("c") == NOTHING
-    for facts in before:
-        assert content(shown, facts) == facts.key.encode() + LARGE
-    assert keys(store) == ["a", "c", "d"]
-    # Any position that the history has is as good.
-    assert snapshot.position == 3
-    assert [facts.key for facts in bucket.snapshot(2).list_objects("")] == ["a", "b"]
-    bucket.trim(3)
-    assert list(snapshot.list_objects("")) == before
-    bucket.trim(4)
+    for _ in range(2):
+        assert list(view.lister.list_objects("")) == before == list(view.lister.list_versions(""))
+        assert view.reader.facts("a") == first
+        assert view.reader.facts("d") is None
+        assert view.reader.facts("d", version=current(store, "d").version) is None
+        assert view.reader.properties("c") == NOTHING
+        for facts in before:
+            assert content(shown, facts) == facts.key.encode() + LARGE
+        assert keys(store) == ["a", "c", "d"]
+        bucket.trim(7)
+    with pytest.raises(PositionTrimmedError):
+        changes_after(bucket.feed, 6)
+    bucket.snapshots.delete("one")
+    bucket.snapshots.delete("one")
+    assert bucket.snapshots.find("one") is None
+    # Another one of the same name is not the same.
+    bucket.snapshots.create("one")
     for read in (
-        lambda: list(snapshot.list_objects("")),
-        lambda: list(snapshot.list_versions("")),
-        lambda: snapshot.facts("a"),
+        lambda: list(view.lister.list_objects("")),
+        lambda: list(view.lister.list_versions("")),
+        lambda: view.reader.facts("a"),
         lambda: content(shown, first),
-        lambda: bucket.snapshot(3),
-        lambda: list(bucket.changes(3)),
+        lambda: list(bucket.snapshots.difference(snapshot, snapshot)),
     ):
-        with pytest.raises(PositionTrimmedError):
+        with pytest.raises(SnapshotLostError):
             read()
-    assert len(list(bucket.changes(4))) == 3
+
+
+def test_what_a_deleted_snapshot_has_kept_is_removed(tmp_path: Path) -> None:
+    """Also where it takes several transactions, and a kill came between them."""
+    left = 2
+
+    class Killer(Disk):
+        def durable(
+            self,
+            operation: Operation,
+            path: Path,
+            act: Callable[[], None],
+            torn: Callable[[], None] | None = None,
+        ) -> None:
+            nonlocal left
+            left -= operation is Operation.BATCH
+            if left <= 0:
+                raise DiskError("killed")
+            act()
+
+    folder = tmp_path / "bucket"
+    names = [f"{i:05}" for i in range(2500)]
+    with LocalBucket(folder, Disk(), create=True) as bucket:
+        with bucket._database.change() as rows:
+            for name in names:
+                body = NewBlob(body=b"x")
+                made = rows.add_content(Content(1, "etag", 0))
+                rows.add_segments(made, [Segment(0, 1, rows.add_blob(body), 0, 0)])
+                rows.supersede(name.encode(), made, NOTHING, modified_ms=1)
+        for name in ("one", "two"):
+            bucket.snapshots.create(name)
+        bucket.delete(names)
+        bucket.trim(1 << 40)
+        assert len(list(bucket.view.list_versions(""))) == 5000
+        bucket.snapshots.delete("one")
+        assert len(list(bucket.view.list_versions(""))) == 5000
+    bucket = LocalBucket(folder, Killer())
+    with pytest.raises(StoreError):
+        bucket.snapshots.delete("two")
+    assert 0 < len(list(bucket.view.list_versions(""))) < 5000
+    bucket.close()
+    with LocalBucket(folder, Disk()) as bucket:
+        assert list(bucket.view.list_versions("")) == []
+        with bucket._database.view() as rows:
+            assert rows.is_swept()
+            assert rows.blob(1) is None
+
+
+def test_the_log_of_a_copied_or_restored_bucket_is_another(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket"
+    with LocalBucket(folder, Disk(), create=True) as bucket:
+        put(bucket.store(), "a")
+        early = bucket.feed.position()
+    shutil.copytree(folder, tmp_path / "backup")
+    with LocalBucket(folder, Disk()) as bucket:
+        assert bucket.feed.position() == early
+        put(bucket.store(), "b")
+        late = bucket.feed.position()
+        assert [change.key for change in changes_after(bucket.feed, early)] == ["b"]
+    # A moved bucket is the same one.
+    folder.rename(tmp_path / "moved")
+    with LocalBucket(tmp_path / "moved", Disk()) as bucket:
+        assert changes_after(bucket.feed, late) == []
+    shutil.rmtree(tmp_path / "moved")
+    # Inodes may be those of the files that were removed.
+    shutil.copytree(tmp_path / "backup", folder)
+    with LocalBucket(folder, Disk()) as bucket:
+        put(bucket.store(), "c")
+        put(bucket.store(), "d")
+        for position in (early, late):
+            with pytest.raises(FeedGapError) as caught:
+                bucket.feed.read(position)
+            assert not isinstance(caught.value, PositionTrimmedError)
+        now = bucket.feed.position()
+        with pytest.raises(FeedGapError):
+            bucket.feed.read(replace(now, index=now.index + 1))
+    # Of the database alone, in its place.
+    shutil.copy(tmp_path / "backup" / "bucket.db", tmp_path / "again")
+    (tmp_path / "again").replace(folder / "bucket.db")
+    with LocalBucket(folder, Disk()) as bucket:
+        assert bucket.feed.position().log not in (early.log, now.log)
+
+
+def test_a_bucket_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
+    folder = tmp_path / "bucket"
+    folder.mkdir()
+    connection = sqlite3.connect(folder / "bucket.db", isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(_UPGRADES[0])
+    connection.executescript("""
+        INSERT INTO contents VALUES (1, 1, 'etag', 0, NULL, NULL), (2, 1, 'etag', 0, NULL, NULL);
+        INSERT INTO blobs VALUES (1, NULL, x'78'), (2, NULL, x'79');
+        INSERT INTO segments VALUES (1, 0, 1, 1, 0, 0), (2, 0, 1, 2, 0, 0);
+        INSERT INTO versions VALUES (3, 'a', 5, 1, 7, '{}'), (4, 'b', NULL, 2, 8, '{}'),
+            (5, 'a', NULL, NULL, 9, '{}');
+        UPDATE versions SET key = CAST(key AS BLOB);
+        UPDATE history SET position = 5, trimmed = 2;
+    """)
+    connection.close()
+    for _ in range(2):
+        with LocalBucket(folder, Disk()) as bucket:
+            store = bucket.store()
+            assert [(one.index, one.key, one.kind) for one in changes_after(bucket.feed, 2)] == [
+                (3, "a", ChangeKind.PUT),
+                (4, "b", ChangeKind.PUT),
+                (5, "a", ChangeKind.DELETE),
+            ]
+            assert content(store, current(store, "b")) == b"y"
+    with LocalBucket(folder, Disk()) as bucket:
+        bucket.rename(current(bucket.store(), "b"), "c")
+        bucket.trim(1 << 40)
+        assert [facts.key for facts in bucket.view.list_versions("")] == ["c"]
 
 
 def test_trimming_removes_what_only_the_history_has(bucket: LocalBucket, tmp_path: Path) -> None:
@@ -350,15 +468,15 @@ def test_trimming_removes_what_only_the_history_has(bucket: LocalBucket, tmp_pat
         bucket.trim(1 << 40)
         # What was opened can be read to its end.
         assert sum(len(piece) for piece in pieces) == 0
-    assert bucket.position() == 5
+    assert bucket.feed.position().index == 5
     assert list(store.lister.list_versions("")) == old[2:]
     assert len(data_files(tmp_path / "bucket")) == 1
     with pytest.raises(PreconditionFailedError):
         content(store, old[0])
-    assert list(bucket.changes(5)) == []
+    assert changes_after(bucket.feed, 5) == []
     # Positions go on.
     assert put(store, "b").version == "6"
-    assert [change.key for change in bucket.changes(5)] == ["b"]
+    assert [change.key for change in changes_after(bucket.feed, 5)] == ["b"]
 
 
 def test_the_history_is_kept_for_so_many_changes(tmp_path: Path) -> None:
@@ -369,9 +487,9 @@ def test_the_history_is_kept_for_so_many_changes(tmp_path: Path) -> None:
             put(bucket.store(), f"{i % 3}", b"%d" % i)
             kept = len(data_files(tmp_path / "bucket"))
             assert min(i + 1, 20) <= kept <= 24
-            assert len(list(bucket.changes(max(i + 1 - 20, 0)))) == min(i + 1, 20)
+            assert len(changes_after(bucket.feed, max(i + 1 - 20, 0))) == min(i + 1, 20)
         with pytest.raises(PositionTrimmedError):
-            list(bucket.changes(50))
+            changes_after(bucket.feed, 50)
         assert keys(bucket.store()) == ["0", "1", "2"]
 
 
@@ -385,7 +503,7 @@ def test_two_openers_share_a_bucket(tmp_path: Path) -> None:
         put(two.store(), "key", LARGE[::-1])
         with pytest.raises(PreconditionFailedError):
             one.put("key", b"x", NOTHING, WriteCondition(etag=first.etag))
-        assert [change.position for change in one.changes(0)] == [1, 2]
+        assert [change.index for change in changes_after(one.feed)] == [1, 2]
         upload = one.begin("up", NOTHING)
         parts = [two.write_part("up", upload, 1, LARGE), one.write_part("up", upload, 2, b"x")]
         assert content(two.store(), two.complete("up", upload, parts, NOTHING, ANYTHING)) == (
@@ -454,7 +572,7 @@ def test_of_many_threads_one_creates_the_object(bucket: LocalBucket) -> None:
     for thread in threads:
         thread.join()
     assert sorted(results) == ["made"] + ["refused"] * 5
-    assert [change.position for change in bucket.changes(0)] == list(range(1, 122))
+    assert [change.index for change in changes_after(bucket.feed)] == list(range(1, 122))
     for facts in bucket.view.list_objects(""):
         assert len(content(bucket.store(), facts)) == facts.size_bytes
 

@@ -16,7 +16,7 @@ from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectFacts, StoreError
 from runtime.disk import Disk
 from runtime.row_order import in_order
-from tests.support.stores import ANYTHING, NOTHING
+from tests.support.stores import ANYTHING, NOTHING, changes_after
 
 # Several pages of a reader, on many pages of the file.
 ROWS = 1_300
@@ -113,7 +113,7 @@ def test_a_bucket_with_pages_out_of_order_is_refused(tmp_path: Path) -> None:
             yield (
                 lambda: bucket.view.list_objects(""),
                 lambda: bucket.view.list_versions(""),
-                lambda: bucket.changes(0),
+                lambda: changes_after(bucket.feed),
                 lambda: bucket.uploads(""),
                 lambda: bucket.parts("00001", upload),
             )
