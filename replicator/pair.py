@@ -41,6 +41,13 @@ def _place(address: str) -> tuple[tuple[str, ...], str]:
         # Links are followed: two names of one folder are one bucket (OZ-002).
         return ("local",), os.path.realpath(rest) + os.sep
     parts = urlsplit(address)
+    if parts.scheme == "ozone":
+        # One OM of a service is enough to tell it, whatever its gateway.
+        volume, _, rest = unquote(parts.path).removeprefix("/").partition("/")
+        bucket, _, prefix = rest.partition("/")
+        servers = sorted(_server(f"grpc://{one}") for one in parts.netloc.split(","))
+        place = "ozone", servers[0], f"{volume}/{bucket}"
+        return place, prefix if not prefix or prefix.endswith("/") else prefix + "/"
     endpoint = parse_qs(parts.query).get("endpoint_url", [""])[0]
     prefix = unquote(parts.path.removeprefix("/"))
     if prefix and not prefix.endswith("/"):

@@ -412,13 +412,14 @@ def open_channel(
     tls: Tls | RenewableTls | None = None,
     insecure: bool = False,
     server: Role | Identity | None = None,
+    receive_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> grpc.Channel:
     """A channel to `host:port`, which connects on first use and reconnects by itself.
     Its next call after the PEM files were renewed is made with them.
 
     With TLS no call reaches a server that is not `server`, which the first call checks
     (runtime.server_proof): it may raise ServerRoleError. None is any server of the
-    authority.
+    authority. `receive_bytes_max` bounds an answer without TLS.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, or the PEM
@@ -426,7 +427,8 @@ def open_channel(
     """
     _require_security(address, tls, insecure)
     if tls is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        size = ("grpc.max_receive_message_length", receive_bytes_max)
+        return grpc.insecure_channel(address, options=(*_CHANNEL_OPTIONS, size))
     connect = partial(_secure_channel, address)
     if server is None:
         return RenewableChannel(_renewable(tls), connect)

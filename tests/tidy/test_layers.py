@@ -52,6 +52,8 @@ KNOWS_MESSAGES = {
     "dnagent/repair_server.py",
     "dnagent/server.py",
     "ozone/datanode.py",
+    "ozone/manager.py",
+    "ozone/manager_messages.py",
     "repair/peers.py",
     "replicator/master/client.py",
     "replicator/master/messages.py",
