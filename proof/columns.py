@@ -2,14 +2,17 @@
 once goes through these, because a Python object of each would cost more than the work.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_WORD_BYTES = 8
+_Text = TypeVar("_Text", str, bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,10 @@ class ByteColumn:
         firsts = self.data[(self.ends - self.lengths)[self.lengths > 0]]
         return not ((firsts & 0xC0) == 0x80).any()
 
+    def order(self) -> "NDArray[np.intp]":
+        """Their places in ascending order."""
+        return ascending(self.data, self.ends, self.texts)
+
     def texts(self) -> list[bytes]:
         """All of them."""
         data, ends = self.data.tobytes(), self.ends.tolist()
@@ -55,10 +62,57 @@ class ByteColumn:
         """One of them."""
         return self.data[self.ends[at - 1] if at else 0 : self.ends[at]].tobytes()
 
+    def joined(self, other: "ByteColumn") -> "ByteColumn":
+        """These, and those behind them."""
+        ends = np.concatenate((self.ends, other.ends + len(self.data)))
+        return ByteColumn(np.concatenate((self.data, other.data)), ends)
+
     def taken(self, places: "NDArray[np.intp]") -> "ByteColumn":
         """Those at some places, in their order."""
         lengths = self.lengths[places]
         return gathered(self.data, self.ends[places] - lengths, lengths)
+
+
+def ascending(
+    data: "NDArray[np.uint8]", ends: "NDArray[np.int64]", texts: Callable[[], Sequence[_Text]]
+) -> "NDArray[np.intp]":
+    """The places of texts, joined in `data`, in the order of their bytes. Most differ
+    in one word: the first that is not the same in all. Those that do not are compared
+    whole, and only then `texts` is called.
+    """
+    starts = np.concatenate((ends[:0], [0], ends[:-1]))[: len(ends)]
+    whole = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
+    shortest, skipped = int((ends - starts).min()) if len(ends) else 0, 0
+    words = _words(whole, starts, ends)
+    while skipped + _WORD_BYTES <= shortest and (words == words[0]).all():
+        skipped += _WORD_BYTES
+        words = _words(whole, starts + skipped, ends)
+    places = np.argsort(words)
+    words = words[places]
+    is_same = np.zeros(len(words) + 1, np.bool_)
+    is_same[1:-1] = words[1:] == words[:-1]
+    edges = np.flatnonzero(is_same[1:] != is_same[:-1])
+    if len(edges):
+        known = texts()
+        for first, last in edges.reshape(-1, 2).tolist():
+            some = places[first : last + 1].tolist()
+            places[first : last + 1] = sorted(some, key=known.__getitem__)
+    return places
+
+
+def _words(
+    data: "NDArray[np.uint8]", starts: "NDArray[np.int64]", ends: "NDArray[np.int64]"
+) -> "NDArray[np.uint64]":
+    """The eight bytes of each text at `starts`, zeros after its end, as numbers of the
+    same order.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(data, _WORD_BYTES)
+    words: NDArray[np.uint64] = windows[starts].view(">u8")[:, 0].astype(np.uint64)
+    unused = (_WORD_BYTES - np.clip(ends - starts, 0, _WORD_BYTES)).astype(np.uint64)
+    bits = np.minimum(np.uint64(8) * unused, np.uint64(63))
+    words = words >> bits << bits
+    words[unused == _WORD_BYTES] = 0
+    return words
 
 
 def gathered(

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from proof.item_columns import NameColumns
+
 Position = NewType("Position", int)
 
 
@@ -142,7 +144,7 @@ class ItemSnapshot(Protocol):
         hash are all returned.
         """
 
-    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+    def names(self, key_hashes: "NDArray[np.uint64]") -> "NameColumns":
         """The keys and the versions of the same items, for less. They are not checked:
         hash them before use.
         """

@@ -42,6 +42,10 @@ class NameColumns:
         """The columns of these."""
         return cls(ByteColumn.of(keys), ByteColumn.of(versions))
 
+    def joined(self, other: "NameColumns") -> "NameColumns":
+        """These, and those behind them."""
+        return NameColumns(self.keys.joined(other.keys), self.versions.joined(other.versions))
+
     def taken(self, places: "NDArray[np.intp]") -> "NameColumns":
         """Those at some places, in their order."""
         return NameColumns(self.keys.taken(places), self.versions.taken(places))
@@ -253,7 +257,11 @@ def _parts(names: NameColumns) -> tuple["NDArray[Any]", ...]:
 def _decoded(column: ByteColumn) -> list[str]:
     if not len(column.data):
         return [""] * len(column)
-    return [text.decode() for text in column.texts()]
+    data = column.data.tobytes()
+    if not data.isascii():
+        return [text.decode() for text in column.texts()]
+    text, ends = data.decode(), column.ends.tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _kernels_for(items: int) -> _IdKernels | None:

@@ -36,7 +36,7 @@ from replicator.stores.port import (
     UnsupportedObjectError,
 )
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, is_md5
-from runtime.config import split_address
+from runtime.setting_values import split_address
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
 from runtime.s3_account import S3Settings
 

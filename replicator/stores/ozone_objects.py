@@ -233,6 +233,17 @@ class OzonePieceWriter:
         with _named_conflicts(facts.key):
             return _with_md5(self._gateway.put_pieces(facts, md5, pieces, properties, condition))
 
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """See PieceWriter."""
+        return self._gateway.write_part_pieces(key, upload, number, pieces, length_bytes)
+
 
 @contextmanager
 def _named_conflicts(key: str) -> Iterator[None]:

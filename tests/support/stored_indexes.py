@@ -29,12 +29,13 @@ from proof.item import (
     ItemHasher,
     Profile,
 )
+from proof.item_columns import NameColumns
 from proof.open_generation import IndexLimits
 from proof.root import SetRoot
 from proof.rows import decode_row, encode_row
 from proof.stored_index import StoredIndex
 from proof.symbols import KEPT_SYMBOLS, CodedSymbols, Ids, ids_from_bytes
-from proof.tables import ItemRow, JournalRow, TableBatch
+from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
 from replicator.stores.port import ObjectFacts
 from runtime.disk import Disk
 
@@ -98,17 +99,18 @@ class _MemoryView:
             if start <= key and (end is None or key < end):
                 yield ItemRow(key, version, row)
 
-    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
-        wanted = set(key_hashes)
-        return [
-            ItemRow(key, version, row)
-            for (key, version), row in self._rows.items()
-            if int.from_bytes(row[:KEY_HASH_BYTES], "big") in wanted
-        ]
+    def by_hash(self, key_hashes: npt.NDArray[np.uint64]) -> RowColumns:
+        wanted = set(key_hashes.tolist())
+        return RowColumns.of(
+            [
+                (key, version, row)
+                for (key, version), row in self._rows.items()
+                if int.from_bytes(row[:KEY_HASH_BYTES], "big") in wanted
+            ]
+        )
 
-    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
-        rows = self.by_hash(key_hashes)
-        return [row.key for row in rows], [row.version for row in rows]
+    def names_by_hash(self, key_hashes: npt.NDArray[np.uint64]) -> NameColumns:
+        return self.by_hash(key_hashes).names
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         for position in sorted(self._journal):
