@@ -50,6 +50,7 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
+from runtime.call_limits import WATCH_THREAD
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
@@ -413,6 +414,7 @@ class Agent:
             tls=self._tls,
             insecure=config.insecure,
             access=access,
+            watch_guard=ThreadGuard(WATCH_THREAD, self.metrics, PROCESS.thread_failures),
             threads=_RPC_THREADS,
             # Whoever holds all of its threads keeps no agent from being answered.
             own_threads={OZONE_SERVICE: _OZONE_THREADS},

@@ -20,6 +20,7 @@ from replicator.master.sqlite_store import SqliteMasterStore
 from replicator.master.views import MasterStatus, SyncerView
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
+from runtime.call_limits import WATCH_THREAD
 from runtime.disk import Disk
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
@@ -87,6 +88,7 @@ class MasterProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
+                watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
             )
             opened.callback(rpc.stop)
             self.address = rpc.address
