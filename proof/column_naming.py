@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 
-from proof.columns import ascending
+from proof.columns import NameColumns, ascending
 from proof.cuts import RewoundSnapshot
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.index_state import damaged
 from proof.item import KEY_HASH_BYTES
-from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, ItemColumns
 from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult
 from proof.symbols import (
     IdDifference,

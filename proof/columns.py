@@ -73,6 +73,41 @@ class ByteColumn:
         return gathered(self.data, self.ends[places] - lengths, lengths)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class NameColumns:
+    """Keys and versions of items, in UTF-8."""
+
+    keys: ByteColumn
+    versions: ByteColumn
+
+    def __post_init__(self) -> None:
+        assert len(self.keys) == len(self.versions)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], versions: Sequence[bytes]) -> "NameColumns":
+        """The columns of these."""
+        return cls(ByteColumn.of(keys), ByteColumn.of(versions))
+
+    def joined(self, other: "NameColumns") -> "NameColumns":
+        """These, and those behind them."""
+        return NameColumns(self.keys.joined(other.keys), self.versions.joined(other.versions))
+
+    def taken(self, places: "NDArray[np.intp]") -> "NameColumns":
+        """Those at some places, in their order."""
+        return NameColumns(self.keys.taken(places), self.versions.taken(places))
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """All keys and all versions.
+
+        Raises:
+            UnicodeDecodeError: one is not UTF-8.
+        """
+        return _decoded(self.keys), _decoded(self.versions)
+
+
 def ascending(
     data: "NDArray[np.uint8]", ends: "NDArray[np.int64]", texts: Callable[[], Sequence[_Text]]
 ) -> "NDArray[np.intp]":
@@ -127,3 +162,13 @@ def gathered(
 def numbers_of(values: Iterable[int], count: int) -> "NDArray[np.uint64]":
     """So many numbers of 64 bits as an array."""
     return np.fromiter(values, np.uint64, count)
+
+
+def _decoded(column: ByteColumn) -> list[str]:
+    if not len(column.data):
+        return [""] * len(column)
+    data = column.data.tobytes()
+    if not data.isascii():
+        return [text.decode() for text in column.texts()]
+    text, ends = data.decode(), column.ends.tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

@@ -32,7 +32,7 @@ from runtime.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from proof.item_columns import NameColumns
+    from proof.columns import NameColumns
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from proof.item_columns import NameColumns
+    from proof.columns import NameColumns
 
 Position = NewType("Position", int)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ozone.rocks import KeyScanner, KeyValues
+from proof.columns import NameColumns
 from proof.errors import IndexDamagedError
 from proof.item import KEY_HASH_BYTES
-from proof.item_columns import NameColumns
 from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
 from runtime.disk import Disk
 from runtime.errors import DatabaseError

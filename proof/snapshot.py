@@ -6,8 +6,9 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from proof.columns import NameColumns
 from proof.index import AppliedPositions, EvidenceCounts, KeyRange, Position
-from proof.item_columns import FoundItems, NameColumns
+from proof.item_columns import FoundItems
 from proof.root import SetRoot
 from proof.rows import checked_hashes, decode_rows
 from proof.spans import SpanSums

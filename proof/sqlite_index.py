@@ -12,9 +12,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proof.columns import NameColumns
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.item import KEY_HASH_BYTES
-from proof.item_columns import NameColumns
 from proof.sqlite_pages import PageFile
 from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
 from runtime.disk import Disk

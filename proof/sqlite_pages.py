@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from proof.columns import ByteColumn, gathered
-from proof.item_columns import NameColumns
+from proof.columns import ByteColumn, NameColumns, gathered
 from proof.symbols import kernels_for
 from proof.tables import RowColumns
 

@@ -10,8 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from proof.columns import ByteColumn
-from proof.item_columns import NameColumns
+from proof.columns import ByteColumn, NameColumns
 
 if TYPE_CHECKING:
     import numpy as np

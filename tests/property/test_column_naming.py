@@ -10,12 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from proof.column_naming import ColumnNaming, difference_names
+from proof.columns import NameColumns
 from proof.cuts import rewound
 from proof.errors import IndexDamagedError
 from proof.extra_naming import KeyNaming, with_extras_named
 from proof.index import WHOLE, AppliedPositions, ItemFacts, Position
 from proof.item import KEY_HASH_BYTES, Item, ItemHasher, Profile
-from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, ItemColumns
 from proof.naming import ItemDifferenceKind, Naming, NamingResult
 from proof.symbols import IdDifference, Ids, ids_from_bytes, ids_from_hashes, ids_to_bytes
 from runtime.errors import RemoteProtocolError

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proof.columns import ByteColumn
+from proof.columns import ByteColumn, NameColumns
 from proof.errors import IndexDamagedError
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import EvidenceLevel, Item, ItemId
-from proof.item_columns import ColumnHasher, FoundItems, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, FoundItems, ItemColumns
 from proof.names_wire import decode_items, encode_items
 from proof.rows import decode_rows, encode_row
 from proof.symbols import KERNEL_IDS_MIN, ids_from_bytes, kernels_for, key_hashes

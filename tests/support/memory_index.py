@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proof.answers import TargetAnswers
+from proof.columns import NameColumns
 from proof.comparison import BucketComparison, SourceComparison
 from proof.errors import JournalTrimmedError
 from proof.index import (
@@ -22,7 +23,6 @@ from proof.index import (
     Position,
 )
 from proof.item import EvidenceLevel, Item, ItemHasher, ItemId, Profile
-from proof.item_columns import NameColumns
 from proof.messages import AnswerMessage, QuestionMessage, WindowsAnswer, WindowsQuestion
 from proof.naming import ItemDifference
 from proof.root import SetRoot

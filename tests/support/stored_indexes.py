@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from proof.columns import NameColumns
 from proof.generations import OPENERS, StorageKind, TablesOpener
 from proof.index import (
     WHOLE,
@@ -29,7 +30,6 @@ from proof.item import (
     ItemHasher,
     Profile,
 )
-from proof.item_columns import NameColumns
 from proof.open_generation import IndexLimits
 from proof.root import SetRoot
 from proof.rows import decode_row, encode_row
