@@ -187,15 +187,24 @@ def stopped(process: TreefoldProcess, *buckets: LocalBucket) -> None:
     """
     while True:
         process.process.send_signal(SIGSTOP)
+        wait_until(lambda: _has_stopped(process.process.pid), "every thread to stop")
         if not any(_is_locked(bucket) for bucket in buckets):
             return
         process.process.send_signal(SIGCONT)
         time.sleep(0.01)
 
 
+def _has_stopped(pid: int) -> bool:
+    states = list[str]()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError):
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return set(states) == {"T"}
+
+
 def _is_locked(bucket: LocalBucket) -> bool:
     """Whether somebody holds its lock for longer than a transaction takes."""
-    connection = sqlite3.connect(bucket._folder / "bucket.db", timeout=1.0)
+    connection = sqlite3.connect(bucket._folder / "bucket.db", timeout=0.3)
     try:
         connection.execute("BEGIN IMMEDIATE")
     except sqlite3.OperationalError:
