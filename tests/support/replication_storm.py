@@ -11,12 +11,9 @@ from collections import Counter, deque
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from merkle.errors import ReconcileError
 from replicator.crossing import Crossing
 from replicator.replication import Checkpoint, ReplicationOptions, Stage, SyncerId
 from replicator.stores.port import StoreUnavailableError
-from replicator.syncer.rounds import EngineLimits
-from runtime.errors import BusyError
 from tests.support.bucket_sync import LIMITS
 from tests.support.kill_points import KilledError
 from tests.support.lease_authority import LEASE_S, LeaseAuthority, SimulatedLease
