@@ -157,7 +157,8 @@ class ReplicationEngine:
                 limits=self._limits,
             )
             self._rounds.on_phase_end = self._follower.reset
-        self._is_stale = self._gap_is_told = self._is_over = False
+            self._rounds.applied_changes = self._follower.applied_changes
+        self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
         self._not_before_s, self._failures = 0.0, 0
         self._waiting: FaultVerdict | None = None
         self._stopped: FaultVerdict | None = None
@@ -196,6 +197,11 @@ class ReplicationEngine:
         folder; idempotent.
         """
         self._stop.set()
+        if not self._is_closed and not self._is_over:
+            with suppress(ReconcileError):
+                if self._follower is not None and self._rounds.may_follow:
+                    self._follower.finish()
+        self._is_closed = True
         self._close_work()
         self._ledger.close()
         self._folder.close()
@@ -290,6 +296,10 @@ class ReplicationEngine:
             return self._rounds.equal_as_of_ms
         return self._follower.equal_as_of_ms
 
+    @property
+    def _knows_applied(self) -> bool:
+        return self._follower is not None and self._follower.knows_applied
+
     def _open_queue(self) -> ChangeQueue:
         path = self._folder.path / "queue"
         try:
@@ -313,7 +323,7 @@ class ReplicationEngine:
             self._workers.resume()
         others = (before.prefixes, before.options) != (wished.prefixes, wished.options)
         if others and wished.desired is not DesiredState.CANCELLED:
-            event = WishesChanged(wished.prefixes, wished.options.is_live)
+            event = WishesChanged(wished.prefixes, wished.options.is_live, self._knows_applied)
             self._rounds.tell(event)
             self._is_stale = True
 
@@ -331,7 +341,7 @@ class ReplicationEngine:
             rounds.end_phase()
         if capture is not None and capture.has_gap and not self._gap_is_told:
             self._gap_is_told = True
-            rounds.tell(GapFound())
+            rounds.tell(GapFound(self._knows_applied))
         if capture is not None and not capture.has_gap:
             self._gap_is_told = False
         done = 0
@@ -352,7 +362,7 @@ class ReplicationEngine:
             # It is read again from the log, and compared where the log has a gap.
             self._rounds.end_phase()
             self._queue.clear()
-            self._rounds.tell(GapFound())
+            self._rounds.tell(GapFound(self._knows_applied))
             return
         if isinstance(error, SnapshotLostError) and self._rounds.lose_snapshot():
             return

@@ -17,6 +17,7 @@ from replicator.copy_task import CopyLimits
 from replicator.cut import CutCheck
 from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.port import (
+    Change,
     PreconditionFailedError,
     SnapshotFacts,
     SnapshotLostError,
@@ -126,6 +127,8 @@ class RoundRunner:
         """What the last comparison has shown."""
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
+        self.applied_changes: Callable[[], list[Change]] = list
+        """What to look at besides a difference: the target is ahead of its base."""
         self.on_phase_end: Callable[[], None] = lambda: None
         """Called when what was taken from the queue has to be taken again."""
 
@@ -198,6 +201,16 @@ class RoundRunner:
         found = snapshots.find(snapshot.name)
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
+
+    def record(self) -> None:
+        """Save what is to be saved next.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer.
+        """
+        while self._todo and isinstance(self._todo[0], SaveCheckpoint):
+            self.advance()
 
     def begin_phase(self, snapshot: SnapshotFacts | None) -> Phase:
         """The tools for this source; those of another one are put away first.
@@ -332,7 +345,8 @@ class RoundRunner:
         self._comparing, result = None, comparing.result()
         if is_live:
             return True, WorkDone()
-        if not request.start_after:
+        is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
+        if not request.start_after and not is_first:
             self.proof = self.proof.after(
                 result, position=None, moved=set(), failed=self._workers.held
             )
@@ -366,6 +380,9 @@ class RoundRunner:
                     raise
                 self._difference.close()
                 return True, DifferenceFailed()
+            now_ms = self._clock.now_ms()
+            for change in self.applied_changes():
+                self._workers.schedule.touch(change, now_ms=now_ms)
             self._is_difference_open = True
         schedule, now_ms = self._workers.schedule, self._clock.now_ms()
         taken = self._difference.take(self._workers.room)

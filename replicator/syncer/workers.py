@@ -93,7 +93,7 @@ class ChangeWorkers:
         return any(one is work for _, one in self._held)
 
     def begin(self, applier: ChangeApplier) -> None:
-        """Begin a phase with an empty schedule, and with the keys that are held back."""
+        """Begin a phase with the keys that are held back, and nothing else."""
         assert self.is_idle
         keys = [work.change for _, work in self._held]
         self.schedule, self._held = ChangeSchedule(), []
@@ -112,14 +112,18 @@ class ChangeWorkers:
 
     def end(self) -> None:
         """End the phase: take back what was not begun, and wait for what runs."""
+        self.settle()
+        self._applier = None
+        if isinstance(self.lost, SnapshotLostError):
+            self.lost = None
+
+    def settle(self) -> None:
+        """Take back what was not begun, and wait for what runs."""
         for future in [one for one in self._running if one.cancel()]:
             for work in self._running.pop(future):
                 self.schedule.give_back(work)
         while self._running:
             self._collect(None)
-        self._applier = None
-        if isinstance(self.lost, SnapshotLostError):
-            self.lost = None
 
     def pump(self, *, may_start: bool) -> int:
         """Begin what may be done, wait a little for what runs; how much was done."""

@@ -12,7 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replicator.crossing import Crossing
-from replicator.replication import Checkpoint, ReplicationOptions, Stage, SyncerId
+from replicator.replication import (
+    Checkpoint,
+    ReplicationOptions,
+    ReplicationReport,
+    Stage,
+    SyncerId,
+)
 from replicator.stores.port import StoreUnavailableError
 from tests.support.bucket_sync import LIMITS
 from tests.support.kill_points import KilledError
@@ -81,6 +87,7 @@ class ReplicationStorm:
         self._pace = rng.choice((0.1, 0.5, 1.5))
         self._in_stall = False
         self._seen = dict[str, object]()
+        self._proven: object = None
         self.source.faults = StoreFaults(self._before_source, self._after)
         self.target.faults = StoreFaults(self._before_target, self._after_target)
         for _ in range(rng.randrange(12)):
@@ -229,6 +236,7 @@ class ReplicationStorm:
                 case _:
                     if later.waiting:
                         later.run(self.rng.randrange(len(later.waiting)))
+            self._check_proof(replication)
             if replication.engine.is_over:
                 self._note(f"{node.name} is fenced")
                 self.marks["fenced"] += 1
@@ -238,6 +246,17 @@ class ReplicationStorm:
         finally:
             self._acting = outer
         self._look()
+
+    def _check_proof(self, replication: Replication) -> None:
+        """What is said to be proven is so (no false "equal")."""
+        report = replication.engine.report()
+        position = report.proven_position
+        proven = (replication, position, report.proven_ms)
+        if position is None or proven == self._proven:
+            return
+        self._proven = proven
+        self.marks["proven"] += 1
+        self.history.acknowledged(self.target, position.index, replication.failed_keys())
 
     def _kill(self, node: Node) -> None:
         assert node.replication is not None
@@ -268,7 +287,7 @@ class ReplicationStorm:
         """The process stops in the middle of a write, and comes back after its lease."""
         self._note(f"{node.name} is stopped in {name} {key}")
         self.marks["stalled"] += 1
-        self._in_stall = True
+        self._in_stall, deleting = True, set(self.target.deleting)
         (other,) = (one for one in self.nodes if one is not node)
         others_before = self._acting
         self.clock.pass_s(LEASE_S + 1)
@@ -282,10 +301,13 @@ class ReplicationStorm:
                 self.write()
         self._acting, self._in_stall = others_before, False
         self._note(f"{node.name} goes on with {name} {key}")
+        held = set(self.target.objects)
         assert node.lease is not None
-        if name == "delete" and node.lease.epoch != self.authority.epoch:
-            # No store has a conditional delete: the next comparison finds it.
-            self.history.tainted |= set(self.target.deleting)
+        if node.lease.epoch != self.authority.epoch:
+            # No store has a conditional delete, and a key that was absent, is so again:
+            # the next comparison finds what this did.
+            late = deleting if name == "delete" else {key} - held
+            self.history.tainted |= late
 
     def _after(self, name: str, key: str) -> None:
         del name, key
@@ -326,7 +348,7 @@ class ReplicationStorm:
             self.marks["failed keys"] += bool(failed)
             self.history.acknowledged(self.target, position.index, failed)
 
-    def _report(self):  # type: ignore[no-untyped-def]
+    def _report(self) -> ReplicationReport | None:
         for node in self.nodes:
             if node.replication is not None:
                 return node.replication.engine.report()
@@ -345,6 +367,15 @@ class ReplicationStorm:
     def _check_equal(self) -> None:
         assert not self._differing()
         assert len(self.source.snapshots) <= 2
+
+    def trace_of(self, key: str | None) -> list[str]:
+        """What happened, of one key or of all: a short trace of a long storm."""
+        words = ("saved", "begins", "fenced", "killed", "stopped", "goes on", "log", "below", "to")
+        return [
+            line
+            for line in self.trace
+            if key is None or line.endswith(key) or any(f" {word}" in line for word in words)
+        ]
 
     def close(self) -> None:
         """End what runs."""
