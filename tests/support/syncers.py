@@ -2,14 +2,17 @@
 
 import random
 import sqlite3
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 from replicator.master.client import MasterClient
 from replicator.master.views import ReplicationView
@@ -55,11 +58,13 @@ def syncer_process(folder: Path, masters: Sequence[str]) -> TreefoldProcess:
 class ReplicatedPair:
     """A source, a target and their replication at a master; a context manager."""
 
-    def __init__(self, folder: Path, client: MasterClient, name: str = "p1") -> None:
-        """Make the source, and have it replicated."""
+    def __init__(
+        self, folder: Path, client: MasterClient, name: str = "p1", *, target: Path | None = None
+    ) -> None:
+        """Make both buckets; the target is in `folder` too, or elsewhere."""
         self.policy_id = PolicyId(name)
         self.client = client
-        self.folders = folder / f"{name}-source", folder / f"{name}-target"
+        self.folders = folder / f"{name}-source", target or folder / f"{name}-target"
         self._stack = ExitStack()
         self.source, self.target = (
             self._stack.enter_context(LocalBucket(one, Disk(), create=True)) for one in self.folders
@@ -179,6 +184,34 @@ def _history(bucket: LocalBucket) -> dict[str, list[str]]:
         etag = change.facts.etag if change.facts is not None else ""
         found.setdefault(change.key, []).append(etag)
     return found
+
+
+@contextmanager
+def small_disk(folder: Path, *, size: str = "64m") -> Iterator[Path]:
+    """A folder on a file system of its own."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no space on a file system; the file that takes it."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+    return path
 
 
 def stopped(process: TreefoldProcess, *buckets: LocalBucket) -> None:
