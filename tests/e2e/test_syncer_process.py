@@ -12,9 +12,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 
 from replicator.master.client import MasterClient
 from replicator.replication import Condition, DesiredState, ReplicationFault
+from runtime.errors import AccessDeniedError
+from tests.support.certificates import issue
 from tests.support.processes import TreefoldProcess
 from tests.support.syncers import (
     LEASE_S,
@@ -252,7 +255,8 @@ def test_a_target_that_is_full_stops_its_replication_and_no_other(tmp_path: Path
             one.end_writers()
             one.await_equal()
             one.check_order()
-        assert full.view().condition is other.view().condition is Condition.ACTIVE
+        full.await_condition(Condition.ACTIVE)
+        other.await_condition(Condition.ACTIVE)
 
 
 def test_orders_take_effect_while_it_runs(tmp_path: Path) -> None:
@@ -299,3 +303,38 @@ def test_a_second_syncer_of_a_folder_is_refused(tmp_path: Path) -> None:
         again = stack.enter_context(syncer_process(tmp_path / "s", [address]))
         again.address()
         assert (tmp_path / "s" / "state" / "syncer_uuid").read_text() == uuid
+
+
+def test_masters_and_syncers_know_each_other_by_certificates(tmp_path: Path) -> None:
+    """Who is no syncer gets no work, and a syncer orders nothing."""
+    authority = trustme.CA()
+    tls = {
+        identity: issue(authority, tmp_path / identity.replace("/", "-"), identity=identity)
+        for identity in ("replication-master/m1", "syncer/s1", "operator/alice", "verifier/v1")
+    }
+    with ExitStack() as stack:
+        master = master_process(tmp_path / "master", tls=tls["replication-master/m1"])
+        address = stack.enter_context(master).address()
+        client = MasterClient([address], tls=tls["operator/alice"])
+        stack.callback(client.close)
+        pair = stack.enter_context(ReplicatedPair(tmp_path, client))
+        pair.write_on(1)
+        pair.add()
+        # The first of its masters does not answer.
+        masters = ["127.0.0.1:1", address]
+        syncer = syncer_process(tmp_path / "s", masters, tls=tls["syncer/s1"])
+        stack.enter_context(syncer).address()
+        pair.await_change("something to arrive", within_s=20)
+        (seen,) = client.status().syncers
+        assert seen.record.owner == "syncer/s1"
+        impostor = MasterClient([address], tls=tls["syncer/s1"])
+        stack.callback(impostor.close)
+        with pytest.raises(AccessDeniedError):
+            impostor.set_desired(pair.policy_id, DesiredState.PAUSED, "no operator")
+        other = stack.enter_context(
+            syncer_process(tmp_path / "other", [address], tls=tls["verifier/v1"])
+        )
+        assert other.ended() == 2
+        assert "the role syncer is needed" in other.stderr
+        pair.end_writers()
+        pair.await_equal()

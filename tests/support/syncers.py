@@ -20,6 +20,7 @@ from replicator.replication import Condition, DesiredState, Policy, PolicyId, Re
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import ChangeKind, StoreError
 from runtime.disk import Disk
+from runtime.tls_files import Tls
 from tests.support.processes import TreefoldProcess
 from tests.support.stores import ANYTHING, NOTHING, changes_after, content
 from tests.support.waiting import wait_until
@@ -27,24 +28,39 @@ from tests.support.waiting import wait_until
 LEASE_S = 1.5
 
 
-def master_process(folder: Path, *, listen: str = "127.0.0.1:0") -> TreefoldProcess:
+def master_process(
+    folder: Path, *, listen: str = "127.0.0.1:0", tls: Tls | None = None
+) -> TreefoldProcess:
     """A replication master with a short lease, whose records lie in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "master.toml"
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nlease_s = {LEASE_S}\n'
+        + _tls_table(tls)
     )
     return TreefoldProcess(folder / "run", "replication-master", "run", "--config", str(path))
 
 
-def syncer_process(folder: Path, masters: Sequence[str]) -> TreefoldProcess:
+def _tls_table(tls: Tls | None) -> str:
+    if tls is None:
+        return ""
+    return f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'
+
+
+def syncer_process(
+    folder: Path, masters: Sequence[str], *, tls: Tls | None = None
+) -> TreefoldProcess:
     """A syncer whose state lies in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "syncer.toml"
+    path.write_text(_tls_table(tls))
     options = [word for address in masters for word in ("--master", address)]
     return TreefoldProcess(
         folder / "run",
         "syncer",
         "run",
+        "--config",
+        str(path),
         *options,
         "--state-folder",
         str(folder / "state"),
