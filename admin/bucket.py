@@ -148,6 +148,21 @@ def bucket() -> None:
     show_default=True,
     help="Objects copied at a time.",
 )
+@click.option(
+    "--watch",
+    "watches",
+    is_flag=True,
+    help="Keep TARGET equal until stopped: follow the log of SOURCE, or compare in rounds.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=WholeNumber(1, 86_400),
+    default=60,
+    show_default=True,
+    help="With --watch: seconds between two rounds, where SOURCE has no log.",
+)
 @json_option
 @verifier_option
 @click.pass_obj
@@ -163,6 +178,8 @@ def sync(
     state: Path | None,
     rate: str | None,
     transfers: int,
+    watches: bool,
+    interval_s: int,
     as_json: bool,
 ) -> None:
     """Copy the current objects of SOURCE to TARGET, and compare.
@@ -173,6 +190,10 @@ def sync(
     target can copy ranges. A run that was killed is continued by the same command. If
     it is known what both sides hold, receipts.jsonl in the state folder gets a receipt.
 
+    With --watch it goes on until it is stopped by a signal: deletes and renames cross,
+    and what a store does not answer is tried again for ever. docs/replication.md says
+    how. Its status is 0 if all that was seen is at TARGET, and 5 if some of it is not.
+
     \b
     Exit status:
       0  the sides are equal at the level printed
@@ -182,12 +203,44 @@ def sync(
       7  a store does not answer, 8 another process uses the state folder
       130  interrupted; the same command continues
     """
+    if watches:
+        if verifier is not None or dry_run:
+            raise click.UsageError("--watch goes with neither --verifier nor --dry-run")
+        from admin.bucket_watch import WatchOptions, watch
+
+        wishes = WatchOptions(prefix, delete, _rate(rate), transfers, interval_s)
+        watch(source, target, state, wishes, style=style, as_json=as_json)
+        return
     options = SyncOptions(
         prefix=prefix,
         delete=delete,
         bytes_per_second=_rate(rate),
         copier_limits=CopierLimits(objects=transfers, parts=transfers),
     )
+    _sync_once(
+        source,
+        target,
+        state,
+        options,
+        verifier=verifier,
+        dry_run=dry_run,
+        style=style,
+        as_json=as_json,
+    )
+
+
+def _sync_once(
+    source: str,
+    target: str,
+    state: Path | None,
+    options: SyncOptions,
+    *,
+    verifier: "VerifierClient | None",
+    dry_run: bool,
+    style: ProgressStyle | None,
+    as_json: bool,
+) -> None:
+    prefix = options.prefix
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
         run: BucketSync | ProvenSync

@@ -118,7 +118,7 @@ class ChangeApplier:
         """
         match change.kind:
             case ChangeKind.PUT:
-                outcome = self._put(change.key, change.facts)
+                outcome = self._put(change.key, change.facts, looks=not change.index)
                 if outcome.effect is Effect.GONE and not change.index:
                     # It is none of the log, so that no later one settles it.
                     return self._delete_one(change)
@@ -142,7 +142,10 @@ class ChangeApplier:
         """
         return self._delete(changes, readers=self._readers)
 
-    def _put(self, key: str, facts: ObjectFacts | None) -> Outcome:
+    def _put(self, key: str, facts: ObjectFacts | None, *, looks: bool = False) -> Outcome:
+        """Bring over what the source has; with `looks` the target is asked first what
+        it has: a comparison has found another object there than the ledger knows.
+        """
         row = self._ledger.row(key)
         is_old = facts and row is not None and facts.modified_ms <= row.source.modified_ms
         if is_old or key in self._seen_gone or len(self._seen_gone) >= _SEEN_GONE_MAX:
@@ -155,9 +158,9 @@ class ChangeApplier:
                 self._seen_gone.add(key)
                 return Outcome(Effect.GONE)
             self._seen_gone.discard(key)
-        if row is not None:
+        if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
-        elif self._absent >= _ABSENT_IN_A_ROW and self._target.capabilities.creates_conditionally:
+        elif not looks and self._expects_absent:
             target = None
         else:
             target = self._look(key)
@@ -174,6 +177,12 @@ class ChangeApplier:
         raise CopyFailedError(
             FailureReason.TARGET_CHANGED, f"{key} is written at the target again and again"
         )
+
+    @property
+    def _expects_absent(self) -> bool:
+        """Whether a key that is new may be written without a look: the store checks."""
+        checks = self._target.capabilities.creates_conditionally
+        return checks and self._absent >= _ABSENT_IN_A_ROW
 
     def _settle(self, state: KeyState) -> Outcome:
         decided = self._comparison.decide_key(state)
@@ -233,7 +242,7 @@ class ChangeApplier:
             facts = self._retried(lambda: self._source.reader.facts(key))
             if facts is not None:
                 # It was written again since: what counts is what it is now.
-                return self._put(key, facts)
+                return self._put(key, facts, looks=not change.index)
             self._seen_gone.add(key)
             if not self._newest_wins:
                 return None

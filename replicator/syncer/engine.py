@@ -158,7 +158,7 @@ class ReplicationEngine:
             )
             self._rounds.on_phase_end = self._follower.reset
             self._rounds.applied_changes = self._follower.applied_changes
-        self._is_stale = self._gap_is_told = self._is_over = False
+        self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
         self._not_before_s, self._failures = 0.0, 0
         self._waiting: FaultVerdict | None = None
         self._stopped: FaultVerdict | None = None
@@ -197,6 +197,11 @@ class ReplicationEngine:
         folder; idempotent.
         """
         self._stop.set()
+        if not self._is_closed and not self._is_over:
+            with suppress(ReconcileError):
+                if self._follower is not None and self._rounds.may_follow:
+                    self._follower.finish()
+        self._is_closed = True
         self._close_work()
         self._ledger.close()
         self._folder.close()

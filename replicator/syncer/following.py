@@ -100,6 +100,18 @@ class LogFollower:
             self._proving = self._rounds.compare(phase, prefixes, watched=False)
         return bool(taken) or (is_proving and self._proof_polls is None)
 
+    def finish(self) -> None:
+        """Record what is done, and begin nothing: the process ends.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer, or a file cannot be written.
+        """
+        self._workers.settle()
+        if self._acknowledge():
+            self._rounds.record()
+        self._queue.acknowledge(self._release)
+
     @property
     def knows_applied(self) -> bool:
         """Whether it is known what the log has changed since the base."""

@@ -202,6 +202,16 @@ class RoundRunner:
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
 
+    def record(self) -> None:
+        """Save what is to be saved next.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer.
+        """
+        while self._todo and isinstance(self._todo[0], SaveCheckpoint):
+            self.advance()
+
     def begin_phase(self, snapshot: SnapshotFacts | None) -> Phase:
         """The tools for this source; those of another one are put away first.
 
@@ -335,7 +345,8 @@ class RoundRunner:
         self._comparing, result = None, comparing.result()
         if is_live:
             return True, WorkDone()
-        if not request.start_after:
+        is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
+        if not request.start_after and not is_first:
             self.proof = self.proof.after(
                 result, position=None, moved=set(), failed=self._workers.held
             )

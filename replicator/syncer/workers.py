@@ -112,14 +112,18 @@ class ChangeWorkers:
 
     def end(self) -> None:
         """End the phase: take back what was not begun, and wait for what runs."""
+        self.settle()
+        self._applier = None
+        if isinstance(self.lost, SnapshotLostError):
+            self.lost = None
+
+    def settle(self) -> None:
+        """Take back what was not begun, and wait for what runs."""
         for future in [one for one in self._running if one.cancel()]:
             for work in self._running.pop(future):
                 self.schedule.give_back(work)
         while self._running:
             self._collect(None)
-        self._applier = None
-        if isinstance(self.lost, SnapshotLostError):
-            self.lost = None
 
     def pump(self, *, may_start: bool) -> int:
         """Begin what may be done, wait a little for what runs; how much was done."""
