@@ -166,11 +166,10 @@ def _ordered_entries(page: DirectoryPage, directory: str) -> Iterator[tuple[str,
                 fresh[name.encode()] = name, one
         for found in sorted(fresh):
             yield fresh[found]
-        if len(rows) < _ROWS:
-            return
+        # A short page is not the last one: an OM may answer fewer rows than asked for.
         if not fresh:
-            raise RemoteProtocolError(
-                f"the listing of the directory {directory!r} does not advance"
-            )
+            if len(rows) == _ROWS:
+                raise RemoteProtocolError(f"the listing of {directory!r} does not advance")
+            return
         seen = max(fresh)
         start = directory + fresh[seen][0]
