@@ -5,6 +5,7 @@ A row that is written shows its table by its shape: the key repeats what the val
 A row that is deleted has no value, so the numbers learned from others place it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -67,9 +68,22 @@ class LogRow:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads rows, and learns the numbers of tables as they pass."""
+    """Reads rows, and learns the numbers of tables as they pass. Once the number of a
+    table is known, no other one is that table's.
+    """
 
     tables: dict[int, Table] = field(default_factory=dict)
+
+    def read_all(self, records: Iterable[BatchRecord]) -> list[LogRow]:
+        """The rows of a batch. Those that are written come first: they may show the
+        tables of those that are deleted.
+        """
+        ordered = sorted(records, key=lambda one: one.operation is Operation.DELETE)
+        return [row for record in ordered if (row := self.read(record)) is not None]
+
+    def knows(self, table: Table) -> bool:
+        """Whether the number of a table is known."""
+        return table in self.tables.values()
 
     def read(self, record: BatchRecord) -> LogRow | None:
         """The row of a record; None of what is no row that we know."""
