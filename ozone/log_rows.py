@@ -23,7 +23,7 @@ from ozone.manager_values import (
     OzoneSnapshot,
     TransactionIndex,
 )
-from ozone.write_batch import BatchRecord, Operation
+from ozone.write_batch import BatchRecord, RowOperation
 
 TRANSACTION_KEY = "#TRANSACTIONINFO"
 
@@ -78,7 +78,7 @@ class RowReader:
         """The rows of a batch. Those that are written come first: they may show the
         tables of those that are deleted.
         """
-        ordered = sorted(records, key=lambda one: one.operation is Operation.DELETE)
+        ordered = sorted(records, key=lambda one: one.operation is RowOperation.DELETE)
         return [row for record in ordered if (row := self.read(record)) is not None]
 
     def knows(self, table: Table) -> bool:
@@ -93,14 +93,14 @@ class RowReader:
             # multipartPartsTable has binary keys.
             return None
         match record.operation:
-            case Operation.DELETE:
+            case RowOperation.DELETE:
                 return LogRow(self.tables.get(record.family), key, None, True)
-            case Operation.PUT:
+            case RowOperation.PUT:
                 table, value = _shape(key, record.value)
                 if table is not None:
                     self.tables[record.family] = table
                 return LogRow(table, key, value, False, record.value)
-            case Operation.OTHER:
+            case RowOperation.OTHER:
                 return None
 
 

@@ -7,20 +7,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ozone.errors import WriteBatchError
-from ozone.write_batch import BatchRecord, Operation, parse_batch
+from ozone.write_batch import BatchRecord, RowOperation, parse_batch
 from tests.support.ozone_rows import batch_bytes, record_bytes
 
 RECORDS = st.lists(
     st.builds(
         BatchRecord,
-        st.sampled_from([Operation.PUT, Operation.DELETE]),
+        st.sampled_from([RowOperation.PUT, RowOperation.DELETE]),
         st.integers(0, (1 << 32) - 1),
         st.binary(max_size=300),
         st.binary(max_size=300),
     ).map(
         lambda one: (
             one
-            if one.operation is Operation.PUT
+            if one.operation is RowOperation.PUT
             else BatchRecord(one.operation, one.family, one.key, b"")
         )
     ),
@@ -42,10 +42,10 @@ def test_the_vector_of_the_format_is_read() -> None:
     )
     batch = parse_batch(raw)
     assert [(one.operation, one.family, one.key) for one in batch.records] == [
-        (Operation.PUT, 1, b"/v/b/k"),
-        (Operation.DELETE, 2, b"/v/b/k/77"),
-        (Operation.PUT, 0, b"d"),
-        (Operation.OTHER, 1, b"/a"),
+        (RowOperation.PUT, 1, b"/v/b/k"),
+        (RowOperation.DELETE, 2, b"/v/b/k/77"),
+        (RowOperation.PUT, 0, b"d"),
+        (RowOperation.OTHER, 1, b"/a"),
     ]
     assert (batch.first, batch.last) == (1, 4)
 

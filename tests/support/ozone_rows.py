@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ozone.log_rows import signed
 from ozone.manager_values import BucketFacts, BucketLayout
-from ozone.write_batch import BatchRecord, Operation
+from ozone.write_batch import BatchRecord, RowOperation
 from protos import ozone_manager_pb2 as pb
 
 # As a fresh OM of 2.2 numbers them.
@@ -38,7 +38,7 @@ def varint(value: int) -> bytes:
 
 def record_bytes(record: BatchRecord) -> bytes:
     """A put or a delete of a row."""
-    is_put = record.operation is Operation.PUT
+    is_put = record.operation is RowOperation.PUT
     texts = [record.key, record.value] if is_put else [record.key]
     return (
         bytes([5 if is_put else 4])
@@ -129,7 +129,7 @@ class RowWriter:
             first,
             [
                 BatchRecord(
-                    Operation.DELETE if value is None else Operation.PUT,
+                    RowOperation.DELETE if value is None else RowOperation.PUT,
                     FAMILIES[table],
                     key.encode(),
                     value or b"",
