@@ -111,8 +111,9 @@ class _Group(LazyGroup):
 def bucket() -> None:
     """Copy a bucket between two stores, and prove that the copy is equal.
 
-    A store is s3://BUCKET/PREFIX?endpoint_url=URL or local:PATH, a bucket in a folder
-    of this machine, in a format of its own. Quote an address that has ? or &.
+    A store is s3://BUCKET/PREFIX?endpoint_url=URL, a bucket of Ozone as
+    ozone://OM:PORT/VOLUME/BUCKET?s3=URL, or local:PATH, a bucket in a folder of this
+    machine, in a format of its own. Quote an address that has ? or &.
     Credentials of S3 come from the environment (AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there (?profile=NAME).
 

@@ -80,16 +80,18 @@ class BucketLog:
         directories: DirectoryMap | None = None,
         *,
         known_from: int = 0,
+        rows: RowReader | None = None,
     ) -> None:
         """`directories` of an FSO bucket are as they were after the batch that ends
         with `known_from`; earlier ones can be read as long as none renames one.
+        `rows` may have learned from batches before.
         """
         assert (bucket.layout is BucketLayout.FILE_SYSTEM_OPTIMIZED) == (directories is not None)
         self._directories, self._known_from = directories, known_from
         self._row = f"/{bucket.volume}/{bucket.bucket}"
         self._named = f"{self._row}/"
         self._numbered = f"/{signed(volume_id)}/{signed(bucket.object_id)}/"
-        self._rows = RowReader()
+        self._rows = rows or RowReader()
         self._recent = OrderedDict[int, str]()
 
     def take(self, batch: WriteBatch) -> BatchChanges:
@@ -99,7 +101,7 @@ class BucketLog:
             LogGapError: the bucket was deleted, or what happened to its directories
                 cannot be told.
         """
-        rows = [row for record in batch.records if (row := self._rows.read(record)) is not None]
+        rows = self._rows.read_all(batch.records)
         transaction, snapshots = None, list[OzoneSnapshot]()
         for row in rows:
             if row.table is Table.TRANSACTION and isinstance(row.value, TransactionIndex):
@@ -128,7 +130,8 @@ class BucketLog:
             elif row.is_deleted and row.table is Table.KEY:
                 deleted.add(name)
             elif row.is_deleted and row.table is None:
-                unplaced.append(name)
+                if not self._rows.knows(Table.KEY):
+                    unplaced.append(name)
             elif row.table is None:
                 self._note_renamed(row, renamed, self._named)
         # The table of renamed keys may be met before that of keys.
@@ -163,7 +166,7 @@ class BucketLog:
                 puts[prefix + name] = row.value
             elif row.is_deleted and row.table is Table.FILE:
                 deleted.add(prefix + name)
-            elif row.is_deleted and row.table is None:
+            elif row.is_deleted and row.table is None and not self._rows.knows(Table.FILE):
                 unplaced.append(prefix + name)
         paths = {
             object_id: prefix + name
@@ -183,12 +186,15 @@ class BucketLog:
         """
         puts, places, thrown = dict[int, DirectoryFacts](), set[tuple[int, str]](), set[int]()
         is_early = last <= self._known_from
+        unknown: set[Table | None] = {Table.DIRECTORY}
+        if not self._rows.knows(Table.DIRECTORY):
+            unknown.add(None)
         for row in rows:
             if isinstance(row.value, DirectoryFacts):
                 puts[row.value.object_id] = row.value
             elif row.table is Table.DELETED_DIRECTORY and isinstance(row.value, KeyFacts):
                 thrown.add(row.value.object_id)
-            elif row.is_deleted and row.table in (Table.DIRECTORY, None):
+            elif row.is_deleted and row.table in unknown:
                 if row.table is None and is_early and row.key.count("/") == _FILE_SLASHES:
                     raise LogGapError("a row was deleted of which nobody knows what it was")
                 parent, _, name = row.key[len(self._numbered) :].partition("/")

@@ -26,6 +26,8 @@ KeyPage = Callable[[str, str, int], tuple[tuple[KeyFacts, ...], bool]]
 DirectoryPage = Callable[[str, str, int], tuple[FileStatus, ...]]
 
 _ROWS = 1000
+# By bytes the last text before a slash.
+_BEFORE_SLASH = ".\U0010ffff"
 _FIRST_BEYOND_UTF16 = "\U00010000"
 _PRIVATE_USE = range(0xE000, 0x10000)
 
@@ -36,37 +38,54 @@ def list_keys(page: KeyPage, prefix: str, after: str) -> Iterator[KeyFacts]:
     Raises:
         RemoteProtocolError: the listing does not advance, or has other keys.
     """
-    held = {one.name: one for one in _first_rows(page, prefix, after)}
-    if not held:
+    found = _first_rows(page, prefix, after)
+    held = {one.name: one for one in found if one.name.startswith(prefix)}
+    if not found:
         return
     # Rows up to here are final; after it they come again.
-    last = min(held, key=str.encode)
+    last = min((one.name for one in found), key=str.encode)
+    end = prefix.encode() + b"\xff"
     while True:
-        rows, has_more = page(prefix, last, _ROWS)
-        for one in rows:
-            if not one.name.startswith(prefix) or one.name.encode() <= last.encode():
-                raise RemoteProtocolError(f"the OM lists {one.name!r} after {last!r}")
-            held[one.name] = one
-        ready = rows[-1].name if rows and has_more else None
-        bound = None if ready is None else ready.encode()
+        rows, has_more = page(_plain(prefix), _seek(last), _ROWS)
+        fresh = [one for one in rows if one.name.encode() > last.encode()]
+        held |= {one.name: one for one in fresh if one.name.startswith(prefix)}
+        ready = fresh[-1].name if fresh else None
+        if has_more and ready is None:
+            raise RemoteProtocolError(f"the listing of keys after {last!r} does not advance")
+        is_over = not has_more or ready is None or ready.encode() > end
         for name in sorted(held, key=str.encode):
-            if bound is not None and name.encode() > bound:
+            if not is_over and ready is not None and name.encode() > ready.encode():
                 break
             yield held.pop(name)
-        if ready is None:
+        if is_over or ready is None:
             return
         last = ready
 
 
+def _plain(prefix: str) -> str:
+    """A prefix as the OM takes it: one slash or blanks alone are none to it."""
+    return "" if prefix == "/" or prefix.isspace() else prefix
+
+
+def _seek(after: str) -> str:
+    """The key to begin after, or one shortly before, where the OM takes it for none."""
+    if after == "/":
+        return _BEFORE_SLASH
+    return "" if after.isspace() else after
+
+
 def _first_rows(page: KeyPage, prefix: str, after: str) -> list[KeyFacts]:
     """Rows of which one is the very first after `after`."""
-    rows, has_more = page(prefix, after, 1)
-    found = list(rows)
-    if not rows or max(rows[0].name) < _FIRST_BEYOND_UTF16:
+    rows, has_more = page(_plain(prefix), _seek(after), 1)
+    if rows and rows[0].name.encode() <= after.encode():
+        # It began before.
+        rows, has_more = page(_plain(prefix), _seek(after), _ROWS)
+    found = [one for one in rows if one.name.encode() > after.encode()]
+    if not found or max(found[0].name) < _FIRST_BEYOND_UTF16:
         return found
-    first = rows[0].name
-    larger, has_more = page(prefix, after, _ROWS)
-    found += larger
+    first = found[0].name
+    larger, has_more = page(_plain(prefix), _seek(after), _ROWS)
+    found += [one for one in larger if one.name.encode() > after.encode()]
     if not has_more:
         return found
     before = [one for one in larger if one.name.encode() < first.encode()]
@@ -166,11 +185,10 @@ def _ordered_entries(page: DirectoryPage, directory: str) -> Iterator[tuple[str,
                 fresh[name.encode()] = name, one
         for found in sorted(fresh):
             yield fresh[found]
-        if len(rows) < _ROWS:
-            return
+        # A short page is not the last one: an OM may answer fewer rows than asked for.
         if not fresh:
-            raise RemoteProtocolError(
-                f"the listing of the directory {directory!r} does not advance"
-            )
+            if len(rows) == _ROWS:
+                raise RemoteProtocolError(f"the listing of {directory!r} does not advance")
+            return
         seen = max(fresh)
         start = directory + fresh[seen][0]

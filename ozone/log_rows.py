@@ -5,6 +5,7 @@ A row that is written shows its table by its shape: the key repeats what the val
 A row that is deleted has no value, so the numbers learned from others place it.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -22,7 +23,7 @@ from ozone.manager_values import (
     OzoneSnapshot,
     TransactionIndex,
 )
-from ozone.write_batch import BatchRecord, Operation
+from ozone.write_batch import BatchRecord, RowOperation
 
 TRANSACTION_KEY = "#TRANSACTIONINFO"
 
@@ -67,9 +68,22 @@ class LogRow:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads rows, and learns the numbers of tables as they pass."""
+    """Reads rows, and learns the numbers of tables as they pass. Once the number of a
+    table is known, no other one is that table's.
+    """
 
     tables: dict[int, Table] = field(default_factory=dict)
+
+    def read_all(self, records: Iterable[BatchRecord]) -> list[LogRow]:
+        """The rows of a batch. Those that are written come first: they may show the
+        tables of those that are deleted.
+        """
+        ordered = sorted(records, key=lambda one: one.operation is RowOperation.DELETE)
+        return [row for record in ordered if (row := self.read(record)) is not None]
+
+    def knows(self, table: Table) -> bool:
+        """Whether the number of a table is known."""
+        return table in self.tables.values()
 
     def read(self, record: BatchRecord) -> LogRow | None:
         """The row of a record; None of what is no row that we know."""
@@ -79,14 +93,14 @@ class RowReader:
             # multipartPartsTable has binary keys.
             return None
         match record.operation:
-            case Operation.DELETE:
+            case RowOperation.DELETE:
                 return LogRow(self.tables.get(record.family), key, None, True)
-            case Operation.PUT:
+            case RowOperation.PUT:
                 table, value = _shape(key, record.value)
                 if table is not None:
                     self.tables[record.family] = table
                 return LogRow(table, key, value, False, record.value)
-            case Operation.OTHER:
+            case RowOperation.OTHER:
                 return None
 
 

@@ -162,25 +162,33 @@ class ManagerClient:
 
     def nodes(self) -> tuple[ManagerNode, ...]:
         """The OMs of the service, with the role that each has by now."""
-        request = _request(pb.ServiceList, serviceListRequest=pb.ServiceListRequest())
+        request = pb.OMRequest(
+            cmdType=pb.ServiceList, clientId=_CLIENT_ID, serviceListRequest=pb.ServiceListRequest()
+        )
         return nodes_from(self._asked(request).serviceListResponse)
 
     def bucket(self, volume: str, bucket: str) -> BucketFacts:
         """A bucket; of a link its own row, with its source."""
         body = pb.InfoBucketRequest(volumeName=volume, bucketName=bucket)
-        answer = self._asked(_request(pb.InfoBucket, infoBucketRequest=body)).infoBucketResponse
+        answer = self._asked(
+            pb.OMRequest(cmdType=pb.InfoBucket, clientId=_CLIENT_ID, infoBucketRequest=body)
+        ).infoBucketResponse
         return self._checked(lambda: bucket_from(answer.bucketInfo))
 
     def volume_id(self, volume: str) -> int:
         """The object ID of a volume."""
         body = pb.InfoVolumeRequest(volumeName=volume)
-        answer = self._asked(_request(pb.InfoVolume, infoVolumeRequest=body)).infoVolumeResponse
+        answer = self._asked(
+            pb.OMRequest(cmdType=pb.InfoVolume, clientId=_CLIENT_ID, infoVolumeRequest=body)
+        ).infoVolumeResponse
         return answer.volumeInfo.objectID
 
     def s3_volume(self) -> str:
         """The volume whose buckets S3 gateways show to this user."""
         body = pb.GetS3VolumeContextRequest()
-        request = _request(pb.GetS3VolumeContext, getS3VolumeContextRequest=body)
+        request = pb.OMRequest(
+            cmdType=pb.GetS3VolumeContext, clientId=_CLIENT_ID, getS3VolumeContextRequest=body
+        )
         return self._asked(request).getS3VolumeContextResponse.volumeInfo.volume
 
     def create_volume(self, volume: str) -> None:
@@ -194,7 +202,9 @@ class ManagerClient:
             quotaInNamespace=_NO_QUOTA,
         )
         body = pb.CreateVolumeRequest(volumeInfo=info)
-        self._told(_request(pb.CreateVolume, createVolumeRequest=body))
+        self._told(
+            pb.OMRequest(cmdType=pb.CreateVolume, clientId=_CLIENT_ID, createVolumeRequest=body)
+        )
 
     def create_bucket(self, facts: BucketFacts) -> None:
         """Create a bucket, or a link, with layout, owner, ACL and quotas of `facts`.
@@ -216,7 +226,9 @@ class ManagerClient:
         if facts.source is not None:
             info.sourceVolume, info.sourceBucket = facts.source
         body = pb.CreateBucketRequest(bucketInfo=info)
-        self._told(_request(pb.CreateBucket, createBucketRequest=body))
+        self._told(
+            pb.OMRequest(cmdType=pb.CreateBucket, clientId=_CLIENT_ID, createBucketRequest=body)
+        )
 
     def key(
         self, volume: str, bucket: str, name: str, *, with_datanodes: bool = False
@@ -231,7 +243,9 @@ class ManagerClient:
         args.headOp = not with_datanodes
         body = pb.GetKeyInfoRequest(keyArgs=args)
         try:
-            answer = self._asked(_request(pb.GetKeyInfo, getKeyInfoRequest=body))
+            answer = self._asked(
+                pb.OMRequest(cmdType=pb.GetKeyInfo, clientId=_CLIENT_ID, getKeyInfoRequest=body)
+            )
         except ManagerMissingError as error:
             if error.facts["status"] == pb.Status.Name(pb.KEY_NOT_FOUND):
                 return None
@@ -247,7 +261,9 @@ class ManagerClient:
         body = pb.ListKeysRequest(
             volumeName=volume, bucketName=bucket, startKey=after, prefix=prefix, count=count
         )
-        answer = self._asked(_request(pb.ListKeys, listKeysRequest=body)).listKeysResponse
+        answer = self._asked(
+            pb.OMRequest(cmdType=pb.ListKeys, clientId=_CLIENT_ID, listKeysRequest=body)
+        ).listKeysResponse
         rows = self._checked(lambda: tuple(map(key_from, answer.keyInfo)))
         return rows, answer.isTruncated
 
@@ -260,7 +276,9 @@ class ManagerClient:
         args = _key_args(volume, bucket, directory)
         args.headOp = True
         body = pb.ListStatusRequest(keyArgs=args, recursive=False, startKey=start, numEntries=count)
-        answer = self._asked(_request(pb.ListStatus, listStatusRequest=body)).listStatusResponse
+        answer = self._asked(
+            pb.OMRequest(cmdType=pb.ListStatus, clientId=_CLIENT_ID, listStatusRequest=body)
+        ).listStatusResponse
         return self._checked(
             lambda: tuple(
                 FileStatus(key_from(one.keyInfo), one.isDirectory) for one in answer.statuses
@@ -275,14 +293,18 @@ class ManagerClient:
             ManagerMissingError: there is no such key.
         """
         body = pb.RenameKeyRequest(keyArgs=_key_args(volume, bucket, name), toKeyName=target)
-        self._told(_request(pb.RenameKey, renameKeyRequest=body))
+        self._told(pb.OMRequest(cmdType=pb.RenameKey, clientId=_CLIENT_ID, renameKeyRequest=body))
 
     def delete_keys(self, volume: str, bucket: str, names: Sequence[str]) -> dict[str, str]:
         """Delete keys; returns those that were not deleted, with the reason. A missing
         one counts as deleted.
         """
         args = pb.DeleteKeyArgs(volumeName=volume, bucketName=bucket, keys=names)
-        request = _request(pb.DeleteKeys, deleteKeysRequest=pb.DeleteKeysRequest(deleteKeys=args))
+        request = pb.OMRequest(
+            cmdType=pb.DeleteKeys,
+            clientId=_CLIENT_ID,
+            deleteKeysRequest=pb.DeleteKeysRequest(deleteKeys=args),
+        )
         self._sign(request)
         answer = self._sent(request, is_repeatable=False)
         if answer.status == pb.PARTIAL_DELETE:
@@ -302,14 +324,18 @@ class ManagerClient:
         args = _key_args(volume, bucket, name)
         args.tags.extend(pb.KeyValue(key=key, value=value) for key, value in tags)
         body = pb.PutObjectTaggingRequest(keyArgs=args)
-        self._asked(_request(pb.PutObjectTagging, putObjectTaggingRequest=body))
+        self._asked(
+            pb.OMRequest(
+                cmdType=pb.PutObjectTagging, clientId=_CLIENT_ID, putObjectTaggingRequest=body
+            )
+        )
 
     def set_modified(self, volume: str, bucket: str, name: str, modified_ms: int) -> None:
         """Set the time of the last change of a key, in ms since the epoch."""
         body = pb.SetTimesRequest(
             keyArgs=_key_args(volume, bucket, name), mtime=modified_ms, atime=modified_ms
         )
-        self._asked(_request(pb.SetTimes, setTimesRequest=body))
+        self._asked(pb.OMRequest(cmdType=pb.SetTimes, clientId=_CLIENT_ID, setTimesRequest=body))
 
     def set_acl(self, volume: str, bucket: str, name: str, acl: Pairs) -> None:
         """Replace the ACL of a key.
@@ -320,7 +346,7 @@ class ManagerClient:
         path = f"/{volume}/{bucket}/{name}"
         thing = pb.OzoneObj(resType=_KEY, storeType=_OZONE_STORE, path=path)
         body = pb.SetAclRequest(obj=thing, acl=acl_to(acl))
-        self._asked(_request(pb.SetAcl, setAclRequest=body))
+        self._asked(pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body))
 
     def create_snapshot(self, volume: str, bucket: str, name: str) -> OzoneSnapshot:
         """Make a snapshot of a bucket.
@@ -329,14 +355,20 @@ class ManagerClient:
             ManagerExistsError: there is one of this name.
         """
         body = _snapshot_request(volume, bucket, name)
-        answer = self._told(_request(pb.CreateSnapshot, createSnapshotRequest=body))
+        answer = self._told(
+            pb.OMRequest(cmdType=pb.CreateSnapshot, clientId=_CLIENT_ID, createSnapshotRequest=body)
+        )
         return self._checked(lambda: snapshot_from(answer.createSnapshotResponse.snapshotInfo))
 
     def snapshot(self, volume: str, bucket: str, name: str) -> OzoneSnapshot | None:
         """A snapshot, also a deleted one that is still there; None where it is not."""
         body = _snapshot_request(volume, bucket, name)
         try:
-            answer = self._asked(_request(pb.GetSnapshotInfo, snapshotInfoRequest=body))
+            answer = self._asked(
+                pb.OMRequest(
+                    cmdType=pb.GetSnapshotInfo, clientId=_CLIENT_ID, snapshotInfoRequest=body
+                )
+            )
         except ManagerMissingError as error:
             if error.facts["status"] == pb.Status.Name(pb.FILE_NOT_FOUND):
                 return None
@@ -354,7 +386,9 @@ class ManagerClient:
                 prevSnapshot=last,
                 maxListResult=_SNAPSHOTS_PER_PAGE,
             )
-            answer = self._asked(_request(pb.ListSnapshot, listSnapshotRequest=body))
+            answer = self._asked(
+                pb.OMRequest(cmdType=pb.ListSnapshot, clientId=_CLIENT_ID, listSnapshotRequest=body)
+            )
             page = answer.listSnapshotResponse
             yield from self._checked(partial(_snapshots_from, page))
             if not page.lastSnapshot:
@@ -367,7 +401,11 @@ class ManagerClient:
         """Delete a snapshot; one that is missing is not an error."""
         body = _snapshot_request(volume, bucket, name)
         try:
-            self._asked(_request(pb.DeleteSnapshot, deleteSnapshotRequest=body))
+            self._asked(
+                pb.OMRequest(
+                    cmdType=pb.DeleteSnapshot, clientId=_CLIENT_ID, deleteSnapshotRequest=body
+                )
+            )
         except ManagerMissingError as error:
             if error.facts["status"] != pb.Status.Name(pb.FILE_NOT_FOUND):
                 raise
@@ -377,7 +415,11 @@ class ManagerClient:
         begun again.
         """
         body = _diff_request(volume, bucket, older, newer)
-        self._asked(_request(pb.SubmitSnapshotDiff, submitSnapshotDiffRequest=body))
+        self._asked(
+            pb.OMRequest(
+                cmdType=pb.SubmitSnapshotDiff, clientId=_CLIENT_ID, submitSnapshotDiffRequest=body
+            )
+        )
 
     def diff_page(
         self, volume: str, bucket: str, older: str, newer: str, *, token: str
@@ -389,7 +431,9 @@ class ManagerClient:
         """
         body = _diff_request(volume, bucket, older, newer)
         body.token, body.pageSize = token, KEYS_PER_PAGE
-        answer = self._asked(_request(pb.SnapshotDiff, snapshotDiffRequest=body))
+        answer = self._asked(
+            pb.OMRequest(cmdType=pb.SnapshotDiff, clientId=_CLIENT_ID, snapshotDiffRequest=body)
+        )
         return self._checked(lambda: diff_page_from(answer.snapshotDiffResponse))
 
     def updates(self, after: int, *, limit: int) -> Updates:
@@ -520,11 +564,6 @@ class ManagerClient:
         channel.subscribe(note)
         submit: UnaryCall = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
         return _Endpoint(address, channel, submit)
-
-
-def _request(kind: pb.Type, **body: object) -> pb.OMRequest:
-    # The stubs name each field, of which there is one here.
-    return pb.OMRequest(cmdType=kind, clientId=_CLIENT_ID, **body)  # type: ignore[arg-type]
 
 
 def _snapshots_from(page: pb.ListSnapshotResponse) -> tuple[OzoneSnapshot, ...]:

@@ -16,7 +16,7 @@ _VARINT_BYTES_MAX = 5
 _NUMBER_MAX = (1 << 56) - 1
 
 
-class Operation(Enum):
+class RowOperation(Enum):
     """What a record does to a row."""
 
     PUT = "put"
@@ -29,7 +29,7 @@ class Operation(Enum):
 class BatchRecord:
     """One record; `value` is empty where the operation has none."""
 
-    operation: Operation
+    operation: RowOperation
     family: int
     key: bytes
     value: bytes
@@ -48,7 +48,7 @@ class WriteBatch:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    operation: Operation
+    operation: RowOperation
     has_family: bool
     texts: int
     is_counted: bool = True
@@ -56,18 +56,18 @@ class _Shape:
 
 # By tag; db/dbformat.h and db/write_batch.cc of RocksDB 7.7.
 _SHAPES = {
-    0x00: _Shape(Operation.DELETE, False, 1),
-    0x01: _Shape(Operation.PUT, False, 2),
-    0x02: _Shape(Operation.OTHER, False, 2),
-    0x03: _Shape(Operation.OTHER, False, 1, is_counted=False),
-    0x04: _Shape(Operation.DELETE, True, 1),
-    0x05: _Shape(Operation.PUT, True, 2),
-    0x06: _Shape(Operation.OTHER, True, 2),
-    0x07: _Shape(Operation.DELETE, False, 1),
-    0x08: _Shape(Operation.DELETE, True, 1),
-    0x0D: _Shape(Operation.OTHER, False, 0, is_counted=False),
-    0x0E: _Shape(Operation.OTHER, True, 2),
-    0x0F: _Shape(Operation.OTHER, False, 2),
+    0x00: _Shape(RowOperation.DELETE, False, 1),
+    0x01: _Shape(RowOperation.PUT, False, 2),
+    0x02: _Shape(RowOperation.OTHER, False, 2),
+    0x03: _Shape(RowOperation.OTHER, False, 1, is_counted=False),
+    0x04: _Shape(RowOperation.DELETE, True, 1),
+    0x05: _Shape(RowOperation.PUT, True, 2),
+    0x06: _Shape(RowOperation.OTHER, True, 2),
+    0x07: _Shape(RowOperation.DELETE, False, 1),
+    0x08: _Shape(RowOperation.DELETE, True, 1),
+    0x0D: _Shape(RowOperation.OTHER, False, 0, is_counted=False),
+    0x0E: _Shape(RowOperation.OTHER, True, 2),
+    0x0F: _Shape(RowOperation.OTHER, False, 2),
 }
 
 

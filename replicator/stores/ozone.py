@@ -89,7 +89,7 @@ def _found(manager: ManagerClient, location: OzoneLocation) -> OzoneBucket:
             f"{what}: the gateway shows {shown.volume}/{shown.bucket} as {location.s3_bucket}",
             hint=f"Make a link in {s3_volume}: ozone sh bucket link; name it by &s3_bucket=NAME.",
         )
-    return OzoneBucket(manager, facts, location.prefix)
+    return OzoneBucket(manager, facts, location.prefix, insecure=location.insecure)
 
 
 def _store(

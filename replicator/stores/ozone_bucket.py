@@ -127,13 +127,16 @@ class OzoneLocation:
 
 @dataclass(frozen=True, slots=True)
 class OzoneBucket:
-    """A bucket as it is now, or in a snapshot: then names begin with `root`."""
+    """A bucket as it is now, or in a snapshot: then names begin with `root`. With
+    `insecure` datanodes off loopback may be asked.
+    """
 
     manager: ManagerClient
     facts: BucketFacts
     prefix: str
     root: str = ""
     snapshot_id: str = ""
+    insecure: bool = False
 
     @property
     def place(self) -> tuple[str, str]:
@@ -212,7 +215,9 @@ class OzoneBucket:
         """
         if self.facts.layout is BucketLayout.OBJECT_STORE:
             return
-        if any(part in ("", ".", "..") for part in key.split("/")):
+        parts = key.split("/")
+        # What stands before a colon in the first part is taken for a scheme.
+        if any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:
             raise UnsupportedObjectError(
                 f"the bucket keeps names as paths, and would change {key!r}",
                 hint="Copy to a bucket with the layout OBJECT_STORE.",

@@ -62,6 +62,7 @@ class OzoneFeed:
     def __init__(self, bucket: OzoneBucket, *, sleep: Sleep = time.sleep) -> None:
         self._bucket, self._sleep = bucket, sleep
         self._lock = threading.Lock()
+        self._rows = RowReader()
         self._log: BucketLog | None = None
         self._anchor: _Anchor | None = None
         self._name = ""
@@ -154,6 +155,7 @@ class OzoneFeed:
         """Whoever answers now must have the history that was read so far."""
         if self._anchor is not None and not self._is_same(self._anchor):
             self._log, self._anchor, self._name = None, None, ""
+            self._rows = RowReader()
         self._generation = generation
 
     def _skim(self, number: int) -> None:
@@ -217,7 +219,7 @@ class OzoneFeed:
                     raise
                 batches = [*self._batches(first - 1, number)] if first <= number else []
             for batch in batches:
-                transaction = _transaction(batch) or transaction
+                transaction = _transaction(batch, self._rows) or transaction
             if batches and batches[-1].last == number:
                 return _Anchor(number, transaction)
             if batches and batches[-1].last > number:
@@ -267,7 +269,7 @@ class OzoneFeed:
                     ids[one.key] = one.facts.object_id
             known_from = self._newest()
         volume_id = manager.volume_id(facts.volume)
-        self._log = BucketLog(facts, volume_id, directories, known_from=known_from)
+        self._log = BucketLog(facts, volume_id, directories, known_from=known_from, rows=self._rows)
         self._anchor, self._name = anchor, name
 
     def _changes(self, batch: WriteBatch, taken: BatchChanges) -> Iterator[Change]:
@@ -314,10 +316,9 @@ def _is_row_of(snapshot: OzoneSnapshot, value: RowValue) -> bool:
     return isinstance(value, OzoneSnapshot) and value.snapshot_id == snapshot.snapshot_id
 
 
-def _transaction(batch: WriteBatch) -> TransactionIndex | None:
+def _transaction(batch: WriteBatch, rows: RowReader) -> TransactionIndex | None:
     """Raft's index of a batch."""
-    rows = RowReader()
-    for row in filter(None, map(rows.read, batch.records)):
+    for row in rows.read_all(batch.records):
         if isinstance(row.value, TransactionIndex):
             return row.value
     return None

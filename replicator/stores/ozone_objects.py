@@ -3,9 +3,11 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 from merkle.checksum import Buffer
-from proof.item import ContentHash
+from ozone.key_checksum import UnrecordedChecksumError, key_crc, record_from_datanodes
+from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.ozone_bucket import (
     OzoneBucket,
     facts_of,
@@ -33,6 +35,8 @@ from replicator.stores.port import (
 from replicator.stores.s3_objects import S3Reader, S3Writer
 
 _DELETE_KEYS_MAX = 1000
+# Of both CRCs that Ozone's clients record.
+_CRC_BYTES = 4
 # What a gateway says of a file where a directory is, and the other way round.
 _PATH_CONFLICT = "InvalidRequest"
 
@@ -44,11 +48,15 @@ class OzoneReader:
         self._bucket, self._gateway = bucket, gateway
 
     def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
-        """See ObjectReader. Of another version than the current one nothing is kept."""
+        """See ObjectReader. Of another version than the current one nothing is kept.
+        An object that came in parts, or through no gateway, has the CRC that its client
+        has recorded.
+        """
         found = self._bucket.key(key)
         if found is None or (version and version != str(found.update_id)):
             return None
-        return facts_of(key, found)
+        facts = facts_of(key, found)
+        return facts if facts.hashes or not found.size_bytes else self._recorded(facts)
 
     def properties(self, key: str, *, version: str = "") -> ObjectProperties:
         """See ObjectReader."""
@@ -87,6 +95,19 @@ class OzoneReader:
         with self.read(facts) as pieces:
             body = b"".join(pieces)
         return WholeObject(self.properties_of(facts), body)
+
+    def _recorded(self, facts: ObjectFacts) -> ObjectFacts:
+        """The facts with the CRC that datanodes have recorded, where they have one."""
+        found = self._bucket.key(facts.key, with_datanodes=True)
+        if found is None or facts_of(facts.key, found) != facts:
+            return facts
+        record = partial(record_from_datanodes, insecure=self._bucket.insecure)
+        try:
+            crc, value = key_crc(found, record)
+        except UnrecordedChecksumError:
+            return facts
+        digest = value.to_bytes(_CRC_BYTES, "big")
+        return replace(facts, hashes=(ContentHash(HashAlgorithm[crc.name], digest),))
 
     def _confirmed(self, facts: ObjectFacts, pieces: Iterator[bytes]) -> Iterator[bytes]:
         yield from pieces

@@ -66,6 +66,11 @@ class ContractStore:
     broken_keys: frozenset[str] = frozenset()
     # A bucket of paths refuses keys that are none.
     keeps_all_keys: bool = True
+    # Ozone's log has final states: of changes that came together the last one alone,
+    # and a moment later. Other rows than those of keys count in it, too.
+    tells_each_change: bool = True
+    # A name of a snapshot is free only once its deletion is through.
+    frees_names_at_once: bool = True
     # Where it keeps its objects, if that is an S3 server.
     buckets: tuple[S3Bucket, ...] = ()
 
@@ -247,7 +252,12 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
         closing(s3_client(endpoint)) as client,
         open_ozone(address, may_write=True, client=client, user=user) as store,
     ):
-        yield ContractStore(store, keeps_all_keys=layout is BucketLayout.OBJECT_STORE)
+        yield ContractStore(
+            store,
+            keeps_all_keys=layout is BucketLayout.OBJECT_STORE,
+            tells_each_change=False,
+            frees_names_at_once=False,
+        )
 
 
 _RGW = ContractLacks(completes_some_parts=False)
