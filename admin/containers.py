@@ -25,7 +25,7 @@ from merkle.comparison import Comparison, compare
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.outcome import Verdict
-from merkle.replica import ContainerReplica, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
 from runtime.config import split_address
@@ -33,7 +33,7 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
-from scm.eligibility import INVALID_HINT, ContainerState
+from scm.eligibility import INVALID_HINT
 from scm.policy import RootComparison
 from scm.registry import Datanode
 from scm.views import ContainerStatus, ReplicaStatus

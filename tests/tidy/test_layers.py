@@ -52,6 +52,8 @@ KNOWS_MESSAGES = {
     "dnagent/repair_server.py",
     "dnagent/server.py",
     "ozone/datanode.py",
+    "ozone/hadoop_rpc.py",
+    "ozone/scm_client.py",
     "repair/peers.py",
     "replicator/verifier/client.py",
     "replicator/verifier/messages.py",
