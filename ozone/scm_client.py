@@ -30,7 +30,7 @@ from runtime.errors import (
 )
 from runtime.rpc import printable
 
-_SCM_PORT = 9860
+SCM_PORT = 9860
 _PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
 # The client version of Ozone 2.2.
 _CLIENT_VERSION = 3
@@ -77,6 +77,8 @@ class ClusterIdentity:
     scm_id: str
     scms: tuple[str, ...]
     in_safe_mode: bool
+    # Of any state.
+    container_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +141,22 @@ class ScmClient:
         self._leader = 0
 
     def identity(self) -> ClusterIdentity:
-        """The cluster's ID, its SCMs, and whether it is in safe mode."""
+        """The cluster's ID, its SCMs, whether it is in safe mode, and its size."""
         requests = [
             _request(pb.GetScmInfo, pb.GetScmInfoRequestProto()),
             _request(pb.InSafeMode, pb.InSafeModeRequestProto()),
+            _request(pb.GetContainerCount, pb.GetContainerCountRequestProto()),
         ]
-        info, mode = (self._parse(answer, request) for request, answer in self._ask(requests))
+        info, mode, count = (
+            self._parse(answer, request) for request, answer in self._ask(requests)
+        )
         found = info.getScmInfoResponse
         return ClusterIdentity(
             printable(found.clusterId),
             printable(found.scmId),
             tuple(map(printable, found.peerRoles)),
             mode.inSafeModeResponse.inSafeMode,
+            max(0, count.getContainerCountResponse.containerCount),
         )
 
     def nodes(self) -> tuple[ClusterNode, ...]:
@@ -264,7 +270,7 @@ class ScmClient:
             f"no SCM answered: {'; '.join(failures)}",
             hint=(
                 f"Check the addresses and that they are reachable: SCM's client port is usually"
-                f" {_SCM_PORT}. While SCMs elect a leader, none answers: try again."
+                f" {SCM_PORT}. While SCMs elect a leader, none answers: try again."
             ),
         )
 
@@ -373,6 +379,7 @@ _BODIES: Mapping[pb.Type, tuple[str, str]] = {
     pb.QueryNode: ("nodeQueryRequest", "nodeQueryResponse"),
     pb.GetScmInfo: ("getScmInfoRequest", "getScmInfoResponse"),
     pb.InSafeMode: ("inSafeModeRequest", "inSafeModeResponse"),
+    pb.GetContainerCount: ("getContainerCountRequest", "getContainerCountResponse"),
     pb.GetContainerReplicas: ("getContainerReplicasRequest", "getContainerReplicasResponse"),
 }
 

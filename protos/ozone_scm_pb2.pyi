@@ -57,6 +57,7 @@ class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     QueryNode: _ClassVar[Type]
     GetScmInfo: _ClassVar[Type]
     InSafeMode: _ClassVar[Type]
+    GetContainerCount: _ClassVar[Type]
     GetContainerReplicas: _ClassVar[Type]
 HEALTHY: NodeState
 STALE: NodeState
@@ -89,6 +90,7 @@ ListContainer: Type
 QueryNode: Type
 GetScmInfo: Type
 InSafeMode: Type
+GetContainerCount: Type
 GetContainerReplicas: Type
 
 class Port(_message.Message):
@@ -241,6 +243,16 @@ class InSafeModeResponseProto(_message.Message):
     inSafeMode: bool
     def __init__(self, inSafeMode: bool = ...) -> None: ...
 
+class GetContainerCountRequestProto(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetContainerCountResponseProto(_message.Message):
+    __slots__ = ("containerCount",)
+    CONTAINERCOUNT_FIELD_NUMBER: _ClassVar[int]
+    containerCount: int
+    def __init__(self, containerCount: _Optional[int] = ...) -> None: ...
+
 class GetContainerReplicasRequestProto(_message.Message):
     __slots__ = ("containerID",)
     CONTAINERID_FIELD_NUMBER: _ClassVar[int]
@@ -254,7 +266,7 @@ class GetContainerReplicasResponseProto(_message.Message):
     def __init__(self, containerReplica: _Optional[_Iterable[_Union[SCMContainerReplicaProto, _Mapping]]] = ...) -> None: ...
 
 class ScmContainerLocationRequest(_message.Message):
-    __slots__ = ("cmdType", "traceID", "version", "getContainerRequest", "scmListContainerRequest", "nodeQueryRequest", "getScmInfoRequest", "inSafeModeRequest", "getContainerReplicasRequest")
+    __slots__ = ("cmdType", "traceID", "version", "getContainerRequest", "scmListContainerRequest", "nodeQueryRequest", "getScmInfoRequest", "inSafeModeRequest", "getContainerCountRequest", "getContainerReplicasRequest")
     CMDTYPE_FIELD_NUMBER: _ClassVar[int]
     TRACEID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +275,7 @@ class ScmContainerLocationRequest(_message.Message):
     NODEQUERYREQUEST_FIELD_NUMBER: _ClassVar[int]
     GETSCMINFOREQUEST_FIELD_NUMBER: _ClassVar[int]
     INSAFEMODEREQUEST_FIELD_NUMBER: _ClassVar[int]
+    GETCONTAINERCOUNTREQUEST_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERREPLICASREQUEST_FIELD_NUMBER: _ClassVar[int]
     cmdType: Type
     traceID: str
@@ -272,11 +285,12 @@ class ScmContainerLocationRequest(_message.Message):
     nodeQueryRequest: NodeQueryRequestProto
     getScmInfoRequest: GetScmInfoRequestProto
     inSafeModeRequest: InSafeModeRequestProto
+    getContainerCountRequest: GetContainerCountRequestProto
     getContainerReplicasRequest: GetContainerReplicasRequestProto
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., version: _Optional[int] = ..., getContainerRequest: _Optional[_Union[GetContainerRequestProto, _Mapping]] = ..., scmListContainerRequest: _Optional[_Union[SCMListContainerRequestProto, _Mapping]] = ..., nodeQueryRequest: _Optional[_Union[NodeQueryRequestProto, _Mapping]] = ..., getScmInfoRequest: _Optional[_Union[GetScmInfoRequestProto, _Mapping]] = ..., inSafeModeRequest: _Optional[_Union[InSafeModeRequestProto, _Mapping]] = ..., getContainerReplicasRequest: _Optional[_Union[GetContainerReplicasRequestProto, _Mapping]] = ...) -> None: ...
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., version: _Optional[int] = ..., getContainerRequest: _Optional[_Union[GetContainerRequestProto, _Mapping]] = ..., scmListContainerRequest: _Optional[_Union[SCMListContainerRequestProto, _Mapping]] = ..., nodeQueryRequest: _Optional[_Union[NodeQueryRequestProto, _Mapping]] = ..., getScmInfoRequest: _Optional[_Union[GetScmInfoRequestProto, _Mapping]] = ..., inSafeModeRequest: _Optional[_Union[InSafeModeRequestProto, _Mapping]] = ..., getContainerCountRequest: _Optional[_Union[GetContainerCountRequestProto, _Mapping]] = ..., getContainerReplicasRequest: _Optional[_Union[GetContainerReplicasRequestProto, _Mapping]] = ...) -> None: ...
 
 class ScmContainerLocationResponse(_message.Message):
-    __slots__ = ("cmdType", "traceID", "success", "message", "status", "getContainerResponse", "scmListContainerResponse", "nodeQueryResponse", "getScmInfoResponse", "inSafeModeResponse", "getContainerReplicasResponse")
+    __slots__ = ("cmdType", "traceID", "success", "message", "status", "getContainerResponse", "scmListContainerResponse", "nodeQueryResponse", "getScmInfoResponse", "inSafeModeResponse", "getContainerCountResponse", "getContainerReplicasResponse")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ScmContainerLocationResponse.Status]
@@ -295,6 +309,7 @@ class ScmContainerLocationResponse(_message.Message):
     NODEQUERYRESPONSE_FIELD_NUMBER: _ClassVar[int]
     GETSCMINFORESPONSE_FIELD_NUMBER: _ClassVar[int]
     INSAFEMODERESPONSE_FIELD_NUMBER: _ClassVar[int]
+    GETCONTAINERCOUNTRESPONSE_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERREPLICASRESPONSE_FIELD_NUMBER: _ClassVar[int]
     cmdType: Type
     traceID: str
@@ -306,5 +321,6 @@ class ScmContainerLocationResponse(_message.Message):
     nodeQueryResponse: NodeQueryResponseProto
     getScmInfoResponse: GetScmInfoResponseProto
     inSafeModeResponse: InSafeModeResponseProto
+    getContainerCountResponse: GetContainerCountResponseProto
     getContainerReplicasResponse: GetContainerReplicasResponseProto
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[_Union[ScmContainerLocationResponse.Status, str]] = ..., getContainerResponse: _Optional[_Union[GetContainerResponseProto, _Mapping]] = ..., scmListContainerResponse: _Optional[_Union[SCMListContainerResponseProto, _Mapping]] = ..., nodeQueryResponse: _Optional[_Union[NodeQueryResponseProto, _Mapping]] = ..., getScmInfoResponse: _Optional[_Union[GetScmInfoResponseProto, _Mapping]] = ..., inSafeModeResponse: _Optional[_Union[InSafeModeResponseProto, _Mapping]] = ..., getContainerReplicasResponse: _Optional[_Union[GetContainerReplicasResponseProto, _Mapping]] = ...) -> None: ...
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[_Union[ScmContainerLocationResponse.Status, str]] = ..., getContainerResponse: _Optional[_Union[GetContainerResponseProto, _Mapping]] = ..., scmListContainerResponse: _Optional[_Union[SCMListContainerResponseProto, _Mapping]] = ..., nodeQueryResponse: _Optional[_Union[NodeQueryResponseProto, _Mapping]] = ..., getScmInfoResponse: _Optional[_Union[GetScmInfoResponseProto, _Mapping]] = ..., inSafeModeResponse: _Optional[_Union[InSafeModeResponseProto, _Mapping]] = ..., getContainerCountResponse: _Optional[_Union[GetContainerCountResponseProto, _Mapping]] = ..., getContainerReplicasResponse: _Optional[_Union[GetContainerReplicasResponseProto, _Mapping]] = ...) -> None: ...

@@ -99,12 +99,13 @@ def client(cluster: Served) -> Iterator[ScmClient]:
     found.close()
 
 
-def test_the_cluster_is_told_by_its_id(client: ScmClient) -> None:
+def test_the_cluster_is_told_by_its_id(client: ScmClient, cluster: Served) -> None:
     identity = client.identity()
     assert identity.cluster_id.startswith("CID-")
     assert identity.scm_id
     assert any("LEADER" in line for line in identity.scms)
     assert not identity.in_safe_mode
+    assert identity.container_count == len(cluster.container_ids)
 
 
 def test_all_datanodes_are_listed_with_where_they_are_read(client: ScmClient) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
-from google.protobuf.internal.decoder import _DecodeVarint32  # type: ignore[attr-defined]
-from google.protobuf.internal.encoder import _VarintBytes  # type: ignore[attr-defined]
+from google.protobuf.internal.decoder import _DecodeVarint32
+from google.protobuf.internal.encoder import _VarintBytes
 from google.protobuf.message import Message
 
 from merkle.replica import ContainerReplica, PeerId
@@ -153,6 +153,8 @@ class ScmTwin:
                 info.peerRoles.append("127.0.0.1:9894:LEADER:scm-1:127.0.0.1")
             case pb.InSafeMode:
                 reply.inSafeModeResponse.inSafeMode = self.in_safe_mode
+            case pb.GetContainerCount:
+                reply.getContainerCountResponse.containerCount = len(self.containers)
             case pb.QueryNode:
                 reply.nodeQueryResponse.datanodes.extend(map(_node, self.nodes))
             case pb.ListContainer:
