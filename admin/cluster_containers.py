@@ -26,7 +26,7 @@ _PAGE = 500
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class ListedContainer:
     """A container with what SCM reports of its replicas."""
 
     container: ClusterContainer
@@ -47,8 +47,8 @@ def list_containers(
 ) -> None:
     """List containers; empty texts are no filters."""
     with open_cluster(cluster) as directory:
-        found = list[_Listed]()
-        for one in _listed(directory, after):
+        found = list[ListedContainer]()
+        for one in listed_containers(directory, after):
             if (not state or one.container.state.value == state) and (
                 not comparison or one.compared.comparison.value == comparison
             ):
@@ -125,7 +125,10 @@ def diff_container(cluster: str, answer: CommandResult, container_id: int) -> No
         print_diagnosis(diagnosis)
 
 
-def _listed(directory: ScmClient, after: int) -> Iterator[_Listed]:
+def listed_containers(directory: ScmClient, after: int = 0) -> Iterator[ListedContainer]:
+    """All containers above an ID in ascending order, with their replicas as SCM knows
+    them and what follows from these.
+    """
     nodes = {node.peer: node for node in directory.nodes()}
     page = list[ClusterContainer]()
     for container in directory.containers(after):
@@ -140,7 +143,7 @@ def _with_replicas(
     directory: ScmClient,
     containers: Sequence[ClusterContainer],
     nodes: dict[PeerId, ClusterNode],
-) -> Iterator[_Listed]:
+) -> Iterator[ListedContainer]:
     dead = frozenset(peer for peer, node in nodes.items() if node.is_dead)
     reported = directory.replicas([one.container_id for one in containers])
     for one in containers:
@@ -151,7 +154,7 @@ def _with_replicas(
         if reason := reason_not_compared(one):
             compared = ComparisonResult(RootComparison.NOT_APPLICABLE, reason)
         ruling = evaluate(one.container_id, one.state, replicas, required_nodes=required)
-        yield _Listed(one, replicas, compared, ruling)
+        yield ListedContainer(one, replicas, compared, ruling)
 
 
 def _fail_unknown(
@@ -164,7 +167,7 @@ def _fail_unknown(
             answer.fail("container_not_found", f"Container {number} is not known to SCM.")
 
 
-def _json(one: _Listed, nodes: dict[PeerId, ClusterNode]) -> JsonObject:
+def _json(one: ListedContainer, nodes: dict[PeerId, ClusterNode]) -> JsonObject:
     """The JSON object for a container. An unknown root is null."""
     container = one.container
     return {
@@ -200,7 +203,7 @@ def _root(replica: ContainerReplica) -> str | None:
     return None if replica.data_checksum is None else root_hex(replica.data_checksum)
 
 
-def _print(one: _Listed, nodes: dict[PeerId, ClusterNode]) -> None:
+def _print(one: ListedContainer, nodes: dict[PeerId, ClusterNode]) -> None:
     container, names = one.container, NodeNames(nodes)
     note = f" ({names.text(one.compared.note)})" if one.compared.note else ""
     why = f": {names.text(one.ruling.message)}" if one.ruling.message else ""

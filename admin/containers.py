@@ -129,24 +129,7 @@ def list_command(
             for view in views:
                 click.echo(view.container_id)
             return
-        rows = [
-            (
-                view.container_id,
-                _state_text(view),
-                view.compared.comparison.value,
-                f"{len(view.replicas)}/{view.expected_replicas}",
-                roots_age_text(view),
-                view.ruling.eligibility.value,
-                view.last_verdict.value if view.last_verdict else "-",
-                view.compared.note,
-            )
-            for view in views
-        ]
-        columns = (
-            "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT",
-            "NOTE",
-        )  # fmt: skip
-        print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
+        _print_list(views)
 
 
 @container.command("info")
@@ -258,6 +241,26 @@ def diff(
         if not as_json:
             age = f"data scanned {roots_age_text(view)}"
             _print_comparison(compared, trees, age, names)
+
+
+def _print_list(views: list[ContainerStatus]) -> None:
+    rows = [
+        (
+            view.container_id,
+            _state_text(view),
+            view.compared.comparison.value,
+            f"{len(view.replicas)}/{view.expected_replicas}",
+            roots_age_text(view),
+            view.ruling.eligibility.value,
+            view.last_verdict.value if view.last_verdict else "-",
+            view.compared.note,
+        )
+        for view in views
+    ]
+    columns = (
+        "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT", "NOTE",
+    )  # fmt: skip
+    print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
 
 
 def fetch_trees(

@@ -21,6 +21,7 @@ from admin.cluster_status import (
     lines,
     problems_of,
 )
+from admin.clusters import cluster_option
 from admin.command_result import command_result
 from admin.datanode_names import unique_prefixes
 from admin.paths import LocalPath
@@ -58,11 +59,13 @@ _EXTRA = "install the extra for chunk tables: pip install 'treefold[sweep]'"
     multiple=True,
     help="A verifier (`treefold verifier run`). May be repeated.",
 )
+@cluster_option()
 @json_option
 @controller_options
 def status(
     *,
     controller: ControllerClient,
+    cluster: str | None,
     sweep_folder: Path | None,
     verifiers: tuple[str, ...],
     as_json: bool,
@@ -70,7 +73,8 @@ def status(
     """What is wrong, how sure that is, and what to do next.
 
     It asks the controller, the agents that the controller knows, and what the options
-    name. What does not answer is UNKNOWN, with the reason. Nothing changes.
+    name. What does not answer is UNKNOWN, with the reason. Nothing changes. With
+    --cluster it asks the SCM of a running cluster instead, and no agent.
 
     \b
     Exit status:
@@ -80,6 +84,15 @@ def status(
     """
     for address in verifiers:
         check_option_address("--verifier", address)
+    if cluster is not None:
+        if sweep_folder or verifiers:
+            raise UsageError("--cluster goes without --sweep and --verifier")
+        # Imported here, because the other status needs none of it.
+        from admin.cluster_health import show_status
+
+        with command_result("status", as_json=as_json) as result:
+            show_status(cluster, result)
+        return
     with command_result("status", as_json=as_json) as result:
         answer = ask(controller, sweep_folder, verifiers)
         result.data = answer_json(answer)

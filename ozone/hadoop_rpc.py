@@ -229,8 +229,11 @@ class _Connection:
         self._fill(4, deadline_s)
         length = int.from_bytes(self._buffer[:4], "big", signed=True)
         if not 0 < length <= length_bytes_max:
-            what = "speaks another protocol" if self._is_foreign() else f"sent {length} bytes"
-            raise self._protocol_error(f"{what}, where at most {length_bytes_max} are expected")
+            raise self._protocol_error(
+                "speaks another protocol than Hadoop RPC"
+                if self._is_foreign()
+                else f"announced {length} bytes, where at most {length_bytes_max} are expected"
+            )
         self._fill(4 + length, deadline_s)
         frame = bytes(self._buffer[4 : 4 + length])
         del self._buffer[: 4 + length]

@@ -213,7 +213,7 @@ def test_pages_shorter_than_requested_are_not_the_end(twin: ScmTwin, twin_addres
 
 
 def test_idle_connections_may_be_closed_at_any_time(twin: ScmTwin, twin_address: str) -> None:
-    twin.calls_per_connection = 2
+    twin.calls_per_connection = 3
     client = ScmClient([twin_address])
     for _ in range(5):
         client.identity()

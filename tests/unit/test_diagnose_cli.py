@@ -236,3 +236,63 @@ def test_the_trees_of_a_container_are_compared(cluster: LiveTwin, case: str, exp
     assert status == expected
     assert bool(document["errors"]) == (expected == 1)
     assert run("container", "diff", "1", "--cluster", cluster.address).exit_code == expected
+
+
+def test_doctor_reads_a_tree_of_each_datanode(cluster: LiveTwin) -> None:
+    cluster.add(1)
+    result = run("doctor", "--cluster", cluster.address, "--json")
+    assert result.exit_code == 0
+    data = json.loads(result.stdout)["data"]
+    assert data["clusterID"] == "CID-twin"
+    assert all(one["treeSeconds"] > 0 for one in data["datanodes"])
+    assert [source.trees for source in cluster.sources] == [1, 1, 1]
+
+
+def test_doctor_names_what_stands_in_the_way(cluster: LiveTwin) -> None:
+    cluster.add(1)
+    cluster.stop(1)
+    cluster.set_health(2, NodeHealth.DEAD)
+    cluster.scm.nodes[2] = replace(cluster.scm.nodes[2], version=2)
+    cluster.scm.in_safe_mode = True
+    result = run("doctor", "--cluster", cluster.address)
+    assert result.exit_code == 3
+    for text in (
+        "SCM is in safe mode",
+        "datanode 1fffffff (host1): peer_unavailable",
+        "datanode 2fffffff (host2): SCM calls it DEAD",
+        "datanode 3fffffff (host3): its protocol has version 2",
+    ):
+        assert f"problem: {text}" in result.stdout
+    # A request to a dead datanode would only wait.
+    assert cluster.sources[1].trees == 0
+
+
+def test_doctor_of_an_empty_cluster(cluster: LiveTwin) -> None:
+    result = run("doctor", "--cluster", cluster.address)
+    assert result.exit_code == 0
+    assert "no closed replica" in result.stdout
+
+
+def test_status_says_what_scm_knows_and_what_to_do(cluster: LiveTwin) -> None:
+    cluster.add(1)
+    assert run("status", "--cluster", cluster.address).exit_code == 0
+    cluster.add(2)
+    cluster.set_health(3, NodeHealth.STALE)
+    result = run("status", "--cluster", cluster.address)
+    assert result.exit_code == 7
+    assert "unknown: datanode 3fffffff (host3) is STALE" in result.stdout
+    damage(cluster.sources[0].replicas[ContainerId(2)])
+    cluster.report(2)
+    result = run("status", "--cluster", cluster.address)
+    assert result.exit_code == 3
+    assert f"treefold diagnose --cluster {cluster.address} 2" in result.stdout
+    document = json.loads(run("status", "--cluster", cluster.address, "--json").stdout)
+    assert document["data"]["containers"]["diverged"] == 1
+    assert [source.trees for source in cluster.sources] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "words", [["doctor", "--volume", "/x"], ["status", "--verifier", "127.0.0.1:1"]]
+)
+def test_a_cluster_goes_alone(words: list[str]) -> None:
+    assert run(*words, "--cluster", "127.0.0.1:1").exit_code == 2
