@@ -54,6 +54,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "demo": LazyCommand(
         "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
     ),
+    "diagnose": LazyCommand(
+        "admin.diagnose:diagnose", "Compare the replicas of a running cluster, without agents."
+    ),
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),

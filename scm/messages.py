@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from merkle.outcome import Verdict
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.values import (
@@ -19,7 +19,7 @@ from protos.values import (
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.live_limits import LiveLimit
 from runtime.setting_values import check_address
-from scm.eligibility import ContainerState, Eligibility, Ruling
+from scm.eligibility import Eligibility, Ruling
 from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, JobLimit, JobState, OrderState, Pause, task_id, task_of
 from scm.planned import PlannedOrder

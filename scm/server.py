@@ -19,7 +19,7 @@ import grpc
 from google.protobuf.message import Message
 
 from merkle.limits import TEXT_CHARACTERS_MAX
-from merkle.replica import PeerId
+from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.access import Access
@@ -38,7 +38,6 @@ from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
-from scm.eligibility import ContainerState
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
 from scm.jobs import Job, JobId, JobState, ThrottleRequested

@@ -39,7 +39,7 @@ from merkle.columns import encode_tree
 from merkle.record import DeleteTransaction
 from merkle.replica import PeerId, ReplicaState, TreeSource
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient
+from ozone.datanode_client import DatanodeClient
 from ozone.descriptor import Descriptor, dump_descriptor, parse_descriptor, with_checksum
 from ozone.ports import ByteRange
 from ozone.site import read_site, volumes_of

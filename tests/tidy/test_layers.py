@@ -15,7 +15,7 @@ RANKS = (
     ("protos", "runtime"),
     ("ozone", "chunktable"),
     ("repair", "sweep", "proof"),
-    ("dnagent", "scm", "spark", "replicator"),
+    ("dnagent", "live", "scm", "spark", "replicator"),
     ("admin",),
 )
 PACKAGES = tuple(package for rank in RANKS for package in rank)
@@ -52,8 +52,11 @@ KNOWS_MESSAGES = {
     "dnagent/repair_server.py",
     "dnagent/server.py",
     "ozone/datanode.py",
+    "ozone/datanode_client.py",
+    "ozone/hadoop_rpc.py",
     "ozone/manager.py",
     "ozone/manager_messages.py",
+    "ozone/scm_client.py",
     "repair/peers.py",
     "replicator/master/client.py",
     "replicator/master/messages.py",
