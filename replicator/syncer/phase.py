@@ -47,7 +47,7 @@ class Tools:
         return both if options.keeps_acls else replace(both, acl=False)
 
 
-class Phase:
+class SyncPhase:
     """Compares and applies from one source. Close it when nothing of it runs."""
 
     def __init__(
@@ -63,19 +63,12 @@ class Phase:
             StoreError: the snapshot cannot be opened.
         """
         self.snapshot = snapshot
-        source, find = tools.source, tools.source.snapshots
+        source, snapshots = tools.source, tools.source.snapshots
         if snapshot is not None:
-            assert find is not None
-            view = find.open(snapshot)
+            assert snapshots is not None
+            view = snapshots.open(snapshot)
             source = replace(source, lister=view.lister, reader=view.reader, feed=None)
         self.source = source
-
-        def check_snapshot() -> None:
-            if snapshot is None or find is None:
-                return
-            found = tools.retried(lambda: find.find(snapshot.name))
-            if found is None or found.snapshot_id != snapshot.snapshot_id:
-                raise SnapshotLostError(f"snapshot {snapshot.name} is gone: nothing is deleted")
 
         crossing = tools.crossing(options)
         tools.ledger.save_crossing(crossing)
@@ -127,9 +120,23 @@ class Phase:
             retried=tools.retried,
             prefixes=prefixes,
             newest_wins=options.newest_wins,
-            check_snapshot=check_snapshot,
+            check_snapshot=lambda: _check_snapshot(tools, snapshot),
         )
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
         self._copier.close()
+
+
+def _check_snapshot(tools: Tools, snapshot: SnapshotFacts | None) -> None:
+    """Check that a snapshot is there, so that what it lacks may count.
+
+    Raises:
+        SnapshotLostError: it is gone.
+    """
+    snapshots = tools.source.snapshots
+    if snapshot is None or snapshots is None:
+        return
+    found = tools.retried(lambda: snapshots.find(snapshot.name))
+    if found is None or found.snapshot_id != snapshot.snapshot_id:
+        raise SnapshotLostError(f"snapshot {snapshot.name} is gone: nothing is deleted")

@@ -78,9 +78,7 @@ def test_changes_cross_until_it_is_stopped(tmp_path: Path, source: LocalBucket) 
     assert "following the log" in said
 
 
-def test_a_second_one_is_refused_while_the_first_runs(
-    tmp_path: Path, source: LocalBucket
-) -> None:
+def test_a_second_one_is_refused_while_the_first_runs(tmp_path: Path, source: LocalBucket) -> None:
     """OZ-143."""
     del source
     with watching(tmp_path):

@@ -118,9 +118,7 @@ BUGS: dict[str, tuple[type, str, object]] = {
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
-def test_a_planted_bug_is_found(
-    bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, name, wrong = BUGS[bug]
     monkeypatch.setattr(kind, name, wrong)
     assert found(tmp_path)

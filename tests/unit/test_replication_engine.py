@@ -385,9 +385,7 @@ def test_a_ring_of_buckets_comes_to_rest(capabilities: object, tmp_path: Path) -
 def test_of_two_writes_to_a_pair_the_newer_counts_on_both_sides(tmp_path: Path) -> None:
     """OZ-158."""
     now = [1_700_000_000_000]
-    stores = [
-        MemoryStore(f"memory:{name}", has_feed=True, now_ms=lambda: now[0]) for name in "ab"
-    ]
+    stores = [MemoryStore(f"memory:{name}", has_feed=True, now_ms=lambda: now[0]) for name in "ab"]
     options = ReplicationOptions(newest_wins=True)
     both = [
         Replication(one.store(), other.store(), tmp_path / one.address[-1], options=options)
