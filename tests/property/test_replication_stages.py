@@ -139,8 +139,8 @@ class World:
 @given(st.data(), st.booleans(), st.booleans())
 def test_stages_follow_each_other_as_they_may(
     data: st.DataObject,
-    has_feed: bool,  # noqa: FBT001 - drawn
-    has_snapshots: bool,  # noqa: FBT001 - drawn
+    has_feed: bool,
+    has_snapshots: bool,
 ) -> None:
     """OZ-068, OZ-131."""
     world = World(data, has_feed=has_feed, has_snapshots=has_snapshots)

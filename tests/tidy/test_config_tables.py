@@ -9,6 +9,7 @@ from pydantic.fields import FieldInfo
 from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
 from replicator.master.config import MasterConfig
+from replicator.syncer.config import SyncerConfig
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings, check_switch, load
 from scm.config import ControllerConfig
@@ -21,6 +22,7 @@ MODELS: dict[str, type[Settings]] = {
     "treefold scm run": ControllerConfig,
     "treefold verifier run": VerifierConfig,
     "treefold replication-master run": MasterConfig,
+    "treefold syncer run": SyncerConfig,
     CLIENT: ClientConfig,
 }
 # Where a default is written for people, what a file would have to say first.

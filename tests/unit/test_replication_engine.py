@@ -211,7 +211,7 @@ def test_one_key_that_fails_does_not_hold_up_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knows", [True, False])
-def test_a_gap_is_healed_without_copying_what_is_equal(knows: bool, tmp_path: Path) -> None:  # noqa: FBT001 - a parameter of the test
+def test_a_gap_is_healed_without_copying_what_is_equal(knows: bool, tmp_path: Path) -> None:
     """OZ-098, OZ-103: also where a key came and went, which no difference shows."""
     source, target, replication = live(tmp_path, has_snapshots=True)
     source.write("brief", b"brief")
