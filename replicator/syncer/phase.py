@@ -83,11 +83,11 @@ class SyncPhase:
             is_cancelled=tools.is_stopped,
             new_executor=tools.new_executor,
         )
-        capabilities = source.capabilities, tools.target.capabilities
+        kept = tools.target.capabilities
         rules = DecisionRules(
-            may_delete=all(one.lists_all_keys for one in capabilities),
+            may_delete=all(one.lists_all_keys for one in (source.capabilities, kept)),
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
-            patches=tools.target.capabilities.copies_ranges,
+            patches=kept.copies_ranges,
         )
         # Of what a comparison passes over nothing says that it was changed.
         self.comparison, of_changes = (
@@ -104,18 +104,14 @@ class SyncPhase:
             )
             for trusts_times in (True, False)
         )
+        target, ledger = tools.target, tools.ledger
+        keys = KeyCopier(target, ledger, self._copier, crossing=crossing, limits=tools.copy_limits)
         self.applier = ChangeApplier(
             source,
             tools.target,
             tools.ledger,
             comparison=of_changes,
-            keys=KeyCopier(
-                tools.target,
-                tools.ledger,
-                self._copier,
-                crossing=crossing,
-                limits=tools.copy_limits,
-            ),
+            keys=keys,
             readers=tools.readers,
             retried=tools.retried,
             prefixes=prefixes,
