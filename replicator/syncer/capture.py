@@ -17,7 +17,8 @@ from runtime.rate_limit import Clock
 
 # How soon a change is seen (OZ-090), and what asking costs the source.
 _POLL_S = 0.2
-_FAILED_WAIT_MAX_S = 30.0
+# A link that is back is used soon.
+_FAILED_WAIT_MAX_S = 5.0
 # Beyond it "many changed" is all that a proof needs to know.
 _NOTED_KEYS_MAX = 100_000
 
@@ -35,6 +36,7 @@ class ChangeCapture:
         self._lock = threading.Lock()
         self._is_on = False
         self._noted: set[str] | None = None
+        self._failures = 0
         self.prefixes: tuple[str, ...] = ()
         """Changes elsewhere are not queued."""
         self.entries_max = 1
@@ -124,9 +126,11 @@ class ChangeCapture:
         except ReconcileError as error:
             if not error.retryable:
                 raise
-            failed_before, self.error = self.error is not None, error
-            return _FAILED_WAIT_MAX_S if failed_before else _POLL_S
+            self.error = error
+            self._failures += 1
+            return min(_POLL_S * 2 ** min(self._failures, 10), _FAILED_WAIT_MAX_S)
         self._lease.check()
+        self._failures = 0
         with self._lock:
             if not self._is_on or self._queue.position != after:
                 return 0.0

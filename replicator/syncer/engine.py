@@ -43,7 +43,7 @@ from runtime.rate_limit import Clock, RateLimiter
 # Between two looks at what to do, when there is nothing to do.
 _IDLE_S = 0.2
 _RETRY_FIRST_S = 0.5
-_RETRY_MAX_S = 30.0
+_RETRY_MAX_S = 5.0
 
 
 class ReplicationEngine:
