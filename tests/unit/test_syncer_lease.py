@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from replicator.master.client import SyncerClient
-from replicator.master.syncer_rules import Assignment, HeldReport
+from replicator.master.syncer_rules import Assignment
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -20,27 +20,13 @@ from replicator.syncer.lease import LeaseLostError, LeaseTimer
 from replicator.syncer.master_lease import MasterLease
 from replicator.syncer.metrics import SYNCER_METRICS
 from runtime.metrics import Metrics
+from tests.support.master_clients import RecordingClient
 from tests.support.replications import StepClock
 
 P1 = PolicyId("p1")
 ASSIGNMENT = Assignment(Policy(P1, "local:/a", "local:/b"), 7, Checkpoint())
 LATER = Checkpoint(Stage.LIVE, position=FeedPosition("log", 5))
 REPORT = ReplicationReport(Condition.ACTIVE, Checkpoint())
-
-
-class RecordingClient(SyncerClient):
-    """A master that refuses some reports, and keeps the others."""
-
-    def __init__(self, refusals: int = 0) -> None:
-        self.refusals = refusals
-        self.saved: list[HeldReport] = []
-
-    def save_report(self, held: HeldReport) -> None:
-        """See SyncerClient."""
-        if self.refusals:
-            self.refusals -= 1
-            raise LeaseLostError("a newer report is known")
-        self.saved.append(held)
 
 
 def lease_of(client: SyncerClient, clock: StepClock) -> MasterLease:
