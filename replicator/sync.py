@@ -273,10 +273,9 @@ class BucketSync:
             crossing=self._crossing,
             limits=options.copy_limits,
         )
-        lists_all = source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
-        self._lists_all = lists_all
+        self._lists_all = all(one.capabilities.lists_all_keys for one in (source, target))
         rules = DecisionRules(
-            may_delete=options.delete and lists_all,
+            may_delete=options.delete and self._lists_all,
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
             patches=target.capabilities.copies_ranges,
         )

@@ -55,8 +55,8 @@ from replicator.stores.port import (
     StoreError,
     UploadedPart,
     UploadId,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowHasher
 
 _MD5_DIGITS = 32

@@ -16,8 +16,9 @@ from replicator.syncer.queue import ChangeQueue, QueuedChange
 from runtime.rate_limit import Clock
 
 # How soon a change is seen (OZ-090), and what asking costs the source.
-POLL_S = 0.2
-_FAILED_WAIT_MAX_S = 30.0
+_POLL_S = 0.2
+# A link that is back is used soon.
+_FAILED_WAIT_MAX_S = 5.0
 # Beyond it "many changed" is all that a proof needs to know.
 _NOTED_KEYS_MAX = 100_000
 
@@ -35,6 +36,7 @@ class ChangeCapture:
         self._lock = threading.Lock()
         self._is_on = False
         self._noted: set[str] | None = None
+        self._failures = 0
         self.prefixes: tuple[str, ...] = ()
         """Changes elsewhere are not queued."""
         self.entries_max = 1
@@ -112,7 +114,7 @@ class ChangeCapture:
         with self._lock:
             after, is_on = self._queue.position, self._is_on and not self.has_gap
         if not is_on or after is None:
-            return POLL_S
+            return _POLL_S
         began_ms = self._clock.now_ms()
         try:
             batch = self._feed.read(after)
@@ -120,13 +122,15 @@ class ChangeCapture:
             with self._lock:
                 self.has_gap, self.error = True, error
             wake()
-            return POLL_S
+            return _POLL_S
         except ReconcileError as error:
             if not error.retryable:
                 raise
-            failed_before, self.error = self.error is not None, error
-            return _FAILED_WAIT_MAX_S if failed_before else POLL_S
+            self.error = error
+            self._failures += 1
+            return min(_POLL_S * 2 ** min(self._failures, 10), _FAILED_WAIT_MAX_S)
         self._lease.check()
+        self._failures = 0
         with self._lock:
             if not self._is_on or self._queue.position != after:
                 return 0.0
@@ -153,8 +157,8 @@ class ChangeCapture:
                 self._noted = None
         self.polls += 1
         if result.is_full:
-            return POLL_S
+            return _POLL_S
         if batch.position.index >= batch.newest_index or batch.position == known:
             self.caught_up_ms = began_ms
-            return POLL_S
+            return _POLL_S
         return 0.0

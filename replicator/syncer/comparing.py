@@ -26,7 +26,7 @@ _NAMED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonResult:
+class ComparisonFindings:
     """What a comparison found. Keys that differed are named up to a limit; `level` is
     that of what was equal. `in_flight` is None where nobody watched.
     """
@@ -113,9 +113,9 @@ class StoreComparing:
             self._take(decided)
         self._settle()
 
-    def result(self) -> ComparisonResult:
+    def result(self) -> ComparisonFindings:
         """What was found; once it is done."""
-        return ComparisonResult(
+        return ComparisonFindings(
             self._began_ms,
             self._found,
             tuple(self._named),

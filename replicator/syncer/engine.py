@@ -43,7 +43,7 @@ from runtime.rate_limit import Clock, RateLimiter
 # Between two looks at what to do, when there is nothing to do.
 _IDLE_S = 0.2
 _RETRY_FIRST_S = 0.5
-_RETRY_MAX_S = 30.0
+_RETRY_MAX_S = 5.0
 
 
 class ReplicationEngine:
@@ -84,6 +84,7 @@ class ReplicationEngine:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._wished: Policy | None = None
+        self._source = source
         self._folder = SyncerFolder(
             parent, syncer=syncer, source=source.address, target=target.address
         )
@@ -96,13 +97,22 @@ class ReplicationEngine:
         except BaseException:
             self._folder.close()
             raise
-        self._source = source
-        copies = self._limits.copier.copies
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
+        copies = self._limits.copier.copies
         self._executors = new_executor(copies, "change"), new_executor(copies, "reader")
+        self._build(known or Checkpoint(), fenced_store(target, lease), new_executor)
+        self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
+        self._not_before_s, self._failures = 0.0, 0
+        self._waiting: FaultVerdict | None = None
+        self._stopped: FaultVerdict | None = None
+        self._equal_as_of_ms: int | None = None
+
+    def _build(self, known: Checkpoint, target: Store, new_executor: NewExecutor) -> None:
+        """Put together what works on this pair, from a checkpoint on."""
+        policy, source, lease, clock = self._policy, self._source, self._lease, self._clock
         tools = Tools(
             source=source,
-            target=fenced_store(target, lease),
+            target=target,
             ledger=self._ledger,
             rate=self._rate,
             readers=self._executors[1],
@@ -116,7 +126,7 @@ class ReplicationEngine:
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
             self._executors[0],
-            threads=copies,
+            threads=self._limits.copier.copies,
             clock=clock,
             tally=self._tally,
             judge=self._judge,
@@ -125,7 +135,7 @@ class ReplicationEngine:
         feed = source.feed
         self._capture = ChangeCapture(feed, self._queue, lease, clock) if feed is not None else None
         self._machine = StageMachine(
-            known or Checkpoint(),
+            known,
             prefixes=policy.prefixes,
             is_live=policy.options.is_live,
             has_feed=feed is not None,
@@ -156,13 +166,6 @@ class ReplicationEngine:
                 clock=clock,
                 limits=self._limits,
             )
-            self._rounds.on_phase_end = self._follower.reset
-            self._rounds.applied_changes = self._follower.applied_changes
-        self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
-        self._not_before_s, self._failures = 0.0, 0
-        self._waiting: FaultVerdict | None = None
-        self._stopped: FaultVerdict | None = None
-        self._equal_as_of_ms: int | None = None
 
     @property
     def is_over(self) -> bool:

@@ -58,6 +58,7 @@ class LogFollower:
         self._proof_at: FeedPosition | None = None
         self._proof_moved = set[str]()
         self._proof_polls: int | None = None
+        rounds.on_phase_end, rounds.applied_changes = self.reset, self.applied_changes
 
     def reset(self) -> None:
         """Begin again with what is not acknowledged."""

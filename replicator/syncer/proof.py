@@ -9,7 +9,7 @@ one the target had every change up to the position: it is equal up to there (OZ-
 from dataclasses import dataclass
 
 from replicator.stores.port import FeedPosition
-from replicator.syncer.comparing import ComparisonResult
+from replicator.syncer.comparing import ComparisonFindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ProofState:
 
     def after(
         self,
-        result: ComparisonResult,
+        result: ComparisonFindings,
         *,
         position: FeedPosition | None,
         moved: set[str] | None,

@@ -5,7 +5,6 @@ the request is tried again later. What runs beside the log shares its workers, s
 changes of one key never overtake each other.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from typing import assert_never
 from replicator.copier import CopierLimits
 from replicator.copy_task import CopyLimits
 from replicator.cut import CutCheck
+from replicator.hashing import blake3_of
 from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.port import (
     Change,
@@ -28,7 +28,7 @@ from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.lease import Lease
-from replicator.syncer.phase import Phase, Tools
+from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.proof import ProofState
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.stages import (
@@ -117,7 +117,7 @@ class RoundRunner:
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved_stage = machine.checkpoint.stage
-        self._phase: Phase | None = None
+        self._phase: SyncPhase | None = None
         self._comparing: StoreComparing | None = None
         self._began_s = self._progress_s = clock.monotonic_s()
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
@@ -212,7 +212,7 @@ class RoundRunner:
         while self._todo and isinstance(self._todo[0], SaveCheckpoint):
             self.advance()
 
-    def begin_phase(self, snapshot: SnapshotFacts | None) -> Phase:
+    def begin_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
         """The tools for this source; those of another one are put away first.
 
         Raises:
@@ -222,7 +222,7 @@ class RoundRunner:
         if phase is not None and phase.snapshot == snapshot:
             return phase
         self.end_phase()
-        phase = Phase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
         self._phase = phase
         self._workers.begin(phase.applier)
         return phase
@@ -237,7 +237,7 @@ class RoundRunner:
         self.on_phase_end()
 
     def compare(
-        self, phase: Phase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
+        self, phase: SyncPhase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
     ) -> StoreComparing:
         """Begin to compare; with `watched` what changes meanwhile is counted."""
         policy = self.policy
@@ -299,7 +299,7 @@ class RoundRunner:
         snapshots, at = self._tools.source.snapshots, self._machine.checkpoint
         assert snapshots is not None
         known = [_number(one.name) for one in (at.base, at.snapshot) if one is not None]
-        digest = hashlib.sha256(self.policy.policy_id.encode()).hexdigest()[:12]
+        digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
         for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
             name = f"treefold-{digest}-{number}"
             self._lease.check()

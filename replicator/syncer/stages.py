@@ -8,7 +8,7 @@ the target has as a whole. Snapshots are let go of once that is recorded at the 
 """
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import TypeAlias, TypedDict, Unpack, assert_never
 
 from replicator.replication import Checkpoint, Stage
 from replicator.stores.port import FeedPosition, SnapshotFacts
@@ -407,13 +407,24 @@ class StageMachine:
         wanted = without_nested(self._prefixes) or ALL
         return tuple(one for one in wanted if one.startswith(known))
 
-    def _save(self, **changes: object) -> list[Request]:
-        checkpoint = replace(self._checkpoint, **changes)  # type: ignore[arg-type]
+    def _save(self, **changes: Unpack["_Changes"]) -> list[Request]:
+        checkpoint = replace(self._checkpoint, **changes)
         before, after = self._checkpoint.stage, checkpoint.stage
         assert before is after or (before, after) in LEGAL
         self._checkpoint = checkpoint
         self._saves += 1
         return [SaveCheckpoint(checkpoint, self._saves)]
+
+
+class _Changes(TypedDict, total=False):
+    """Fields of a checkpoint."""
+
+    stage: Stage
+    base: SnapshotFacts | None
+    snapshot: SnapshotFacts | None
+    last_key: str
+    position: FeedPosition | None
+    prefixes: tuple[str, ...]
 
 
 def _is_behind(position: FeedPosition | None, other: FeedPosition, *, follows: bool) -> bool:

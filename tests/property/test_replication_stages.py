@@ -1,4 +1,4 @@
-"""Stages follow each other as they may, whatever happens, and leave no snapshot behind."""
+"""Stages follow each other as they may, whatever happens, and leave no snapshots."""
 
 from itertools import count, pairwise
 

@@ -24,7 +24,7 @@ class HistoryViolationError(BaseException):
 
 @dataclass
 class History:
-    """Every state of every key of the source, by the index of the change that made it."""
+    """Every state of every key of the source, by the index of its change."""
 
     crossing: Crossing
     states: dict[str, list[tuple[int, State]]] = field(default_factory=dict)

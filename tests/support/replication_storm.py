@@ -157,10 +157,11 @@ class ReplicationStorm:
         if self.rng.random() < 0.5:
             self._note(f"delete all below {prefix}")
             self.source.remove_below(prefix)
-        elif not (prefix.startswith(other) or other.startswith(prefix)):
-            if not keys_below(self.source.objects, other):
-                self._note(f"rename {prefix} to {other}")
-                self.source.move(prefix, other)
+            return
+        is_nested = prefix.startswith(other) or other.startswith(prefix)
+        if not is_nested and not keys_below(self.source.objects, other):
+            self._note(f"rename {prefix} to {other}")
+            self.source.move(prefix, other)
 
     def _something(self) -> None:
         """Time goes by, and somebody acts."""
@@ -284,7 +285,7 @@ class ReplicationStorm:
             raise AssertionError(f"{node.name} writes {key} with an old epoch")
 
     def _stall(self, node: Node, name: str, key: str) -> None:
-        """The process stops in the middle of a write, and comes back after its lease."""
+        """A process stops in the middle of a write, and comes back after its lease."""
         self._note(f"{node.name} is stopped in {name} {key}")
         self.marks["stalled"] += 1
         self._in_stall, deleting = True, set(self.target.deleting)

@@ -18,6 +18,7 @@ from runtime.retry import Backoff
 from tests.support.bucket_sync import LIMITS, InlineExecutor
 
 T = TypeVar("T")
+SYNCER, POLICY = SyncerId("syncer-1"), PolicyId("policy-1")
 P = ParamSpec("P")
 
 
@@ -92,8 +93,8 @@ class Replication:
     limits: EngineLimits = field(default_factory=step_limits)
     checkpoint: Checkpoint | None = None
     later: LaterExecutor | None = None
-    syncer: SyncerId = SyncerId("syncer-1")
-    policy_id: PolicyId = PolicyId("policy-1")
+    syncer: SyncerId = SYNCER
+    policy_id: PolicyId = POLICY
 
     def __post_init__(self) -> None:
         self.start()

@@ -1,4 +1,4 @@
-"""A replication brings a target to its source, follows it, and survives what happens."""
+"""A replication brings a target to its source, follows it, and survives failures."""
 
 from collections.abc import Callable
 from dataclasses import replace

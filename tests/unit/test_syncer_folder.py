@@ -1,4 +1,4 @@
-"""The folder of one replication is told apart from all others, and refused to others."""
+"""The folder of one replication is told apart from others, and refused to others."""
 
 from pathlib import Path
 
