@@ -30,9 +30,9 @@ from replicator.stores.port import (
     UploadWriter,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_objects import S3Reader, S3Writer
+from replicator.stores.stamps import same_stamp
 
 _DELETE_KEYS_MAX = 1000
 # Of both CRCs that Ozone's clients record.
