@@ -205,7 +205,7 @@ class _Watch:
         with (self._folder / "watch.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "admin.cli", "bucket", "sync", *words, "--delete"),
+                    *(sys.executable, "-m", "admin.cli", "bucket", "sync", *words),
                     *("--watch", "--interval", str(self._interval_s), "--json"),
                     *("--state", str(self._folder / "state")),
                 ],

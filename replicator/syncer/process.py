@@ -48,7 +48,7 @@ _REPLICATIONS_FOLDER = "replications"
 _log = get_logger("syncer", SYNCER_EVENTS)
 
 
-class BootClock(SystemClock):
+class _BootClock(SystemClock):
     """A clock that goes on while the machine sleeps: leases do, too."""
 
     def monotonic_s(self) -> float:
@@ -75,7 +75,7 @@ class SyncerProcess:
         self._stopping = threading.Event()
         self._metrics = Metrics(SYNCER_METRICS)
         self._gauges = SyncerGauges(self._metrics)
-        self._clock = BootClock()
+        self._clock = _BootClock()
         self._started_ms = self._clock.now_ms()
         self._metrics.set("syncer_start_time_seconds", self._started_ms / 1000)
         self._timer: LeaseTimer | None = None
