@@ -20,8 +20,8 @@ from replicator.stores.port import (
     ObjectMissingError,
     PreconditionFailedError,
     Store,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.retry import Backoff, Sleep, call_with_retry
 

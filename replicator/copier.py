@@ -53,8 +53,8 @@ from replicator.stores.port import (
     Store,
     StoreError,
     UploadedPart,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import RateLimiter

@@ -22,8 +22,8 @@ from replicator.stores.port import (
     UploadId,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowTable
 
 T = TypeVar("T")

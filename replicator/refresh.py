@@ -40,8 +40,8 @@ from replicator.stores.port import (
     PreconditionFailedError,
     Store,
     StoreError,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
 

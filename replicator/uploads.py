@@ -51,8 +51,8 @@ from replicator.stores.port import (
     PreconditionFailedError,
     UploadedPart,
     UploadId,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowHasher
 
 _MD5_DIGITS = 32

@@ -20,7 +20,6 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_bucket import (
     SCRATCH_PREFIX,
@@ -45,6 +44,7 @@ from replicator.stores.s3_documents import (
 )
 from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, put_tags
 from replicator.stores.s3_properties import headers_of
+from replicator.stores.stamps import same_stamp
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
 _PART_NUMBER_MAX = 10_000

@@ -41,8 +41,8 @@ from replicator.stores.port import (
     UploadId,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 
 MEMORY = Capabilities(
     kind="memory",

@@ -22,8 +22,8 @@ from replicator.stores.port import (
     Store,
     StoreError,
     StoreUnavailableError,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.verifier.state import open_index
 from runtime.disk import Disk
 from runtime.errors import ConfigError, OperationInterruptedError
