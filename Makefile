@@ -31,7 +31,7 @@ test: setup-tests  ## all tests; those that reach a kernel a second time without
 	wait $$again || status=1; cat $$said; exit $$status
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
-	$(BIN)/python -m pytest -n 2 -m long tests
+	$(BIN)/python -m pytest -v -n 2 -m long tests
 
 check: format lint types test  ## all that has to hold before a change lands
 
@@ -85,18 +85,18 @@ pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chr
 test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
 	$(BIN)/python -m pytest -m ozone tests/e2e tests/contract
 
-setup-peers: $(STAMP)  ## Ceph, which only test-peers runs (Debian packages; wants root)
+setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers
 
-test-peers: setup-peers  ## the tests against two real Ceph object stores on loopback
+test-peers: setup-peers  ## the tests against two real Ceph object stores and PostgreSQL on loopback
 	$(BIN)/python -m pytest -m peers tests/e2e tests/contract
 
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(COMPILE) pyproject.toml --extra fast --extra bucket --extra spark --extra test -o requirements.lock
-	# With what builds our wheel.
-	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra bucket --extra sweep - -c requirements.lock -o requirements-run.lock
+	$(COMPILE) pyproject.toml --extra fast --extra postgres --extra spark --extra test -o requirements.lock
+	# With what builds our wheel; time zones come with the system.
+	echo hatchling | $(COMPILE) pyproject.toml --extra fast --extra postgres --extra sweep --no-emit-package tzdata - -c requirements.lock -o requirements-run.lock
 
 clean:
 	rm -rf .venv .venv-protos build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -27,7 +27,9 @@ from runtime.errors import (
 from runtime.exit_codes import ExitCode
 from runtime.output import answer_stream, print_json
 
-_OBJECTS_BETWEEN_COLLECTIONS = 10_000
+# Python begins with 700. To look through all modules again and again would be a tenth
+# of a start.
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 # Of a context: all words of the command line after `treefold`.
 _WORDS = "treefold.words"
 _TRACEBACK = "TREEFOLD_TRACEBACK"
@@ -52,6 +54,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     "demo": LazyCommand(
         "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
     ),
+    "diagnose": LazyCommand(
+        "admin.diagnose:diagnose", "Compare the replicas of a running cluster, without agents."
+    ),
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."
     ),
@@ -59,6 +64,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "admin.jobs:job", "Show, follow, pause, limit, cancel and undo the controller's jobs."
     ),
     "reconcile": LazyCommand("admin.reconcile:reconcile", "Make the replicas of containers equal."),
+    "replication-master": LazyCommand(
+        "replicator.master.cli:replication_master",
+        "Run a replication master: tell syncers which buckets to replicate.",
+        extra="bucket",
+    ),
     "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
@@ -68,6 +78,11 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "sweep": LazyCommand(
         "admin.sweep:sweep", "Check every replica of a cluster in bulk, for example each night."
+    ),
+    "syncer": LazyCommand(
+        "replicator.syncer.cli:syncer",
+        "Run a syncer: replicate buckets as a replication master says.",
+        extra="bucket",
     ),
     "tree": LazyCommand("admin.tree:tree", "Build, show, compare and check trees offline."),
     "verifier": LazyCommand(

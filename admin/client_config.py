@@ -1,5 +1,5 @@
-"""Settings of commands that call a controller or a verifier: where the controller is,
-and the files of mutual TLS. Options of a command win over them.
+"""Settings of commands that call a controller, a replication master, a verifier or an
+Ozone cluster: where they are, and the files of mutual TLS. Options win over them.
 
 They lie in the file that $TREEFOLD_CONFIG names, else in treefold/client.toml below
 $XDG_CONFIG_HOME, which is ~/.config unless it is set.
@@ -7,20 +7,30 @@ $XDG_CONFIG_HOME, which is ~/.config unless it is set.
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from runtime.config import Address, RoleSettings, Settings, Switch, TlsSettings, load
 
 CONTROLLER_DEFAULT = "127.0.0.1:9896"
+MASTER_DEFAULT = "127.0.0.1:9895"
 
 
 class ClientConfig(Settings):
     """All settings of client.toml."""
 
     controller: Address = CONTROLLER_DEFAULT
+    # Those of one database; one of them has to answer.
+    replication_masters: Annotated[tuple[Address, ...], Field(min_length=1, max_length=16)] = (
+        MASTER_DEFAULT,
+    )
     # Paths in it are relative to the file's folder.
     tls: TlsSettings | None = None
-    # Identities of controllers, agents and verifiers whose certificates name none.
+    # Identities of the processes whose certificates name none.
     roles: RoleSettings = RoleSettings()
+    # SCMs of Ozone clusters by a name for --cluster; host:port each, tried in order.
+    clusters: Mapping[str, tuple[Address, ...]] = {}
     # Allow connections without TLS beyond loopback.
     insecure: Switch = False
 

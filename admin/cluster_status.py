@@ -13,6 +13,12 @@ from enum import Enum
 from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.jobs import job_json, progress_line
+from admin.master_status import (
+    MasterAnswer,
+    lines_of_masters,
+    masters_json,
+    problems_of_masters,
+)
 from dnagent.ports import AgentStatus, VolumeStatus
 from merkle.outcome import FINAL_VERDICTS, Verdict
 from runtime.exit_codes import ExitCode
@@ -122,6 +128,7 @@ class ClusterAnswer:
     # None: not asked for.
     sweep: SweepAnswer | None = None
     verifiers: tuple[VerifierAnswer, ...] = ()
+    masters: tuple[MasterAnswer, ...] = ()
 
 
 def health_of(problems: Sequence[Problem]) -> Health:
@@ -148,6 +155,10 @@ def problems_of(answer: ClusterAnswer) -> list[Problem]:
         *(problem for job in answer.jobs for problem in _problems_of_job(job)),
         *(_problems_of_sweep(answer.sweep, answer.as_of_s) if answer.sweep else ()),
         *(problem for one in answer.verifiers for problem in _problems_of_verifier(answer, one)),
+        *(
+            Problem(one.text, one.action, is_known=one.is_known)
+            for one in problems_of_masters(answer.masters)
+        ),
     ]
     return sorted(found, key=lambda problem: not problem.is_known)
 
@@ -283,6 +294,7 @@ def lines(answer: ClusterAnswer) -> list[str]:
         found.append(f"         and {more} more: see `treefold status --json`")
     found += ["", *_controller_lines(answer), "", *_agent_lines(answer)]
     found += ["", *_job_lines(answer), "", *_sweep_lines(answer), "", *_verifier_lines(answer)]
+    found += ["", *lines_of_masters(answer.masters)]
     return [part for line in found for part in _wrapped(printable(line))]
 
 
@@ -457,6 +469,7 @@ def answer_json(answer: ClusterAnswer) -> JsonObject:
             }
             for one in answer.verifiers
         ],
+        "replicationMasters": masters_json(answer.masters),
     }
 
 

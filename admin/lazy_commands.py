@@ -19,6 +19,7 @@ _EXTRAS = {
     "botocore": "bucket",
     "cryptography": "tls",
     "jinja2": "sweep",
+    "psycopg": "postgres",
     "pyarrow": "sweep",
 }
 

@@ -2,7 +2,6 @@
 containers equal.
 """
 
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from admin.answer import (
 )
 from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
+from admin.confirmation import is_confirmed
 from admin.containers import (
     compare_live,
     container_json,
@@ -143,7 +143,7 @@ def reconcile(
             return
         if planned and not _is_current(answer, planned, views):
             return
-        if wanted and not _is_confirmed(answer, len(wanted), yes=yes):
+        if wanted and not is_confirmed(answer, _question(len(wanted)), yes=yes):
             return
         # Do only what was shown and confirmed: containers refused in the plan stay
         # refused.
@@ -390,18 +390,8 @@ def _work(view: ContainerStatus, compared: dict[int, Comparison]) -> str:
     return f"{comparison.verdict.value}{presumed}{': ' if counted else ''}{counted}"
 
 
-def _is_confirmed(answer: CommandResult, count: int, *, yes: bool) -> bool:
-    question = f"Reconcile {count} container{'' if count == 1 else 's'}?"
-    is_terminal = sys.stdin.isatty() and sys.stderr.isatty()
-    if yes or (is_terminal and click.confirm(question, default=False, err=True)):
-        return True
-    answer.fail(
-        "refused",
-        "Nothing was changed: not confirmed.",
-        hint="add --yes to confirm, or --dry-run to see only the plan",
-    )
-    answer.exit_status = ExitCode.REFUSED
-    return False
+def _question(count: int) -> str:
+    return f"Reconcile {count} container{'' if count == 1 else 's'}?"
 
 
 def _note_refusals(

@@ -21,8 +21,10 @@ from admin.cluster_status import (
     lines,
     problems_of,
 )
+from admin.clusters import cluster_option
 from admin.command_result import command_result
 from admin.datanode_names import unique_prefixes
+from admin.master_status import MasterAnswer
 from admin.paths import LocalPath
 from admin.tls_options import check_option_address
 from dnagent.client import AgentClient
@@ -58,19 +60,30 @@ _EXTRA = "install the extra for chunk tables: pip install 'treefold[sweep]'"
     multiple=True,
     help="A verifier (`treefold verifier run`). May be repeated.",
 )
+@click.option(
+    "--master",
+    "masters",
+    metavar="HOST:PORT",
+    multiple=True,
+    help="A replication master (`treefold replication-master run`). May be repeated.",
+)
+@cluster_option()
 @json_option
 @controller_options
 def status(
     *,
     controller: ControllerClient,
+    cluster: str | None,
     sweep_folder: Path | None,
     verifiers: tuple[str, ...],
+    masters: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """What is wrong, how sure that is, and what to do next.
 
     It asks the controller, the agents that the controller knows, and what the options
-    name. What does not answer is UNKNOWN, with the reason. Nothing changes.
+    name. What does not answer is UNKNOWN, with the reason. Nothing changes. With
+    --cluster it asks the SCM of a running cluster instead, and no agent.
 
     \b
     Exit status:
@@ -80,8 +93,19 @@ def status(
     """
     for address in verifiers:
         check_option_address("--verifier", address)
+    for address in masters:
+        check_option_address("--master", address)
+    if cluster is not None:
+        if sweep_folder or verifiers or masters:
+            raise UsageError("--cluster goes without --sweep, --verifier and --master")
+        # Imported here, because the other status needs none of it.
+        from admin.cluster_health import show_status
+
+        with command_result("status", as_json=as_json) as result:
+            show_status(cluster, result)
+        return
     with command_result("status", as_json=as_json) as result:
-        answer = ask(controller, sweep_folder, verifiers)
+        answer = ask(controller, sweep_folder, verifiers, masters)
         result.data = answer_json(answer)
         result.exit_status = exit_status_of(health_of(problems_of(answer)))
         if not as_json:
@@ -90,11 +114,15 @@ def status(
 
 
 def ask(
-    controller: ControllerClient, sweep_folder: Path | None, verifiers: Sequence[str]
+    controller: ControllerClient,
+    sweep_folder: Path | None,
+    verifiers: Sequence[str],
+    masters: Sequence[str] = (),
 ) -> ClusterAnswer:
     """Ask everything; whoever does not answer is in the answer with the reason."""
     sweep = _ask_sweep(sweep_folder) if sweep_folder else None
     asked = tuple(_ask_verifier(controller, address) for address in verifiers)
+    asked_masters = tuple(_ask_master(controller, address) for address in masters)
     try:
         found = controller.status()
         views = controller.datanodes()
@@ -109,6 +137,7 @@ def ask(
             f"{error.code}: {error.message}",
             sweep=sweep,
             verifiers=asked,
+            masters=asked_masters,
         )
     with ThreadPoolExecutor(_CALLS_AT_ONCE, thread_name_prefix="status") as pool:
         short = unique_prefixes(view.datanode.peer for view in views)
@@ -124,6 +153,7 @@ def ask(
         jobs=jobs,
         sweep=sweep,
         verifiers=asked,
+        masters=asked_masters,
     )
 
 
@@ -199,3 +229,17 @@ def _ask_verifier(controller: ControllerClient, address: str) -> VerifierAnswer:
     return VerifierAnswer(
         address, found.address, found.index.listed_at_s, roles_enforced=found.roles_enforced
     )
+
+
+def _ask_master(controller: ControllerClient, address: str) -> MasterAnswer:
+    # Imported here: most clusters replicate no bucket.
+    from replicator.master.client import MasterClient
+
+    try:
+        client = MasterClient([address], tls=controller.tls, insecure=controller.insecure)
+        try:
+            return MasterAnswer(address, client.status(), tuple(client.replications()))
+        finally:
+            client.close()
+    except ReconcileError as error:
+        return MasterAnswer(address, error=f"{error.code}: {error.message}")

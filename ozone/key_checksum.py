@@ -14,7 +14,7 @@ from merkle.errors import ReconcileError, RefusalError
 from merkle.object_checksum import Crc, object_crc
 from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient
+from ozone.datanode_client import DatanodeClient
 from ozone.manager_values import KeyBlock, KeyFacts
 from runtime.rpc import open_channel
 

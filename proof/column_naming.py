@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 
+from proof.columns import NameColumns, ascending
 from proof.cuts import RewoundSnapshot
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.index_state import damaged
 from proof.item import KEY_HASH_BYTES
-from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, ItemColumns
 from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult
 from proof.symbols import (
     IdDifference,
@@ -60,12 +61,11 @@ class _ColumnDifferences(Sequence[ItemDifference]):
         self._ours, self._theirs, self._extras = ours, theirs, extras
         self._rest, self._read = rest, read
         # Most buckets have no versions, and comparing pairs takes five times as long.
-        places = range(len(self._keys))
         if any(self._versions):
             pairs = list(zip(self._keys, self._versions, strict=True))
-            self._order = sorted(places, key=pairs.__getitem__)
+            self._order = sorted(range(len(pairs)), key=pairs.__getitem__)
         else:
-            self._order = sorted(places, key=self._keys.__getitem__)
+            self._order = _key_order(self._keys)
         self._made: tuple[ItemDifference, ...] | None = None
 
     def __len__(self) -> int:
@@ -143,7 +143,7 @@ class ColumnNaming:
         self._hasher, self._read = hasher, read
         ours, our_hashes = _by_hash(found.ours)
         theirs, their_hashes = _by_hash(found.theirs)
-        keys, versions, name_places, name_hashes = self._found(view, our_hashes)
+        names, name_places, name_hashes = self._found(view, our_hashes)
         moved = np.unique(np.array(_undone_hashes(view), np.uint64))
         in_theirs, at_theirs = _places(our_hashes, their_hashes)
         in_names, at_names = _places(our_hashes, name_hashes)
@@ -163,8 +163,9 @@ class ColumnNaming:
         order = np.concatenate((at_names[is_changed], at_names[is_missing]))
         places = _read(name_places, order).tolist()
         # Picking from lists is faster here than from columns.
-        self._keys = [keys[at].decode() for at in places]
-        self._versions = [versions[at].decode() for at in places]
+        keys, versions = names.texts()
+        self._keys = [keys[at] for at in places]
+        self._versions = [versions[at] for at in places]
         self._changed = int(is_changed.sum())
         self._ours = np.concatenate((ours[is_changed], ours[is_missing]))
         self._changed_theirs = theirs[at_theirs[is_changed]]
@@ -233,21 +234,28 @@ class ColumnNaming:
 
     def _found(
         self, view: RewoundSnapshot, hashes: "NDArray[np.uint64]"
-    ) -> tuple[list[bytes], list[bytes], "NDArray[np.intp]", "NDArray[np.uint64]"]:
-        """The keys and versions of these hashes that our index has; their places by
-        hash, and the hashes. The index's order by hash has no checksum, but a name that
+    ) -> tuple[NameColumns, "NDArray[np.intp]", "NDArray[np.uint64]"]:
+        """The names of these hashes that our index has; their places by hash, and the
+        hashes. The index's order by hash has no checksum, but a name that
         was found there has the hash itself.
         """
-        keys, versions = view.names(hashes)
-        try:
-            names = NameColumns.of(keys, versions)
-        except TypeError as error:
-            raise damaged("a key has another type") from error
+        names = view.names(hashes)
         found = self._hasher.key_hashes(names)
         if not _places(found, hashes)[0].all():
             raise damaged("its order by hash has another key than its rows")
         order = np.argsort(found)
-        return keys, versions, order, found[order]
+        return names, order, found[order]
+
+
+def _key_order(keys: Sequence[str]) -> list[int]:
+    """The places of keys in ascending order."""
+    ends = np.cumsum(np.fromiter(map(len, keys), np.int64, len(keys)))
+    data = np.frombuffer("".join(keys).encode(), np.uint8)
+    if len(keys) and len(data) != ends[-1]:
+        # A character of several bytes: ends are elsewhere.
+        return sorted(range(len(keys)), key=keys.__getitem__)
+    found: list[int] = ascending(data, ends, lambda: keys).tolist()
+    return found
 
 
 def _by_hash(ids: Ids) -> tuple[Ids, "NDArray[np.uint64]"]:

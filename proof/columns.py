@@ -2,14 +2,17 @@
 once goes through these, because a Python object of each would cost more than the work.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+_WORD_BYTES = 8
+_Text = TypeVar("_Text", str, bytes)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +49,10 @@ class ByteColumn:
         firsts = self.data[(self.ends - self.lengths)[self.lengths > 0]]
         return not ((firsts & 0xC0) == 0x80).any()
 
+    def order(self) -> "NDArray[np.intp]":
+        """Their places in ascending order."""
+        return ascending(self.data, self.ends, self.texts)
+
     def texts(self) -> list[bytes]:
         """All of them."""
         data, ends = self.data.tobytes(), self.ends.tolist()
@@ -55,10 +62,92 @@ class ByteColumn:
         """One of them."""
         return self.data[self.ends[at - 1] if at else 0 : self.ends[at]].tobytes()
 
+    def joined(self, other: "ByteColumn") -> "ByteColumn":
+        """These, and those behind them."""
+        ends = np.concatenate((self.ends, other.ends + len(self.data)))
+        return ByteColumn(np.concatenate((self.data, other.data)), ends)
+
     def taken(self, places: "NDArray[np.intp]") -> "ByteColumn":
         """Those at some places, in their order."""
         lengths = self.lengths[places]
         return gathered(self.data, self.ends[places] - lengths, lengths)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NameColumns:
+    """Keys and versions of items, in UTF-8."""
+
+    keys: ByteColumn
+    versions: ByteColumn
+
+    def __post_init__(self) -> None:
+        assert len(self.keys) == len(self.versions)
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @classmethod
+    def of(cls, keys: Sequence[bytes], versions: Sequence[bytes]) -> "NameColumns":
+        """The columns of these."""
+        return cls(ByteColumn.of(keys), ByteColumn.of(versions))
+
+    def joined(self, other: "NameColumns") -> "NameColumns":
+        """These, and those behind them."""
+        return NameColumns(self.keys.joined(other.keys), self.versions.joined(other.versions))
+
+    def taken(self, places: "NDArray[np.intp]") -> "NameColumns":
+        """Those at some places, in their order."""
+        return NameColumns(self.keys.taken(places), self.versions.taken(places))
+
+    def texts(self) -> tuple[list[str], list[str]]:
+        """All keys and all versions.
+
+        Raises:
+            UnicodeDecodeError: one is not UTF-8.
+        """
+        return _decoded(self.keys), _decoded(self.versions)
+
+
+def ascending(
+    data: "NDArray[np.uint8]", ends: "NDArray[np.int64]", texts: Callable[[], Sequence[_Text]]
+) -> "NDArray[np.intp]":
+    """The places of texts, joined in `data`, in the order of their bytes. Most differ
+    in one word: the first that is not the same in all. Those that do not are compared
+    whole, and only then `texts` is called.
+    """
+    starts = np.concatenate((ends[:0], [0], ends[:-1]))[: len(ends)]
+    whole = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
+    shortest, skipped = int((ends - starts).min()) if len(ends) else 0, 0
+    words = _words(whole, starts, ends)
+    while skipped + _WORD_BYTES <= shortest and (words == words[0]).all():
+        skipped += _WORD_BYTES
+        words = _words(whole, starts + skipped, ends)
+    places = np.argsort(words)
+    words = words[places]
+    is_same = np.zeros(len(words) + 1, np.bool_)
+    is_same[1:-1] = words[1:] == words[:-1]
+    edges = np.flatnonzero(is_same[1:] != is_same[:-1])
+    if len(edges):
+        known = texts()
+        for first, last in edges.reshape(-1, 2).tolist():
+            some = places[first : last + 1].tolist()
+            places[first : last + 1] = sorted(some, key=known.__getitem__)
+    return places
+
+
+def _words(
+    data: "NDArray[np.uint8]", starts: "NDArray[np.int64]", ends: "NDArray[np.int64]"
+) -> "NDArray[np.uint64]":
+    """The eight bytes of each text at `starts`, zeros after its end, as numbers of the
+    same order.
+    """
+    windows = np.lib.stride_tricks.sliding_window_view(data, _WORD_BYTES)
+    words: NDArray[np.uint64] = windows[starts].view(">u8")[:, 0].astype(np.uint64)
+    unused = (_WORD_BYTES - np.clip(ends - starts, 0, _WORD_BYTES)).astype(np.uint64)
+    bits = np.minimum(np.uint64(8) * unused, np.uint64(63))
+    words = words >> bits << bits
+    words[unused == _WORD_BYTES] = 0
+    return words
 
 
 def gathered(
@@ -73,3 +162,13 @@ def gathered(
 def numbers_of(values: Iterable[int], count: int) -> "NDArray[np.uint64]":
     """So many numbers of 64 bits as an array."""
     return np.fromiter(values, np.uint64, count)
+
+
+def _decoded(column: ByteColumn) -> list[str]:
+    if not len(column.data):
+        return [""] * len(column)
+    data = column.data.tobytes()
+    if not data.isascii():
+        return [text.decode() for text in column.texts()]
+    text, ends = data.decode(), column.ends.tolist()
+    return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]

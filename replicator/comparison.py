@@ -20,8 +20,8 @@ from replicator.stores.port import (
     ObjectMissingError,
     PreconditionFailedError,
     Store,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.retry import Backoff, Sleep, call_with_retry
 
@@ -95,18 +95,31 @@ class KeyComparison:
         """How many keys of the ledger the last comparison has found at neither side."""
         return self._gone
 
-    def decisions(self, prefix: str) -> Iterator[DecidedKey]:
-        """Every key that exists at a side, ascending, with what must happen. Afterwards
-        the ledger has what was found equal, and no row of a key that is gone.
+    def decide_key(self, state: KeyState) -> DecidedKey:
+        """One key that nobody has listed now, with what must happen.
+
+        Raises:
+            StoreError: a side did not answer.
+            OperationInterruptedError: the sync is being interrupted.
+        """
+        learned = list[LedgerRow]()
+        decided = self._settled(self._decide(state, is_listed=False), learned)
+        self._ledger.save_rows(learned)
+        return decided
+
+    def decisions(self, prefix: str, *, start_after: str = "") -> Iterator[DecidedKey]:
+        """Every key after `start_after` that exists at a side, ascending, with what
+        must happen. Afterwards the ledger has what was found equal, and no row of a key
+        that is gone.
 
         Raises:
             StoreError: a listing is not complete, or a side did not answer.
             OperationInterruptedError: the sync is being interrupted.
         """
         joined = join_keys(
-            self._listing(self._source, prefix),
-            self._listing(self._target, prefix),
-            self._ledger.rows(prefix),
+            self._listing(self._source, prefix, start_after),
+            self._listing(self._target, prefix, start_after),
+            self._ledger.rows(prefix, start_after=start_after),
         )
         damaged = self._ledger.damaged()
         waiting = deque[_Decided]()
@@ -127,8 +140,14 @@ class KeyComparison:
         self._ledger.forget(gone)
         self._gone = len(gone)
 
-    def _listing(self, store: Store, prefix: str) -> Iterator[ObjectFacts]:
-        return list_resumed(store.lister, prefix, sleep=self._sleep, backoff=self._backoff)
+    def _listing(self, store: Store, prefix: str, start_after: str) -> Iterator[ObjectFacts]:
+        return list_resumed(
+            store.lister,
+            prefix,
+            start_after=start_after,
+            sleep=self._sleep,
+            backoff=self._backoff,
+        )
 
     def _start(self, one: JoinedKey, *, is_damaged: bool) -> _Decided:
         if self._is_cancelled():
@@ -151,7 +170,7 @@ class KeyComparison:
                 learned.clear()
         return decided
 
-    def _decide(self, state: KeyState) -> DecidedKey:
+    def _decide(self, state: KeyState, *, is_listed: bool = True) -> DecidedKey:
         for _ in range(_READS_MAX):
             decision = decide(state, self._rules)
             if decision.needs is None:
@@ -159,7 +178,8 @@ class KeyComparison:
             if self._is_cancelled():
                 raise OperationInterruptedError("the sync was interrupted")
             seen = self._read(state, decision.needs)
-            if state.source is not None and seen.source is None and self._is_lost(state.key):
+            is_gone = state.source is not None and seen.source is None
+            if is_gone and is_listed and self._is_lost(state.key):
                 return DecidedKey(state, Decision(Action.COPY, "listed at the source, but lost"))
             state = seen
         return DecidedKey(state, Decision(Action.COPY, "keeps changing"))

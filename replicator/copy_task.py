@@ -31,8 +31,8 @@ from replicator.stores.port import (
     StoreError,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowTable
 
 _PART_BYTES = 8 << 20

@@ -169,9 +169,12 @@ class PairLedger:
         rows = self._query(_ledger_row, f"{_SELECT_ROWS} WHERE key = ?", (key.encode(),))
         return rows[0] if rows else None
 
-    def rows(self, prefix: str) -> Iterator[LedgerRow]:
-        """All rows below a prefix in ascending order of their keys' UTF-8 bytes."""
-        start, above = prefix.encode(), False
+    def rows(self, prefix: str, *, start_after: str = "") -> Iterator[LedgerRow]:
+        """All rows below a prefix, after `start_after`, in ascending order of their
+        keys' UTF-8 bytes.
+        """
+        above = start_after >= prefix and bool(start_after)
+        start = (start_after if above else prefix).encode()
         while True:
             comparison = ">" if above else ">="
             statement = f"{_SELECT_ROWS} WHERE key {comparison} ? ORDER BY key LIMIT {_PAGE_ROWS}"

@@ -73,15 +73,16 @@ def lists_key(lister: ObjectLister, key: str) -> bool:
 
 
 def list_resumed(
-    lister: ObjectLister, prefix: str, *, sleep: Sleep, backoff: Backoff
+    lister: ObjectLister, prefix: str, *, sleep: Sleep, backoff: Backoff, start_after: str = ""
 ) -> Iterator[ObjectFacts]:
-    """The listing of a store, continued behind the last key where it fails for a while.
+    """The listing of a store behind `start_after`, continued behind the last key where
+    it fails for a while.
 
     Raises:
         StoreError: the listing is not complete.
     """
-    last = ""
-    listing = lister.list_objects(prefix)
+    last = start_after
+    listing = lister.list_objects(prefix, start_after=start_after)
     failed = False
 
     def advance() -> ObjectFacts | None:

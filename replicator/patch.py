@@ -44,8 +44,8 @@ from replicator.stores.port import (
     PreconditionFailedError,
     StoreError,
     UploadedPart,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.uploads import (
     PartTransfer,
     adopt_finished,

@@ -83,7 +83,6 @@ class ReplicationOptions:
     is_live: bool = True
     newest_wins: bool = False
     keeps_acls: bool = True
-    keeps_modification_time: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,9 @@ class Checkpoint:
 
     `snapshot` is the one being applied, `base` the one that the target has as a whole,
     `last_key` the key up to which `snapshot` was applied (OZ-056), `position` that of
-    the log up to which every change is at the target (OZ-135).
+    the log up to which every change is at the target (OZ-135); in the initial batch it
+    is where the log is followed from. `prefixes` are those that the target has: a
+    policy that wants others copies these first. The empty prefix is all keys.
     """
 
     stage: Stage = Stage.INITIAL_BATCH
@@ -119,6 +120,7 @@ class Checkpoint:
     snapshot: SnapshotFacts | None = None
     last_key: str = ""
     position: FeedPosition | None = None
+    prefixes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,8 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 
 # What S3 asks of every part but the last.
 PART_BYTES_MIN = 5 << 20

@@ -24,15 +24,13 @@ from proof.receipts import Receipt
 from proof.root import SetRoot
 from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
-from replicator.copy import copy_object
 from replicator.copy_requests import (
     CopyFailedError,
     CopyResult,
     FailureReason,
     ObjectStamp,
-    Steps,
 )
-from replicator.copy_task import CopyLimits, CopyTask
+from replicator.copy_task import CopyLimits
 from replicator.crossing import Crossing, lacking
 from replicator.cut import CutCheck
 from replicator.deletes import (
@@ -44,10 +42,10 @@ from replicator.deletes import (
     shows_same,
 )
 from replicator.difference import Action, DecisionRules
+from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.listing import lists_key
 from replicator.pair import check_pair
-from replicator.patch import patch_object, put_properties
 from replicator.stores.port import (
     ObjectFacts,
     Store,
@@ -268,10 +266,16 @@ class BucketSync:
             is_cancelled=self._is_stopped,
             new_executor=new_executor,
         )
-        lists_all = source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
-        self._lists_all = lists_all
+        self._keys = KeyCopier(
+            target,
+            ledger,
+            self._copier,
+            crossing=self._crossing,
+            limits=options.copy_limits,
+        )
+        self._lists_all = all(one.capabilities.lists_all_keys for one in (source, target))
         rules = DecisionRules(
-            may_delete=options.delete and lists_all,
+            may_delete=options.delete and self._lists_all,
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
             patches=target.capabilities.copies_ranges,
         )
@@ -476,42 +480,16 @@ class BucketSync:
             self._progress.advance(step.length_bytes if plan.bytes else 1)
 
     def _carry_out(self, step: PlannedStep) -> CopyResult | None:
-        result = self._copier.run(self._machine(step))
-        if result is not None:
-            self._ledger.save_copy(result)
-        elif self._retried(lambda: lists_key(self._source.lister, step.key)):
+        assert step.source is not None
+        target = step.target.facts(step.key) if step.target else None
+        source = step.source.facts(step.key)
+        result = self._keys.carry_out(Action(step.action), source, target)
+        if result is None and self._retried(lambda: lists_key(self._source.lister, step.key)):
             raise CopyFailedError(
                 FailureReason.SOURCE_UNREADABLE,
                 f"{step.key} is listed at the source, but it cannot be read there",
             )
         return result
-
-    def _machine(self, step: PlannedStep) -> Steps[CopyResult | None]:
-        assert step.source is not None
-        target = step.target.facts(step.key) if step.target else None
-        row = self._ledger.row(step.key)
-        if row is not None and (target is None or not row.target.agrees(target)):
-            row = None
-        windows = None
-        if row is not None and Action(step.action) is not Action.COPY:
-            windows = self._ledger.windows(step.key, row.target.size_bytes)
-        task = CopyTask(
-            source=step.source.facts(step.key),
-            target=target,
-            capabilities=self._target.capabilities,
-            crossing=self._crossing,
-            window_key=self._ledger.secret,
-            limits=self._options.copy_limits,
-            source_etags_prove=self._copier.source_etags_prove,
-            sends_pieces=self._target.piece_writer is not None,
-            upload=self._ledger.upload(step.key),
-            windows=windows,
-            content=row.hashes if row is not None else (),
-            properties=row.properties if row is not None else b"",
-        )
-        if Action(step.action) is Action.PROPERTIES:
-            return put_properties(task)
-        return copy_object(task) if windows is None else patch_object(task)
 
     def _delete_all(self, outcome: CopyTally) -> None:
         """Delete the extras that both cuts have shown alike. What the store answers for

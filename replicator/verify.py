@@ -26,8 +26,8 @@ from replicator.stores.port import (
     ObjectMissingError,
     PreconditionFailedError,
     Store,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff, Sleep, call_with_retry

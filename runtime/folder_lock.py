@@ -21,14 +21,14 @@ _NAME_BYTES_MAX = 64
 class FolderLock:
     """Holds a folder from its creation until `release`."""
 
-    def __init__(self, folder: Path, program: str) -> None:
-        """Lock an existing folder for this program.
+    def __init__(self, folder: Path, program: str, *, file: str = _FILE) -> None:
+        """Lock an existing folder for this program, by a file of this name.
 
         Raises:
             BusyError: another process holds the folder; its ID is the fact `pid`.
             DiskError: the lock file cannot be opened.
         """
-        path = folder / _FILE
+        path = folder / file
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             descriptor = os.open(path, flags, 0o644)

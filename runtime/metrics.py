@@ -6,6 +6,7 @@ registry, so that no value outlives its component.
 """
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -56,6 +57,16 @@ class ProcessMetrics:
         return f"{self.prefix}_audit_fault"
 
     @property
+    def failures(self) -> Metric:
+        """What also a process has that nobody calls."""
+        return Metric(
+            self.thread_failures,
+            Kind.COUNTER,
+            "Unforeseen errors that ended a step of a thread; the thread goes on.",
+            ("thread",),
+        )
+
+    @property
     def table(self) -> tuple[Metric, ...]:
         """All of them."""
         return (
@@ -71,12 +82,7 @@ class ProcessMetrics:
                 "Whether the chain of the audit file is broken, or a line could not be written.",
                 ("fault",),
             ),
-            Metric(
-                self.thread_failures,
-                Kind.COUNTER,
-                "Unforeseen errors that ended a step of a thread; the thread goes on.",
-                ("thread",),
-            ),
+            self.failures,
         )
 
 
@@ -107,6 +113,14 @@ class Metrics:
         """Set a gauge."""
         gauge = self._gauges[name]
         (gauge.labels(**labels) if labels else gauge).set(value)
+
+    def forget(self, name: str, *values: str) -> None:
+        """Drop a gauge of what exists no longer, by the values of its labels in the
+        order of the table; it may never have been set.
+        """
+        # Some versions of the library refuse one that is not there.
+        with suppress(KeyError):
+            self._gauges[name].remove(*values)
 
     def value(self, name: str, **labels: str) -> float:
         """The current value; 0 if nothing was counted yet."""

@@ -34,6 +34,9 @@ class Role(StrEnum):
     # A person, or a job that runs for one.
     OPERATOR = "operator"
     VERIFIER = "verifier"
+    # A process that replicates buckets, and the one that tells it which.
+    SYNCER = "syncer"
+    REPLICATION_MASTER = "replication-master"
     # A service of Ozone itself, which reads at Ozone's own port.
     OZONE = "ozone"
 
@@ -90,12 +93,15 @@ class RoleTable:
 _AGENT = "/treefold.agent.v1.Agent/"
 _CONTROLLER = "/treefold.controller.v1.Controller/"
 _VERIFIER = "/treefold.verifier.v1.Verifier/"
+_MASTER = "/treefold.replication.v1.ReplicationMaster/"
 _HEALTH = "/grpc.health.v1.Health/"
 _OPERATOR = frozenset({Role.OPERATOR})
 _DATANODE = frozenset({Role.DATANODE})
 _SERVERS = frozenset({Role.OPERATOR, Role.CONTROLLER})
 _TREE_READERS = frozenset({Role.OPERATOR, Role.DATANODE})
-_BUCKET_READERS = frozenset({Role.OPERATOR, Role.VERIFIER})
+_SYNCER = frozenset({Role.SYNCER})
+_BUCKET_READERS = frozenset({Role.OPERATOR, Role.VERIFIER, Role.SYNCER})
+_BUCKET_WRITERS = frozenset({Role.OPERATOR, Role.SYNCER})
 
 # The roles that may call each method.
 METHOD_ROLES: Mapping[str, frozenset[Role]] = {
@@ -130,9 +136,23 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     _VERIFIER + "Prove": _BUCKET_READERS,
     _VERIFIER + "Refresh": _BUCKET_READERS,
     _VERIFIER + "GetFacts": _BUCKET_READERS,
-    _VERIFIER + "WriteBatches": _OPERATOR,
-    _VERIFIER + "DeleteItems": _OPERATOR,
-    _VERIFIER + "PatchObject": _OPERATOR,
+    _VERIFIER + "WriteBatches": _BUCKET_WRITERS,
+    _VERIFIER + "DeleteItems": _BUCKET_WRITERS,
+    _VERIFIER + "PatchObject": _BUCKET_WRITERS,
+    _MASTER + "Register": _SYNCER,
+    _MASTER + "Heartbeat": _SYNCER,
+    _MASTER + "SaveReport": _SYNCER,
+    _MASTER + "Release": _SYNCER,
+    _MASTER + "AddPolicy": _OPERATOR,
+    _MASTER + "DeletePolicy": _OPERATOR,
+    _MASTER + "SetDesiredState": _OPERATOR,
+    _MASTER + "SetOptions": _OPERATOR,
+    _MASTER + "SetEnabled": _OPERATOR,
+    _MASTER + "ListReplications": _OPERATOR,
+    _MASTER + "GetReplication": _OPERATOR,
+    _MASTER + "GetStatus": _OPERATOR,
+    _MASTER + "Failover": _OPERATOR,
+    _MASTER + "EndFailover": _OPERATOR,
 }
 # Whoever has a certificate may call these, also without a role.
 OPEN_METHODS = frozenset({_HEALTH + "Check", _HEALTH + "List", _HEALTH + "Watch"})

@@ -25,10 +25,11 @@ from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.access import Access
 from runtime.call_limits import CallLimits, CallWatch, WatchedCall
-from runtime.config import split_address
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
+from runtime.guard import ThreadGuard
 from runtime.renewable_channel import RenewableChannel
 from runtime.roles import Identity, Role, RoleTable
+from runtime.setting_values import split_address
 from runtime.tls_files import Tls, TlsBytes
 from runtime.tls_renewal import RenewableTls
 
@@ -205,6 +206,7 @@ def start_server(
     own_threads: Mapping[str, int] | None = None,
     limits: CallLimits | None = None,
     share_threads: bool = False,
+    watch_guard: ThreadGuard | None = None,
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
@@ -213,7 +215,8 @@ def start_server(
     Calls beyond `threads` wait; calls beyond `calls_max` are refused at once. With
     `share_threads`, so are calls of one client beyond half of a service's threads.
     Services in `own_threads`, by full name, get that many threads of their own.
-    `limits` cancel calls that stand still.
+    `limits` cancel calls that stand still; `watch_guard` counts the errors of the
+    thread that does it (WATCH_THREAD).
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, the PEM
@@ -229,7 +232,7 @@ def start_server(
         service: _CallPool(count, share=share_threads)
         for service, count in (own_threads or {}).items()
     }
-    watch = CallWatch(limits or CallLimits())
+    watch = CallWatch(limits or CallLimits(), watch_guard)
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
         pool,

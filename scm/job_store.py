@@ -6,7 +6,6 @@ A job is one row: the columns used in queries, and the whole value as JSON. The 
 newer one is refused.
 """
 
-import contextlib
 import fcntl
 import json
 import os
@@ -24,6 +23,8 @@ from pydantic_core import from_json
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
+from runtime.row_order import of_types
+from runtime.sqlite_file import open_sqlite, sqlite_transaction
 from scm.jobs import Job, JobState
 from scm.policy import Visit
 
@@ -106,7 +107,7 @@ class SqliteJobStore:
         self._connection: sqlite3.Connection | None = None
         try:
             with _named_errors(path):
-                self._connection = _open(path)
+                self._connection = open_sqlite(path)
             with self._transaction() as connection:
                 _migrate(connection, path, migrations)
         except BaseException:
@@ -166,8 +167,9 @@ class SqliteJobStore:
     def next_term(self) -> int:
         """A new term, already on disk (JobStore.next_term)."""
         with self._transaction() as connection:
-            (last,) = connection.execute("SELECT max(term) FROM terms").fetchone()
-            term = int(last or 0) + 1
+            row = connection.execute("SELECT max(term) FROM terms").fetchone()
+            (last,) = of_types(row, int | None)
+            term = (last or 0) + 1
             connection.execute("DELETE FROM terms")
             connection.execute("INSERT INTO terms VALUES (?)", (term,))
             return term
@@ -185,16 +187,8 @@ class SqliteJobStore:
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         connection = self._connection
         assert connection is not None
-        with _named_errors(self._path):
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                # Of some errors, such as a full disk, SQLite itself rolls back.
-                with contextlib.suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+        with _named_errors(self._path), sqlite_transaction(connection):
+            yield connection
 
 
 @contextmanager
@@ -203,7 +197,7 @@ def _named_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise DatabaseError(f"{path}: {error}", path=str(path)) from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DatabaseError(f"{path}: a row has an invalid value", path=str(path)) from error
 
 
@@ -211,9 +205,11 @@ def _value(kind: TypeAdapter[_T], row: str) -> _T:
     """The value in a row's JSON.
 
     Raises:
+        sqlite3.DatabaseError: it is not text.
         ValueError: it is not JSON of this kind, or has Infinity or NaN, which the next
             save could not write.
     """
+    of_types((row,), str)
     from_json(row, allow_inf_nan=False)
     return kind.validate_json(row)
 
@@ -234,18 +230,6 @@ def _lock(path: Path) -> int:
         os.close(descriptor)
         raise BusyError(f"{path}: another controller has it open", path=str(path)) from error
     return descriptor
-
-
-def _open(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    try:
-        # Readers, such as a backup, do not block us; commits survive a power failure.
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=FULL")
-    except BaseException:
-        connection.close()
-        raise
-    return connection
 
 
 def _migrate(connection: sqlite3.Connection, path: Path, migrations: Sequence[Migration]) -> None:

@@ -447,7 +447,7 @@ class _Sweep:
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
-            source=self._plan.source.value,
+            source=",".join(sorted(self._output.sources(sweep_id))) or "none",
             started_at=self._plan.started_at,
             seconds=0.0,
             rows=sum(number_of(note["rows"]) for note in folded.notes()),

@@ -11,8 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admin.sweep_metrics import SWEEP_METRICS
+from admin.verify_metrics import VERIFY_METRICS
 from dnagent.metrics import AGENT_METRICS
+from replicator.master.metrics import MASTER_METRICS
 from replicator.metrics import VERIFIER_METRICS
+from replicator.syncer.metrics import SYNCER_METRICS
 from runtime.metrics import Kind, Metric
 from scm.metrics import CONTROLLER_METRICS
 
@@ -51,10 +54,19 @@ _OVERVIEW = (
     _Panel(
         "stat",
         "Audit files at fault",
-        "sum(dnagent_audit_fault) + sum(scm_audit_fault) + sum(verifier_audit_fault)",
+        "sum(dnagent_audit_fault) + sum(scm_audit_fault) + sum(verifier_audit_fault)"
+        " + sum(replication_master_audit_fault)",
         "",
         is_bad_above_0=True,
     ),
+    _Panel(
+        "stat",
+        "Replications in error",
+        'max(replication_master_replications{condition="ERROR"})',
+        "",
+        is_bad_above_0=True,
+    ),
+    _Panel("stat", "Longest RPO", "max(replication_master_rpo_seconds)", "", unit="s"),
     _Panel("stat", "Oldest root", "max(scm_roots_oldest_age_seconds)", "", unit="s"),
 )
 # Title of a row, and its metrics.
@@ -62,7 +74,10 @@ ROWS: Mapping[str, Iterable[Metric]] = {
     "Controller": CONTROLLER_METRICS,
     "Agents": AGENT_METRICS,
     "Verifiers": VERIFIER_METRICS,
+    "Replication masters": MASTER_METRICS,
+    "Syncers": SYNCER_METRICS,
     "Nightly sweep": SWEEP_METRICS,
+    "Verified buckets": VERIFY_METRICS,
 }
 
 

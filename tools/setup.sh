@@ -2,8 +2,8 @@
 # Make .venv with exactly what requirements.lock names; with the arguments `image FOLDER`, make FOLDER with what runs in a
 # container: exactly what requirements-run.lock names, neither tests nor Spark, and the package itself, not a link to it.
 # With the argument `tests`, see to what only tests run: Java for Spark, a browser for the report, what checks our units,
-# and what sets manual pages; with the argument `peers`, see to Ceph, which only `make test-peers` runs. Installs the
-# Debian packages that it lacks, when it may.
+# and what sets manual pages; with the argument `peers`, see to Ceph and PostgreSQL, which only `make test-peers` runs.
+# Installs the Debian packages that it lacks, when it may.
 set -eu
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3}
@@ -28,6 +28,8 @@ if [ "${1:-}" = tests ]; then
 fi
 
 if [ "${1:-}" = peers ]; then
+    # Debian's server starts by itself where systemd runs; tests start servers of their own.
+    [ -n "$(ls /usr/lib/postgresql/*/bin/postgres 2>/dev/null)" ] || need --no-install-recommends postgresql
     for tool in ceph ceph-mon ceph-osd radosgw radosgw-admin ceph-authtool monmaptool uuidgen curl; do
         command -v "$tool" >/dev/null || {
             # Without what is recommended it is a quarter: no manager, no dashboard.

@@ -181,6 +181,8 @@ class LocalView:
             if blob is None:
                 raise _removed()
             if not blob.file:
+                if len(blob.body) < stop:
+                    raise ObjectDamagedError(f"a blob has {len(blob.body)} of {stop} bytes")
                 yield blob.body[start:stop]
                 continue
             try:

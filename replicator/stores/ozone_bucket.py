@@ -36,9 +36,9 @@ from replicator.stores.port import (
     UnsupportedObjectError,
 )
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, is_md5
-from runtime.config import split_address
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
 from runtime.s3_account import S3Settings
+from runtime.setting_values import split_address
 
 SNAPSHOT_ROOT = ".snapshot/"
 _HINT = "Write it as ozone://OM:8981/VOLUME/BUCKET?s3=http://GATEWAY:9878."

@@ -30,9 +30,9 @@ from replicator.stores.port import (
     UploadWriter,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_objects import S3Reader, S3Writer
+from replicator.stores.stamps import same_stamp
 
 _DELETE_KEYS_MAX = 1000
 # Of both CRCs that Ozone's clients record.
@@ -253,6 +253,17 @@ class OzonePieceWriter:
         self._bucket.check_writable(facts.key)
         with _named_conflicts(facts.key):
             return _with_md5(self._gateway.put_pieces(facts, md5, pieces, properties, condition))
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """See PieceWriter."""
+        return self._gateway.write_part_pieces(key, upload, number, pieces, length_bytes)
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import NewType, Protocol
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
+from replicator.stores.bucket_facts import BucketDescriber
 from replicator.stores.capabilities import Capabilities
 from runtime.traffic import Traffic
 
@@ -428,7 +429,9 @@ class UploadWriter(Protocol):
 
 
 class PieceWriter(Protocol):
-    """Writes objects whose MD5 is known before their bytes."""
+    """Writes what arrives in pieces: objects whose MD5 is known before their bytes, and
+    parts that their sender proves afterwards.
+    """
 
     def put_pieces(
         self,
@@ -446,6 +449,23 @@ class PieceWriter(Protocol):
             DigestMismatchError: the bytes have another MD5; nothing was written.
             UnsupportedObjectError: the store would change or drop a part of this.
             PreconditionFailedError: the condition does not hold; nothing was written.
+            StoreUnavailableError: it may have been written.
+            StoreError: the store refused.
+        """
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """Write a part of this length in one request, tried once, without a digest. An
+        error of `pieces` ends the request, and there is no part.
+
+        Raises:
+            ObjectMissingError: the upload does not exist.
             StoreUnavailableError: it may have been written.
             StoreError: the store refused.
         """
@@ -573,8 +593,9 @@ class Store:
     """One store by its ports. `feed` is None where the store has none, `scratch` where
     it cannot make a part of a new object from a range of an old one, `piece_writer`
     where it was not seen to refuse a body with another MD5, `snapshots` and `renamer`
-    where it has no snapshots and cannot rename. `traffic` is what has
-    crossed the connection to it so far; None where there is no connection.
+    where it has no snapshots and cannot rename, `bucket` where it knows nothing of
+    buckets as a whole. `traffic` is what has crossed the connection to it so far; None
+    where there is no connection.
     """
 
     address: str
@@ -589,18 +610,5 @@ class Store:
     piece_writer: PieceWriter | None = None
     snapshots: SnapshotStore | None = None
     renamer: ObjectRenamer | None = None
+    bucket: BucketDescriber | None = None
     traffic: Callable[[], Traffic] | None = None
-
-
-def same_stamp(ours: ObjectFacts, theirs: ObjectFacts) -> bool:
-    """Whether both describe the same state of a key, as far as both say; times agree if
-    they differ in their ms only and one of them has none.
-    """
-    times = ours.modified_ms, theirs.modified_ms
-    known = ours.modified_ms and theirs.modified_ms
-    whole = any(time % 1000 == 0 for time in times)
-    return (
-        (ours.key, ours.size_bytes, ours.etag) == (theirs.key, theirs.size_bytes, theirs.etag)
-        and (not ours.version or not theirs.version or ours.version == theirs.version)
-        and (not known or times[0] == times[1] or (whole and times[0] // 1000 == times[1] // 1000))
-    )

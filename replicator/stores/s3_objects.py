@@ -22,7 +22,6 @@ from replicator.stores.port import (
     UploadWriter,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
 from replicator.stores.s3_bucket import (
@@ -49,6 +48,7 @@ from replicator.stores.s3_properties import (
     headers_of,
     metadata_of,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.s3 import Query, S3Stream
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
 

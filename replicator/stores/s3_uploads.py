@@ -20,7 +20,6 @@ from replicator.stores.port import (
     UploadedPart,
     UploadId,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_bucket import (
     SCRATCH_PREFIX,
@@ -45,6 +44,7 @@ from replicator.stores.s3_documents import (
 )
 from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, put_tags
 from replicator.stores.s3_properties import headers_of
+from replicator.stores.stamps import same_stamp
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
 _PART_NUMBER_MAX = 10_000
@@ -82,7 +82,7 @@ class S3UploadWriter:
         with_digest: bool = True,
     ) -> UploadedPart:
         """See UploadWriter."""
-        query, behaviour = _part_query(upload, number), self._bucket.behaviour
+        query, behaviour = part_query(upload, number), self._bucket.behaviour
         # Without TLS only a store that was seen to take it gets a body without a hash.
         is_signed = self._bucket.client.signs_payloads and not behaviour.checks_part_md5
         with_digest = with_digest or is_signed
@@ -136,7 +136,7 @@ class S3UploadWriter:
             headers["x-amz-copy-source-if-match"] = f'"{source.etag}"'
         with translated(f"cannot copy part {number} of {key!r} from {source.key!r}"):
             answer = self._bucket.request(
-                "PUT", key, query=_part_query(upload, number), headers=headers
+                "PUT", key, query=part_query(upload, number), headers=headers
             )
             etag = parse_copied_etag(answer.body)
         return UploadedPart(number, source.end - source.first, etag)
@@ -316,6 +316,17 @@ class S3Scratch:
             raise StoreError(f"a scratch object was not deleted: {failures[0].reason}")
 
 
+def part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
+    """The query of a request about one part.
+
+    Raises:
+        UnsupportedObjectError: no part has this number.
+    """
+    if not 1 <= number <= _PART_NUMBER_MAX:
+        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
+    return ("partNumber", str(number)), ("uploadId", upload)
+
+
 def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str, UploadId, int]]:
     """Full name, ID and beginning in ms of the uploads below a prefix that were neither
     completed nor aborted.
@@ -341,9 +352,3 @@ def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str,
             return
         if (page.key_marker, page.upload_marker) == before:
             raise StoreError(f"the list of the uploads of {place} does not advance")
-
-
-def _part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
-    if not 1 <= number <= _PART_NUMBER_MAX:
-        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
-    return ("partNumber", str(number)), ("uploadId", upload)

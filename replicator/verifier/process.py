@@ -16,15 +16,18 @@ from replicator.verifier.server import VerifierService
 from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import CallLimits
-from runtime.config import split_address
+from runtime.call_limits import WATCH_THREAD, CallLimits
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import ThreadHealth
 
+# Half of them are more calls than a syncer makes at once: of each worker one, or of
+# each question of a comparison, and its streams.
+_RPC_THREADS = 64
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
 # A syncer may read a slow source between two batches, and a refresh may take days.
@@ -80,6 +83,11 @@ class VerifierProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
+                watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
+                threads=_RPC_THREADS,
+                # One client that holds all it gets keeps no other from being answered.
+                share_threads=True,
+                calls_max=2 * _RPC_THREADS,
                 limits=call_limits,
             )
             opened.callback(rpc.stop)

@@ -38,8 +38,8 @@ from replicator.stores.port import (
     UploadId,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from tests.support.stores import (
     ANYTHING,
     NOTHING,

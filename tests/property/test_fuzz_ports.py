@@ -1,6 +1,7 @@
-"""Nearly valid requests to all services of a real agent, controller and verifier, over
-sockets: each is answered or refused by name, no error is logged, and nothing under the
-volume changes. The same of nearly valid answers to a verifier's client.
+"""Nearly valid requests to all services of a real agent, controller, verifier and
+replication master, over sockets: each is answered or refused by name, no error is
+logged, and nothing under the volume changes. The same of nearly valid answers to the
+clients of a verifier and of a master.
 """
 
 import json
@@ -26,8 +27,24 @@ from proof.wire import encode_question
 from protos import agent_pb2 as ap
 from protos import controller_pb2 as cp
 from protos import ozone_datanode_pb2 as op
+from protos import replication_pb2 as rp
 from protos import verifier_pb2 as vp
 from repair import wire
+from replicator.master import server as master
+from replicator.master.client import MasterClient, SyncerClient
+from replicator.master.config import MasterConfig
+from replicator.master.messages import (
+    assignment_to,
+    capacity_to,
+    held_to,
+    options_to,
+    policy_to,
+)
+from replicator.master.process import MasterProcess
+from replicator.master.records import SyncerCapacity
+from replicator.master.syncer_rules import Assignment, Caller, HeldReport
+from replicator.master.view_messages import status_to, view_to
+from replicator.replication import ReplicationFault, ReplicationOptions, SyncerId
 from replicator.stores.local import LocalBucket
 from replicator.verifier import server as verifier
 from replicator.verifier.client import VerifierClient
@@ -48,6 +65,7 @@ from scm.config import ControllerConfig
 from scm.server import ControllerServer
 from tests.support.bad_input import unchanged
 from tests.support.handmade import VolumeMaker, chunk_record, some_bytes
+from tests.support.master_records import A_STATUS, A_VIEW, P1, policy, report
 from tests.support.mutation import mutated_bytes, mutated_message
 from tests.support.proof_messages import answers
 from tests.support.stores import put
@@ -58,7 +76,10 @@ DATA = some_bytes(3000)
 CALL_S = 20.0
 SLICE, ALL = 15, 600
 # How the valid requests end: of a job, and of an object to patch, that nobody has.
-ENDS = {"OK", "job_not_found", "precondition_failed"}
+ENDS = {
+    "OK", "job_not_found", "lease_lost", "policy_not_found", "policy_refused",
+    "precondition_failed",
+}  # fmt: skip
 PROFILE = Profile(b"s" * 32, HashAlgorithm.BLAKE3)
 # What gRPC itself says of bytes that are no request, or not for this service.
 OF_GRPC = {"UNIMPLEMENTED", "RESOURCE_EXHAUSTED"}
@@ -102,6 +123,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     )
     beside = VerifierProcess(config_of(folder / "verifier", address))
     server = ControllerServer(ControllerConfig(listen="127.0.0.1:0", state_folder=folder / "scm"))
+    tells = MasterProcess(MasterConfig(listen="127.0.0.1:0", state_folder=folder / "master"))
     yield Ports(
         folder / "volume",
         {
@@ -109,8 +131,10 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
             datanode.SERVICE: agent.address,
             controller.SERVICE: server.address,
             verifier.SERVICE: beside.address,
+            master.SERVICE: tells.address,
         },
     )
+    tells.stop()
     beside.stop()
     server.stop()
     agent.stop()
@@ -138,6 +162,45 @@ def _to_verifier() -> Iterator[tuple[str, str, Message]]:
         ("PatchObject", vp.PatchPiece(header=order)),
     ):
         yield verifier.SERVICE, method, message
+
+
+def _to_master() -> Iterator[tuple[str, str, Message]]:
+    caller, capacity = rp.Caller(syncer_id="s1", session="a"), SyncerCapacity(3, 5, 7)
+    held = held_to(HeldReport(P1, 1, 2, report(3, fault=ReplicationFault.TARGET_FULL)))
+    known, options = rp.KnownAssignment(policy_id=P1, digest=7), ReplicationOptions()
+    for method, message in (
+        (
+            "Register",
+            rp.RegisterRequest(
+                caller=caller, host="h", started_ms=1, capacity=capacity_to(capacity)
+            ),
+        ),
+        (
+            "Heartbeat",
+            rp.HeartbeatRequest(
+                caller=caller, capacity=capacity_to(capacity), reports=[held], known=[known]
+            ),
+        ),
+        ("SaveReport", rp.SaveReportRequest(caller=caller, held=held)),
+        (
+            "Release",
+            rp.ReleaseRequest(caller=caller, released=[rp.Released(policy_id=P1, epoch=1)]),
+        ),
+        ("AddPolicy", rp.AddPolicyRequest(policy=policy_to(policy()), reason="r")),
+        ("SetDesiredState", rp.SetDesiredStateRequest(policy_id=P1, desired="PAUSED")),
+        (
+            "SetOptions",
+            rp.SetOptionsRequest(policy_id=P1, options=options_to(options)),
+        ),
+        ("SetEnabled", rp.SetEnabledRequest(enabled=True, reason="r")),
+        ("ListReplications", rp.ListReplicationsRequest(after_policy_id="a")),
+        ("GetReplication", rp.GetReplicationRequest(policy_id=P1)),
+        ("Failover", rp.FailoverRequest(policy_id=P1)),
+        ("EndFailover", rp.EndFailoverRequest(policy_id=P1)),
+        ("DeletePolicy", rp.DeletePolicyRequest(policy_id=P1, force=True)),
+        ("GetStatus", rp.GetStatusRequest()),
+    ):
+        yield master.SERVICE, method, message
 
 
 def _requests() -> Iterator[tuple[str, str, Message]]:
@@ -170,6 +233,7 @@ def _requests() -> Iterator[tuple[str, str, Message]]:
     ):
         yield controller.SERVICE, method, message
     yield from _to_verifier()
+    yield from _to_master()
     where = op.DatanodeBlockID(containerID=12, localID=20)
     read = op.ReadChunkRequestProto(blockID=where)
     read.chunkData.chunkName, read.chunkData.offset, read.chunkData.len = "c", 0, 100
@@ -284,6 +348,60 @@ CALLS: dict[str, tuple[Message, Callable[[VerifierClient], object]]] = {
 }
 
 STREAMS = {"Refresh", "WriteBatches", "PatchObject"}
+
+
+MASTER_CALLS: dict[str, tuple[Message, Callable[[SyncerClient, MasterClient], object]]] = {
+    "Register": (
+        rp.RegisterResponse(lease_ms=6_000, heartbeat_ms=1_500),
+        lambda syncer, _: syncer.register("h", 1, SyncerCapacity(3)),
+    ),
+    "Heartbeat": (
+        rp.HeartbeatResponse(
+            lease_ms=6_000,
+            heartbeat_ms=1_500,
+            assignments=[
+                assignment_to(Assignment(policy(), 3, report(4).checkpoint), {}),
+            ],
+            refused_policy_ids=["p9"],
+        ),
+        lambda syncer, _: syncer.heartbeat(SyncerCapacity(3), ()),
+    ),
+    "GetReplication": (
+        view_to(A_VIEW),
+        lambda _, operator: operator.replication(P1),
+    ),
+    "GetStatus": (status_to(A_STATUS), lambda _, operator: operator.status()),
+}
+
+
+@pytest.mark.parametrize("method", MASTER_CALLS)
+def test_a_nearly_valid_answer_of_a_master_is_taken_or_refused_by_name(method: str) -> None:
+    answering = Answering()
+    server = start_server("127.0.0.1:0", [lambda made: made.add_generic_rpc_handlers((answering,))])
+    caller = Caller(SyncerId("s1"), "a")
+    seed, call = MASTER_CALLS[method]
+    with (
+        closing(SyncerClient([server.address], caller)) as syncer,
+        closing(MasterClient([server.address])) as operator,
+    ):
+        answering.messages = [seed.SerializeToString()]
+        call(syncer, operator)
+        refused = 0
+        for number in range(10 * SLICE):
+            rng = random.Random(f"{method} {number}")
+            answering.messages = [
+                mutated_message(rng, seed)
+                if rng.random() < 0.6
+                else mutated_bytes(rng, seed.SerializeToString(), [b""])
+            ]
+            try:
+                call(syncer, operator)
+            except ReconcileError:
+                refused += 1
+            except Exception as error:  # noqa: BLE001 - any is the defect that is looked for
+                pytest.fail(f"{method}, input {number}: {error!r} of {answering.messages!r}")
+    server.stop()
+    assert refused
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proof.columns import ByteColumn
+from proof.columns import ByteColumn, NameColumns
 from proof.errors import IndexDamagedError
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import EvidenceLevel, Item, ItemId
-from proof.item_columns import ColumnHasher, FoundItems, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, FoundItems, ItemColumns
 from proof.names_wire import decode_items, encode_items
 from proof.rows import decode_rows, encode_row
 from proof.symbols import KERNEL_IDS_MIN, ids_from_bytes, kernels_for, key_hashes
+from proof.tables import RowColumns
 from runtime.errors import RemoteProtocolError
 from tests.support.mutation import mutated_bytes
 from tests.support.stored_indexes import HASHER, PROFILE, stamped
@@ -116,7 +117,7 @@ def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]])
         (one.item.key.encode(), one.item.version.encode(), encode_row(HASHER.hashes(one.item), one))
         for one in held
     ]
-    found = decode_rows(rows)
+    found = decode_rows(RowColumns.of(rows))
     expected = [IndexedItem(one.item, HASHER.id(one.item), one.evidence) for one in held]
     assert found == expected
     assert [found[at] for at in range(len(held))] == expected
@@ -138,7 +139,7 @@ def test_one_damaged_row_among_many_is_found(at: int, how: str, chance: random.R
         "key": (key + b"x", version, row),
     }[how]
     with pytest.raises(IndexDamagedError, match=f"'k{at}"):
-        decode_rows(rows)
+        decode_rows(RowColumns.of(rows))
 
 
 @unhurried
@@ -172,5 +173,5 @@ def test_a_column_of_numbers_has_the_least_width() -> None:
 def test_columns_of_nothing_are_empty() -> None:
     assert list(ItemColumns.of([])) == []
     assert ByteColumn.of([]).texts() == []
-    assert list(decode_rows([])) == []
+    assert list(decode_rows(RowColumns.of([]))) == []
     assert ItemId(b"") not in [one.id for one in FoundItems.of([])]

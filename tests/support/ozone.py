@@ -78,6 +78,11 @@ class OzoneCluster:
         return f"127.0.0.1:{19_800 + self._offset + 20 * (datanode - 1)}"
 
     @property
+    def scm_address(self) -> str:
+        """SCM's port for clients."""
+        return f"127.0.0.1:{9860 + _PORT_OFFSET}"
+
+    @property
     def s3_address(self) -> str:
         """Where the S3 gateway listens; a bucket of it is one of the Ozone volume
         s3v.

@@ -29,6 +29,8 @@ UNTYPED_ADAPTERS = {
     "merkle/intrinsics.py": "numba and llvmlite have no types",
     "merkle/kernels.py": "numba and llvmlite have no types",
     "proof/item_columns.py": "the kernels' module stands for a protocol",
+    "proof/page_kernels.py": "numba has no types",
+    "proof/sqlite_pages.py": "the kernels' module stands for a protocol",
     "proof/symbols.py": "the kernels' module stands for a protocol",
     "runtime/documents.py": "JSON before it is checked",
     "runtime/renewable_channel.py": "methods of gRPC take and return any message",

@@ -26,6 +26,8 @@ from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from protos.verifier_pb2_grpc import VerifierStub
 from repair.peers import AgentPeer
+from replicator.master.config import MasterConfig
+from replicator.master.process import MasterProcess
 from replicator.stores.local import LocalBucket
 from replicator.verifier.process import VerifierProcess
 from runtime.access import Access, RefusalCounts
@@ -53,6 +55,8 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
     "operator": ("operator/alice",),
     "controller": ("controller/main",),
     "verifier": ("verifier/photos",),
+    "syncer": ("syncer/s1",),
+    "replication-master": ("replication-master/m1",),
     "ozone": (),
     "nobody": (),
     "listed": (),
@@ -66,18 +70,25 @@ CONTROLLER_OPERATOR = {
     "PauseJob", "ResumeJob", "ThrottleJob", "ListDatanodes", "GetStatus",
 }  # fmt: skip
 AGENT_OPERATOR = {"ScanContainer", "GetStatus", "PlanRepair", "UndoJob"}
+MASTER_OPERATOR = {
+    "AddPolicy", "DeletePolicy", "SetDesiredState", "SetOptions", "SetEnabled", "GetStatus",
+    "ListReplications", "GetReplication", "Failover", "EndFailover",
+}  # fmt: skip
+SYNCER = {"Register", "Heartbeat", "SaveReport", "Release"}
 HEALTH = {"Check", "List", "Watch"}
 # Written out once more, so that a role that changes is looked at twice.
 MAY_CALL: Mapping[str, set[str]] = {
     "datanode": TREES | {"GetBlockRecords", "ReadWindows", "send", "Heartbeat"},
     "another datanode": TREES | {"GetBlockRecords", "ReadWindows", "send"},
-    "operator": TREES | AGENT_OPERATOR | CONTROLLER_OPERATOR | PROOFS | WRITES,
+    "operator": TREES | AGENT_OPERATOR | CONTROLLER_OPERATOR | MASTER_OPERATOR | PROOFS | WRITES,
     "controller": {"ScanContainer", "GetStatus"},
     "verifier": PROOFS,
+    "syncer": SYNCER | PROOFS | WRITES,
+    "replication-master": set(),
     "ozone": {"send"},
     "nobody": set(),
-    # By the configurations of controller and verifier.
-    "listed": CONTROLLER_OPERATOR | PROOFS | WRITES,
+    # By the configurations of controller, verifier and replication master.
+    "listed": CONTROLLER_OPERATOR | MASTER_OPERATOR | PROOFS | WRITES,
     "two": set(),
 }
 NO_STATUS = MemoryStatus(AgentStatus(PeerId(OURS), False))
@@ -169,11 +180,21 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         secured = {"tls": settings_of(tls["verifier"]), "roles": LISTED}
         verifier = VerifierProcess(config.model_copy(update=secured))
         stack.callback(verifier.stop)
+        master = MasterProcess(
+            MasterConfig(
+                listen="127.0.0.1:0",
+                state_folder=folder / "master",
+                tls=settings_of(tls["replication-master"]),
+                roles=LISTED,
+            )
+        )
+        stack.callback(master.stop)
         addresses = {
             "treefold.agent.v1.Agent": agent.address,
             "hadoop.hdds.datanode.XceiverClientProtocolService": agent.address,
             "treefold.controller.v1.Controller": controller.address,
             "treefold.verifier.v1.Verifier": verifier.address,
+            "treefold.replication.v1.ReplicationMaster": master.address,
             "grpc.health.v1.Health": agent.address,
         }
         channels = {
@@ -467,7 +488,8 @@ def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> 
     running.stop(0)
     found = {role: metrics.value(PROCESS.calls_refused, role=role) for role in ("none", *Role)}
     assert found == {
-        "none": 4, "datanode": 2, "controller": 0, "operator": 0, "verifier": 1, "ozone": 0,
+        "none": 4, "datanode": 2, "controller": 0, "operator": 0, "verifier": 1, "syncer": 1,
+        "replication-master": 1, "ozone": 0,
     }  # fmt: skip
 
 

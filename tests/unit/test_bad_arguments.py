@@ -196,6 +196,16 @@ USAGE: list[tuple[str, str, str]] = [
     ("verifier run --config /no/such/file", "", "config_invalid"),
     ("verifier run --bucket local:/a --state-folder /s --listen nowhere", "", "config_invalid"),
     ("verifier run --bucket local:/a --state-folder /s --listen 0.0.0.0:0", "", "config_invalid"),
+    ("replication-master", "", "click"),
+    ("replication-master run extra", "", "click"),
+    ("replication-master run --config /no/such/file", "", "config_invalid"),
+    ("replication-master run --listen nowhere", "", "config_invalid"),
+    ("syncer", "", "click"),
+    ("syncer run extra", "", "click"),
+    ("syncer run --config /no/such/file", "", "config_invalid"),
+    ("syncer run --master nowhere", "", "config_invalid"),
+    ("syncer run --metrics 0.0.0.0:0", "", "config_invalid"),
+    ("syncer run --port-file /p", "", "usage"),
 ]
 
 UNREACHABLE = [

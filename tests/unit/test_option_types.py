@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from admin.cli import treefold
 from dnagent.config import AgentConfig
 from replicator.verifier.config import VerifierConfig
-from runtime.config import Settings, check_count, parse_duration, parse_rate, parse_size
+from runtime.config import Settings
+from runtime.setting_values import check_count, parse_duration, parse_rate, parse_size
 from scm.config import ControllerConfig
 
 NO_NUMBERS = ["\u0663", "\uff13", "\u00b2", "1_0", " 1", "1 ", "", "1e1", "0x1", "9" * 5000]

@@ -1,0 +1,73 @@
+"""Carry out what was decided for one key, and record it."""
+
+from replicator.copier import Copier
+from replicator.copy import copy_object
+from replicator.copy_requests import CopyResult, Steps
+from replicator.copy_task import CopyLimits, CopyTask
+from replicator.crossing import Crossing
+from replicator.difference import Action
+from replicator.ledger import PairLedger
+from replicator.patch import patch_object, put_properties
+from replicator.stores.port import ObjectFacts, Store
+
+
+class KeyCopier:
+    """Copies, patches and describes single keys of one pair. Thread-safe."""
+
+    def __init__(
+        self,
+        target: Store,
+        ledger: PairLedger,
+        copier: Copier,
+        *,
+        crossing: Crossing,
+        limits: CopyLimits,
+    ) -> None:
+        """`copier` is one to this target."""
+        self._target = target
+        self._ledger = ledger
+        self._copier = copier
+        self._crossing = crossing
+        self._limits = limits
+
+    def carry_out(
+        self, action: Action, source: ObjectFacts, target: ObjectFacts | None
+    ) -> CopyResult | None:
+        """Bring a key to the target, where it is as `target` says, and record it in the
+        ledger; None if the source does not have it any more.
+
+        Raises:
+            StoreError: it was not brought there.
+            OperationInterruptedError: it was interrupted.
+        """
+        result = self._copier.run(self._steps(action, source, target))
+        if result is not None:
+            self._ledger.save_copy(result)
+        return result
+
+    def _steps(
+        self, action: Action, source: ObjectFacts, target: ObjectFacts | None
+    ) -> Steps[CopyResult | None]:
+        row = self._ledger.row(source.key)
+        if row is not None and (target is None or not row.target.agrees(target)):
+            row = None
+        windows = None
+        if row is not None and action is not Action.COPY:
+            windows = self._ledger.windows(source.key, row.target.size_bytes)
+        task = CopyTask(
+            source=source,
+            target=target,
+            capabilities=self._target.capabilities,
+            crossing=self._crossing,
+            window_key=self._ledger.secret,
+            limits=self._limits,
+            source_etags_prove=self._copier.source_etags_prove,
+            sends_pieces=self._target.piece_writer is not None,
+            upload=self._ledger.upload(source.key),
+            windows=windows,
+            content=row.hashes if row is not None else (),
+            properties=row.properties if row is not None else b"",
+        )
+        if action is Action.PROPERTIES:
+            return put_properties(task)
+        return copy_object(task) if windows is None else patch_object(task)

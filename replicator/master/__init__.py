@@ -1,0 +1,1 @@
+"""The replication master: policies, leases, and which syncer works on what."""

@@ -1,0 +1,52 @@
+"""What Prometheus is shown of all replications."""
+
+from collections import Counter
+
+from replicator.master.leases import is_valid
+from replicator.master.metrics import LAG, NEXT_INDEX, PENDING, RPO
+from replicator.master.records import StoredState
+from replicator.master.views import ReplicationView, replication_view, rpo_ms
+from replicator.replication import Condition, PolicyId
+from runtime.metrics import Metrics
+
+
+class Gauges:
+    """Sets the gauges from records. What is not known has no value. Not thread-safe."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._shown: set[tuple[str, PolicyId]] = set()
+
+    def show(self, state: StoredState) -> None:
+        """Set all gauges to what the records say now."""
+        views = [replication_view(state, record) for record in state.policies]
+        conditions = Counter(view.condition for view in views)
+        for condition in Condition:
+            count = conditions[condition]
+            self._metrics.set("replication_master_replications", count, condition=condition.value)
+        living = sum(is_valid(one.lease, state.now_ms) for one in state.syncers)
+        self._metrics.set("replication_master_syncers", living)
+        self._metrics.set("replication_master_enabled", state.settings.is_enabled)
+        values = {
+            (name, view.policy_id): value for view in views for name, value in _values(view).items()
+        }
+        for name, policy_id in self._shown - values.keys():
+            self._metrics.forget(name, policy_id)
+        for (name, policy_id), value in values.items():
+            self._metrics.set(name, value, replication=policy_id)
+        self._shown = set(values)
+
+
+def _values(view: ReplicationView) -> dict[str, float]:
+    """The gauges of one replication, by name, in seconds and entries."""
+    report = view.state.report
+    if report is None or view.condition is Condition.UNKNOWN:
+        return {}
+    position, rpo = report.checkpoint.position, rpo_ms(view)
+    found = {
+        NEXT_INDEX: position.index + 1 if position else None,
+        LAG: None if report.lag_p99_ms is None else report.lag_p99_ms / 1000,
+        PENDING: report.queued,
+        RPO: None if rpo is None else rpo / 1000,
+    }
+    return {name: value for name, value in found.items() if value is not None}

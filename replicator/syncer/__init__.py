@@ -1,0 +1,1 @@
+"""A syncer: it follows one bucket, and keeps another equal to it."""

@@ -1,0 +1,367 @@
+"""Bring one key of the source to the target, whatever happened to it.
+
+A change says that a key may be another one now. What is done depends on what the source
+has when it is applied, so that a change may be applied twice, and after later ones of
+the same key. Nothing is written where contents and properties are equal already: that
+also ends loops of buckets that replicate to each other (OZ-155).
+
+What the target has is taken from the ledger, and the write is conditional: where the
+target has another object by now, it is looked at and decided again.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import islice
+from typing import TypeVar
+
+from proof.item import EvidenceLevel
+from replicator.comparison import KeyComparison
+from replicator.copy_requests import CopyFailedError, FailureReason, ObjectStamp
+from replicator.deletes import DELETES_AT_ONCE, Retrying
+from replicator.difference import Action, KeyState
+from replicator.key_copy import KeyCopier
+from replicator.ledger import LedgerRow, PairLedger
+from replicator.stores.port import (
+    Change,
+    ChangeKind,
+    ObjectFacts,
+    ObjectMissingError,
+    PreconditionFailedError,
+    Store,
+    StoreError,
+)
+from replicator.syncer.conflict import delete_wins, wins
+from replicator.syncer.prefixes import covers, parts_below
+
+T = TypeVar("T")
+
+# A key that others write at the target again and again fails, and is tried later.
+_LOOKS_MAX = 4
+# Keys found absent by a look until they are expected to be absent without one.
+_ABSENT_IN_A_ROW = 64
+# Of keys that the source was seen without; with more, the source is asked of each.
+_SEEN_GONE_MAX = 100_000
+# Keys of one operation on a prefix that are done at once.
+_KEYS_AT_ONCE = 64
+
+
+class Effect(Enum):
+    """What applying a change did."""
+
+    COPIED = "copied"
+    PROPERTIES = "properties"
+    DELETED = "deleted"
+    RENAMED = "renamed"
+    NOTHING = "nothing"
+    """Both sides were equal already."""
+    GONE = "gone"
+    """The source does not have the key any more; a later change settles it (OZ-087)."""
+    CONFLICT = "conflict"
+    """The target has a newer object, which stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one change; the bytes are those of objects that were sent."""
+
+    effect: Effect
+    sent_bytes: int = 0
+
+
+class ChangeApplier:
+    """Applies changes of a source to a target. Thread-safe, if no two changes that
+    touch one key are applied at once.
+    """
+
+    def __init__(
+        self,
+        source: Store,
+        target: Store,
+        ledger: PairLedger,
+        *,
+        comparison: KeyComparison,
+        keys: KeyCopier,
+        readers: Executor,
+        retried: Retrying,
+        prefixes: Sequence[str] = (),
+        newest_wins: bool = False,
+        check_snapshot: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`check_snapshot` raises SnapshotLostError where `source` is a snapshot
+        that is gone; deletes ask it first.
+        """
+        self._source = source
+        self._target = target
+        self._ledger = ledger
+        self._comparison = comparison
+        self._keys = keys
+        self._readers = readers
+        self._retried = retried
+        self._prefixes = prefixes
+        self._newest_wins = newest_wins
+        self._check_snapshot = check_snapshot
+        # Where both sides are written to, a key that is new here may be there already.
+        self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # Keys that the source was seen without: a change from before must not bring an
+        # old state back for a moment.
+        self._seen_gone = set[str]()
+
+    def apply(self, change: Change) -> Outcome:
+        """Apply one change.
+
+        Raises:
+            StoreError: a side refused or did not answer; apply it again.
+            LeaseLostError: another syncer works on this.
+            OperationInterruptedError: it was interrupted.
+        """
+        match change.kind:
+            case ChangeKind.PUT:
+                outcome = self._put(change.key, change.facts, looks=not change.index)
+                if outcome.effect is Effect.GONE and not change.index:
+                    # It is none of the log, so that no later one settles it.
+                    return self._delete_one(change)
+                return outcome
+            case ChangeKind.DELETE:
+                return self._delete_one(change)
+            case ChangeKind.RENAME:
+                return self._rename(change)
+            case ChangeKind.DELETE_PREFIX:
+                return self._sum(self._delete_below(change))
+            case ChangeKind.RENAME_PREFIX:
+                return self._sum(self._rename_below(change))
+
+    def delete(self, changes: Sequence[Change]) -> list[Outcome | StoreError]:
+        """Apply deletes in one request (OZ-010), each only if the source does not have
+        its key now; the outcome of each.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            OperationInterruptedError: it was interrupted.
+        """
+        return self._delete(changes, readers=self._readers)
+
+    def _put(self, key: str, facts: ObjectFacts | None, *, looks: bool = False) -> Outcome:
+        """Bring over what the source has; with `looks` the target is asked first what
+        it has: a comparison has found another object there than the ledger knows.
+        """
+        row = self._ledger.row(key)
+        is_old = facts and row is not None and facts.modified_ms <= row.source.modified_ms
+        if is_old or key in self._seen_gone or len(self._seen_gone) >= _SEEN_GONE_MAX:
+            # A later state may have been copied before, and this be applied again.
+            facts = None
+        source, is_fresh = facts, facts is None
+        if source is None:
+            source = self._retried(lambda: self._source.reader.facts(key))
+            if source is None:
+                self._seen_gone.add(key)
+                return Outcome(Effect.GONE)
+            self._seen_gone.discard(key)
+        if row is not None and not looks:
+            target: ObjectFacts | None = row.target.facts(key)
+        elif not looks and self._expects_absent:
+            target = None
+        else:
+            target = self._look(key)
+        for _ in range(_LOOKS_MAX):
+            state = KeyState(key, source, target, row, source_is_fresh=is_fresh)
+            try:
+                return self._settle(state)
+            except PreconditionFailedError:
+                pass
+            except CopyFailedError as error:
+                if error.reason is not FailureReason.TARGET_CHANGED:
+                    raise
+            target, row = self._look(key), self._ledger.row(key)
+        raise CopyFailedError(
+            FailureReason.TARGET_CHANGED, f"{key} is written at the target again and again"
+        )
+
+    @property
+    def _expects_absent(self) -> bool:
+        """Whether a key that is new may be written without a look: the store checks."""
+        checks = self._target.capabilities.creates_conditionally
+        return checks and self._absent >= _ABSENT_IN_A_ROW
+
+    def _settle(self, state: KeyState) -> Outcome:
+        decided = self._comparison.decide_key(state)
+        action, now = decided.decision.action, decided.state
+        if now.source is None:
+            return Outcome(Effect.GONE)
+        if action is Action.NOTHING:
+            return Outcome(Effect.NOTHING)
+        foreign = now.target if self._newest_wins and not decided.target_was_seen else None
+        if foreign is not None and not wins(now.source, foreign):
+            return Outcome(Effect.CONFLICT)
+        result = self._keys.carry_out(action, now.source, now.target)
+        if result is None:
+            return Outcome(Effect.GONE)
+        effect = Effect.PROPERTIES if result.properties_only else Effect.COPIED
+        return Outcome(effect, result.sent_bytes)
+
+    def _look(self, key: str) -> ObjectFacts | None:
+        found = self._retried(lambda: self._target.reader.facts(key))
+        if not self._newest_wins:
+            self._absent = self._absent + 1 if found is None else 0
+        return found
+
+    def _delete_one(self, change: Change) -> Outcome:
+        (outcome,) = self._delete([change])
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
+
+    def _delete(
+        self, changes: Sequence[Change], *, readers: Executor | None = None
+    ) -> list[Outcome | StoreError]:
+        each = readers.map if readers is not None else map
+        found = list(each(self._may_delete, changes))
+        keys = [one.key for one, outcome in zip(changes, found, strict=True) if outcome is None]
+        refused = dict[str, StoreError]()
+        if keys:
+            try:
+                self._check_snapshot()
+                for failure in self._retried(lambda: self._target.writer.delete(keys)):
+                    reason, text = FailureReason.DELETE_REFUSED, failure.reason
+                    error = CopyFailedError(reason, f"{failure.key} is not deleted: {text}")
+                    refused[failure.key] = error
+            except StoreError as error:
+                refused = dict.fromkeys(keys, error)
+        self._ledger.forget([key for key in keys if key not in refused])
+        deleted = Outcome(Effect.DELETED)
+        return [
+            outcome if outcome is not None else refused.get(change.key, deleted)
+            for change, outcome in zip(changes, found, strict=True)
+        ]
+
+    def _may_delete(self, change: Change) -> Outcome | StoreError | None:
+        """None if the key is to be deleted, by a fresh fact from the source."""
+        key = change.key
+        try:
+            facts = self._retried(lambda: self._source.reader.facts(key))
+            if facts is not None:
+                # It was written again since: what counts is what it is now.
+                return self._put(key, facts, looks=not change.index)
+            self._seen_gone.add(key)
+            if not self._newest_wins:
+                return None
+            target, row = self._look(key), self._ledger.row(key)
+        except StoreError as error:
+            return error
+        if target is None:
+            return Outcome(Effect.NOTHING)
+        is_ours = row is not None and row.target.agrees(target)
+        if is_ours or delete_wins(change.time_ms, target):
+            return None
+        return Outcome(Effect.CONFLICT)
+
+    def _rename(self, change: Change) -> Outcome:
+        old, new = change.previous_key, change.key
+        moved = self._move(old, new)
+        # Equal by now, or sent; also where properties changed with the name.
+        outcome = self._put(new, None)
+        if moved:
+            effect = Effect.GONE if outcome.effect is Effect.GONE else Effect.RENAMED
+            return Outcome(effect, outcome.sent_bytes)
+        (left,) = self._delete([replace(change, key=old, kind=ChangeKind.DELETE, previous_key="")])
+        if isinstance(left, StoreError):
+            raise left
+        return Outcome(outcome.effect, outcome.sent_bytes + left.sent_bytes)
+
+    def _move(self, old: str, new: str) -> bool:
+        """Rename the target's object if it is the source's, which has the new key by
+        now; no byte of it crosses (OZ-118).
+        """
+        row, renamer = self._ledger.row(old), self._target.renamer
+        if renamer is None or row is None or not row.source.etag:
+            return False
+        source = self._retried(lambda: self._source.reader.facts(new))
+        if source is None or self._retried(lambda: self._source.reader.facts(old)) is not None:
+            return False
+        if (source.etag, source.size_bytes) != (row.source.etag, row.source.size_bytes):
+            return False
+        try:
+            facts = self._retried(lambda: renamer.rename(row.target.facts(old), new))
+        except (PreconditionFailedError, ObjectMissingError):
+            return False
+        known = EvidenceLevel.RECORDED if row.hashes else EvidenceLevel.LISTED
+        stamps = ObjectStamp.of(source), ObjectStamp.of(facts)
+        # Properties may have changed with the name: they are read again.
+        self._ledger.save_rows([LedgerRow(new, *stamps, row.hashes, b"", known)])
+        self._ledger.forget([old])
+        self._seen_gone.add(old)
+        return True
+
+    def _delete_below(self, change: Change) -> Iterator[Outcome | StoreError]:
+        """Delete what the target has below a prefix, key by key: some may be there
+        again.
+        """
+        for some in _batches(self._below(self._target, change.key), DELETES_AT_ONCE):
+            keys = [Change(change.index, one.key, "", ChangeKind.DELETE) for one in some]
+            times = [replace(one, time_ms=change.time_ms) for one in keys]
+            yield from self._delete(times, readers=self._readers)
+
+    def _rename_below(self, change: Change) -> Iterator[Outcome | StoreError]:
+        """Rename what the target has below the old prefix, and then see to all that the
+        source has below the new one.
+        """
+        old, new = change.previous_key, change.key
+
+        def settled(one: Change) -> Outcome | StoreError:
+            outcome = self._applied(one)
+            if isinstance(outcome, Outcome) and outcome.effect is Effect.GONE:
+                return self._applied(Change(one.index, one.key, "", ChangeKind.DELETE))
+            return outcome
+
+        def move(facts: ObjectFacts) -> Outcome | StoreError:
+            key = new + facts.key[len(old) :]
+            kind, previous = ChangeKind.RENAME, facts.key
+            if not covers(self._prefixes, key):
+                key, kind, previous = facts.key, ChangeKind.DELETE, ""
+            return settled(Change(change.index, key, "", kind, previous))
+
+        def see(facts: ObjectFacts) -> Outcome | StoreError:
+            row = self._ledger.row(facts.key)
+            if row is not None and row.properties and row.source.agrees(facts):
+                return Outcome(Effect.NOTHING)
+            return settled(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
+
+        for store, prefix, act in ((self._target, old, move), (self._source, new, see)):
+            for some in _batches(self._below(store, prefix), _KEYS_AT_ONCE):
+                yield from self._readers.map(act, some)
+
+    def _applied(self, change: Change) -> Outcome | StoreError:
+        try:
+            return self.apply(change)
+        except StoreError as error:
+            return error
+
+    def _below(self, store: Store, prefix: str) -> Iterator[ObjectFacts]:
+        """What a store lists below a prefix, as far as it is replicated."""
+        for part in parts_below(self._prefixes, prefix):
+            yield from store.lister.list_objects(part)
+
+    def _sum(self, outcomes: Iterable[Outcome | StoreError]) -> Outcome:
+        """One outcome of all keys of an operation on a prefix.
+
+        Raises:
+            StoreError: that of the first key that failed, once the others are done.
+        """
+        effect, sent, failed = Effect.NOTHING, 0, list[StoreError]()
+        for one in outcomes:
+            if isinstance(one, StoreError):
+                failed.append(one)
+                continue
+            sent += one.sent_bytes
+            if one.effect is not Effect.NOTHING:
+                effect = one.effect
+        if failed:
+            raise failed[0]
+        return Outcome(effect, sent)
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[list[T]]:
+    left = iter(items)
+    while some := list(islice(left, size)):
+        yield some

@@ -1,0 +1,177 @@
+"""Compare the target with the source key by key, and see to what differs.
+
+The comparison only finds keys. Whatever differs is applied as a change is, in order
+with other changes of the key, so that it may run beside them. It stops and goes on at
+the key up to which all is done.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
+from replicator.cut import CutCheck
+from replicator.difference import Action
+from replicator.ledger import PairLedger
+from replicator.stores.port import Change, ChangeKind
+from replicator.syncer.schedule import Work
+from replicator.syncer.workers import ChangeWorkers
+from runtime.rate_limit import Clock
+
+# Keys compared before others get their turn.
+_KEYS_AT_ONCE = 200
+# Differences that may wait to be applied.
+_WAITING_MAX = 500
+_NAMED_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class ComparisonFindings:
+    """What a comparison found. Keys that differed are named up to a limit; `level` is
+    that of what was equal. `in_flight` is None where nobody watched.
+    """
+
+    began_ms: int
+    differences: int
+    keys: tuple[str, ...]
+    level: str
+    in_flight: int | None
+
+
+class StoreComparing:
+    """One comparison under way. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        comparison: KeyComparison,
+        workers: ChangeWorkers,
+        ledger: PairLedger,
+        clock: Clock,
+        *,
+        prefixes: Sequence[str],
+        start_after: str,
+        spares_foreign: bool,
+        new_cut: Callable[[str], CutCheck] | None = None,
+    ) -> None:
+        """With `spares_foreign` only keys that were copied before are deleted.
+        `new_cut` watches for what changes meanwhile.
+        """
+        self._comparison = comparison
+        self._workers = workers
+        self._ledger = ledger
+        self._clock = clock
+        self._prefixes = prefixes
+        self._spares_foreign = spares_foreign
+        self._new_cut = new_cut
+        self._began_ms = clock.now_ms()
+        self._tally = EqualityTally(ledger.secret)
+        self._in_flight = 0
+        self._named = list[str]()
+        self._found = 0
+        # Keys in order, with what settles those that differ.
+        self._waiting = deque[tuple[str, Work | None]]()
+        self._differing = 0
+        self._read_key = start_after
+        self._was_watched = new_cut is not None
+        self._decided = self._decisions(start_after)
+        self._is_read = False
+        self.last_key = start_after
+        """Every key up to this one is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether every key was compared, and what differed is done or held back."""
+        return self._is_read and not self._waiting
+
+    @property
+    def is_full(self) -> bool:
+        """Whether what differs has to be applied before more keys are compared."""
+        return self._is_read or self._differing >= _WAITING_MAX
+
+    def advance(self) -> None:
+        """Compare some keys, and note what has been applied since.
+
+        Raises:
+            SnapshotLostError: the snapshot is gone.
+            StoreError: a listing is not complete, or a side did not answer.
+            OperationInterruptedError: it is interrupted.
+        """
+        for _ in range(_KEYS_AT_ONCE):
+            if self.is_full:
+                break
+            try:
+                decided = next(self._decided, None)
+            except BaseException:
+                # A generator that has failed looks as if it had come to its end.
+                self._decided = self._decisions(self._read_key)
+                self._was_watched = False
+                raise
+            if decided is None:
+                self._is_read = True
+                break
+            self._read_key = decided.state.key
+            self._take(decided)
+        self._settle()
+
+    def result(self) -> ComparisonFindings:
+        """What was found; once it is done."""
+        return ComparisonFindings(
+            self._began_ms,
+            self._found,
+            tuple(self._named),
+            self._tally.level_text,
+            self._in_flight if self._was_watched else None,
+        )
+
+    def _decisions(self, start_after: str) -> Iterator[DecidedKey]:
+        for prefix in self._prefixes:
+            after = start_after
+            if not start_after.startswith(prefix):
+                if start_after > prefix:
+                    # An earlier run has compared all of it.
+                    continue
+                after = ""
+            cut = self._new_cut(prefix) if self._new_cut is not None else None
+            for decided in self._comparison.decisions(prefix, start_after=after):
+                if cut is not None:
+                    cut.add(decided)
+                yield decided
+            if cut is not None:
+                self._in_flight += cut.in_flight(self._comparison.gone)
+
+    def _take(self, decided: DecidedKey) -> None:
+        self._tally.add(decided)
+        key, action = decided.state.key, decided.decision.action
+        work = None
+        if action is not Action.NOTHING:
+            change = self._change(decided)
+            if change is not None:
+                self._differing += 1
+                work = self._workers.schedule.touch(change, now_ms=self._clock.now_ms())
+            self._found += 1
+            if len(self._named) < _NAMED_MAX:
+                self._named.append(key)
+        self._waiting.append((key, work))
+
+    def _change(self, decided: DecidedKey) -> Change | None:
+        """What to apply; None for a key that stays at the target."""
+        state = decided.state
+        match decided.decision.action:
+            case Action.LEAVE:
+                return None
+            case Action.DELETE:
+                if self._spares_foreign and not decided.target_was_seen:
+                    return None
+                return Change(0, state.key, "", ChangeKind.DELETE)
+            case _:
+                return Change(0, state.key, "", ChangeKind.PUT)
+
+    def _settle(self) -> None:
+        while self._waiting:
+            key, work = self._waiting[0]
+            if work is not None:
+                if not work.is_done and not self._workers.is_held(work):
+                    return
+                self._differing -= 1
+            self._waiting.popleft()
+            self.last_key = key

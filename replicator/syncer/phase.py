@@ -1,0 +1,138 @@
+"""The tools of one phase, which copies from the source as it is or from a snapshot."""
+
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from replicator.comparison import KeyComparison
+from replicator.copier import Copier, CopierLimits, NewExecutor
+from replicator.copy_task import CopyLimits
+from replicator.crossing import Crossing
+from replicator.difference import DecisionRules
+from replicator.key_copy import KeyCopier
+from replicator.ledger import PairLedger
+from replicator.replication import ReplicationOptions
+from replicator.stores.port import SnapshotFacts, SnapshotLostError, Store
+from replicator.syncer.applier import ChangeApplier
+from runtime.rate_limit import RateLimiter
+from runtime.retry import Backoff, Sleep, call_with_retry
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What all phases of a replication share. `target` is fenced."""
+
+    source: Store
+    target: Store
+    ledger: PairLedger
+    rate: RateLimiter
+    readers: Executor
+    new_executor: NewExecutor
+    sleep: Sleep
+    backoff: Backoff
+    is_stopped: Callable[[], bool]
+    copier_limits: CopierLimits
+    copy_limits: CopyLimits
+
+    def retried(self, call: Callable[[], T]) -> T:
+        """Call what may fail for a while, and again if it did."""
+        return call_with_retry(call, sleep=self.sleep, backoff=self.backoff)
+
+    def crossing(self, options: ReplicationOptions) -> Crossing:
+        """Which properties cross, by what both can keep and the operator wants."""
+        both = Crossing.between(self.source.capabilities, self.target.capabilities)
+        return both if options.keeps_acls else replace(both, acl=False)
+
+
+class SyncPhase:
+    """Compares and applies from one source. Close it when nothing of it runs."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        options: ReplicationOptions,
+        prefixes: tuple[str, ...],
+        snapshot: SnapshotFacts | None,
+    ) -> None:
+        """With a snapshot that is the source.
+
+        Raises:
+            StoreError: the snapshot cannot be opened.
+        """
+        self.snapshot = snapshot
+        source, snapshots = tools.source, tools.source.snapshots
+        if snapshot is not None:
+            assert snapshots is not None
+            view = snapshots.open(snapshot)
+            source = replace(source, lister=view.lister, reader=view.reader, feed=None)
+        self.source = source
+
+        crossing = tools.crossing(options)
+        tools.ledger.save_crossing(crossing)
+        self._copier = Copier(
+            source,
+            tools.target,
+            tools.ledger,
+            limits=tools.copier_limits,
+            rate=tools.rate,
+            backoff=tools.backoff,
+            sleep=tools.sleep,
+            is_cancelled=tools.is_stopped,
+            new_executor=tools.new_executor,
+        )
+        kept = tools.target.capabilities
+        rules = DecisionRules(
+            may_delete=all(one.lists_all_keys for one in (source.capabilities, kept)),
+            stamps_cover_properties=source.capabilities.stamps_cover_properties,
+            patches=kept.copies_ranges,
+        )
+        # Of what a comparison passes over nothing says that it was changed.
+        self.comparison, of_changes = (
+            KeyComparison(
+                source,
+                tools.target,
+                tools.ledger,
+                rules=replace(rules, trusts_times=trusts_times),
+                readers=tools.readers,
+                sleep=tools.sleep,
+                backoff=tools.backoff,
+                is_cancelled=tools.is_stopped,
+                crossing=crossing,
+            )
+            for trusts_times in (True, False)
+        )
+        target, ledger = tools.target, tools.ledger
+        keys = KeyCopier(target, ledger, self._copier, crossing=crossing, limits=tools.copy_limits)
+        self.applier = ChangeApplier(
+            source,
+            tools.target,
+            tools.ledger,
+            comparison=of_changes,
+            keys=keys,
+            readers=tools.readers,
+            retried=tools.retried,
+            prefixes=prefixes,
+            newest_wins=options.newest_wins,
+            check_snapshot=lambda: _check_snapshot(tools, snapshot),
+        )
+
+    def close(self) -> None:
+        """Wait for parts that are on their way, and end the threads."""
+        self._copier.close()
+
+
+def _check_snapshot(tools: Tools, snapshot: SnapshotFacts | None) -> None:
+    """Check that a snapshot is there, so that what it lacks may count.
+
+    Raises:
+        SnapshotLostError: it is gone.
+    """
+    snapshots = tools.source.snapshots
+    if snapshot is None or snapshots is None:
+        return
+    found = tools.retried(lambda: snapshots.find(snapshot.name))
+    if found is None or found.snapshot_id != snapshot.snapshot_id:
+        raise SnapshotLostError(f"snapshot {snapshot.name} is gone: nothing is deleted")

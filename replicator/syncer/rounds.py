@@ -1,0 +1,417 @@
+"""Carries out what the stages ask: snapshots, comparisons, differences, checkpoints.
+
+Requests are done one after the other, in small units. Where a store does not answer,
+the request is tried again later. What runs beside the log shares its workers, so that
+changes of one key never overtake each other.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import assert_never
+
+from replicator.copier import CopierLimits
+from replicator.copy_task import CopyLimits
+from replicator.cut import CutCheck
+from replicator.hashing import blake3_of
+from replicator.replication import Checkpoint, Policy, Stage
+from replicator.stores.port import (
+    Change,
+    PreconditionFailedError,
+    SnapshotFacts,
+    SnapshotLostError,
+    StoreError,
+)
+from replicator.syncer.capture import ChangeCapture
+from replicator.syncer.comparing import StoreComparing
+from replicator.syncer.difference import SnapshotDifference
+from replicator.syncer.folder import SyncerFolder
+from replicator.syncer.lease import Lease
+from replicator.syncer.phase import SyncPhase, Tools
+from replicator.syncer.proof import ProofState
+from replicator.syncer.queue import ChangeQueue
+from replicator.syncer.stages import (
+    ApplyDifference,
+    AwaitInterval,
+    CompareStores,
+    DeleteSnapshot,
+    DifferenceFailed,
+    Event,
+    IntervalPassed,
+    NotePosition,
+    PositionNoted,
+    Request,
+    SaveCheckpoint,
+    SnapshotGone,
+    SnapshotTaken,
+    StageMachine,
+    StartCapture,
+    StopCapture,
+    TakeSnapshot,
+    WorkDone,
+    WorkProgressed,
+)
+from replicator.syncer.workers import ChangeWorkers
+from runtime.rate_limit import Clock
+from runtime.retry import Backoff
+
+# A first proof need not wait as long as the later ones: it also finds what a syncer did
+# that had the lease before.
+FIRST_PROOF_S = 5.0
+# Between two records of the key up to which a comparison is done (OZ-056).
+_PROGRESS_S = 5.0
+# Snapshots that crashes have left, of which nobody knows.
+_NAME_TRIES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class EngineLimits:
+    """How a replication is carried out: what is copied at once, attempts of one request
+    before its key or round is tried again later, and the time between two proofs.
+    Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
+    is how long one unit of work waits for copies that run.
+    """
+
+    copier: CopierLimits = field(default_factory=CopierLimits)
+    copy: CopyLimits = field(default_factory=CopyLimits)
+    backoff: Backoff = field(default_factory=lambda: Backoff(attempts_max=3, most_s=2.0))
+    prove_every_s: float = 3600.0
+    deletes_extras: bool = True
+    wait_s: float = 0.1
+
+
+class RoundRunner:
+    """The requests of one replication. Owned by the thread that works."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        machine: StageMachine,
+        workers: ChangeWorkers,
+        *,
+        policy: Policy,
+        queue: ChangeQueue,
+        capture: ChangeCapture | None,
+        folder: SyncerFolder,
+        lease: Lease,
+        clock: Clock,
+        limits: EngineLimits,
+    ) -> None:
+        """Nothing is asked of a store yet.
+
+        Raises:
+            DiskError: the folder cannot be read.
+        """
+        self._tools = tools
+        self._machine = machine
+        self._workers = workers
+        self._queue = queue
+        self._capture = capture
+        self._folder = folder
+        self._lease = lease
+        self._clock = clock
+        self._limits = limits
+        self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
+        self._is_difference_open = False
+        self._todo = deque[Request](machine.start())
+        self._saved_number = 0
+        self._saved_stage = machine.checkpoint.stage
+        self._phase: SyncPhase | None = None
+        self._comparing: StoreComparing | None = None
+        self._began_s = self._progress_s = clock.monotonic_s()
+        self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
+        self.policy = policy
+        """What the operator wants now."""
+        self.proof = ProofState()
+        """What the last comparison has shown."""
+        self.equal_as_of_ms: int | None = None
+        """Every change before this time is at the target."""
+        self.applied_changes: Callable[[], list[Change]] = list
+        """What to look at besides a difference: the target is ahead of its base."""
+        self.on_phase_end: Callable[[], None] = lambda: None
+        """Called when what was taken from the queue has to be taken again."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to do but wait."""
+        return bool(self._todo) and not isinstance(self._todo[0], AwaitInterval)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the log may be applied: only once that is recorded, for another
+        syncer would apply the snapshot again, which is older.
+        """
+        return self._machine.is_live and self._saved_stage is Stage.LIVE
+
+    def tell(self, event: Event) -> None:
+        """Tell the stages what happened; what follows is done first."""
+        was_live = self._machine.is_live
+        requests = self._machine.step(event)
+        if was_live and not self._machine.is_live:
+            # What was begun beside the log is of no use any more.
+            self._todo.clear()
+            self.end_phase()
+        self._todo.extendleft(reversed(requests))
+
+    def advance(self) -> bool:
+        """Do a unit of the first request; whether something was done.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: it could not be done; the next call tries it again.
+        """
+        if not self._todo:
+            return False
+        request = self._todo[0]
+        try:
+            is_done, event = self._carry_out(request)
+        except SnapshotLostError:
+            if not self.lose_snapshot():
+                raise
+            return True
+        if is_done:
+            self._todo.popleft()
+        if event is not None:
+            self.tell(event)
+        return is_done or event is not None or not isinstance(request, AwaitInterval)
+
+    def lose_snapshot(self) -> bool:
+        """Note that the snapshot that is being applied is gone; whether one was."""
+        kinds = CompareStores | ApplyDifference
+        request = next((one for one in self._todo if isinstance(one, kinds)), None)
+        if request is None:
+            return False
+        self._todo.remove(request)
+        self.end_phase()
+        self.tell(DifferenceFailed() if isinstance(request, ApplyDifference) else SnapshotGone())
+        return True
+
+    def delete_snapshot(self, snapshot: SnapshotFacts) -> None:
+        """Let go of a snapshot, if it is still the one that was made.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            StoreError: the source did not answer.
+        """
+        snapshots = self._tools.source.snapshots
+        if snapshots is None:
+            return
+        self._lease.check()
+        found = snapshots.find(snapshot.name)
+        if found is not None and found.snapshot_id == snapshot.snapshot_id:
+            snapshots.delete(snapshot.name)
+
+    def record(self) -> None:
+        """Save what is to be saved next.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer.
+        """
+        while self._todo and isinstance(self._todo[0], SaveCheckpoint):
+            self.advance()
+
+    def begin_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
+        """The tools for this source; those of another one are put away first.
+
+        Raises:
+            StoreError: the snapshot cannot be opened.
+        """
+        phase = self._phase
+        if phase is not None and phase.snapshot == snapshot:
+            return phase
+        self.end_phase()
+        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        self._phase = phase
+        self._workers.begin(phase.applier)
+        return phase
+
+    def end_phase(self) -> None:
+        """Put away what runs; what was taken from a queue is taken again."""
+        self._workers.end()
+        phase, self._phase, self._comparing = self._phase, None, None
+        self._is_difference_open = False
+        if phase is not None:
+            phase.close()
+        self.on_phase_end()
+
+    def compare(
+        self, phase: SyncPhase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
+    ) -> StoreComparing:
+        """Begin to compare; with `watched` what changes meanwhile is counted."""
+        policy = self.policy
+
+        def new_cut(prefix: str) -> CutCheck:
+            return CutCheck(
+                phase.source,
+                self._tools.target,
+                prefix,
+                rows_are_fresh=False,
+                retried=self._tools.retried,
+            )
+
+        return StoreComparing(
+            phase.comparison,
+            self._workers,
+            self._tools.ledger,
+            self._clock,
+            prefixes=prefixes,
+            start_after=start_after,
+            spares_foreign=policy.options.newest_wins or not self._limits.deletes_extras,
+            new_cut=new_cut if watched else None,
+        )
+
+    def _carry_out(self, request: Request) -> tuple[bool, Event | None]:
+        """A unit of a request: whether it is done, and what happened."""
+        match request:
+            case NotePosition():
+                assert self._capture is not None
+                return True, PositionNoted(self._capture.position())
+            case StartCapture(position):
+                assert self._capture is not None
+                self._lease.check()
+                self._capture.begin(position)
+            case StopCapture():
+                assert self._capture is not None
+                self._lease.check()
+                self._capture.end()
+            case TakeSnapshot():
+                return True, self._take_snapshot()
+            case SaveCheckpoint(checkpoint, number):
+                if number > self._saved_number:
+                    self._save(checkpoint)
+                    self._saved_number = number
+            case DeleteSnapshot(snapshot):
+                self.delete_snapshot(snapshot)
+            case AwaitInterval():
+                is_due = self._interval_passed()
+                return is_due, IntervalPassed() if is_due else None
+            case CompareStores():
+                return self._compare(request)
+            case ApplyDifference():
+                return self._apply_difference(request)
+            case _:
+                assert_never(request)
+        return True, None
+
+    def _take_snapshot(self) -> SnapshotTaken:
+        snapshots, at = self._tools.source.snapshots, self._machine.checkpoint
+        assert snapshots is not None
+        known = [_number(one.name) for one in (at.base, at.snapshot) if one is not None]
+        digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
+        for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
+            name = f"treefold-{digest}-{number}"
+            self._lease.check()
+            try:
+                made = self._tools.retried(partial(snapshots.create, name))
+            except PreconditionFailedError:
+                # One of ours, made just before a crash: nobody knows of it.
+                snapshots.delete(name)
+                continue
+            position = made.position
+            if position is None and self._capture is not None:
+                position = self._capture.position()
+            return SnapshotTaken(made, position)
+        raise StoreError(f"the snapshots treefold-{digest}-... cannot be deleted")
+
+    def _save(self, checkpoint: Checkpoint) -> None:
+        self._lease.check()
+        self._lease.save(checkpoint)
+        self._folder.save(checkpoint)
+        self._saved_stage = checkpoint.stage
+
+    def _interval_passed(self) -> bool:
+        """Rounds begin so far apart; one that took longer is followed at once."""
+        now_s = self._clock.monotonic_s()
+        return now_s - self._began_s >= self.policy.options.interval_s
+
+    def _compare(self, request: CompareStores) -> tuple[bool, Event | None]:
+        is_live = self._machine.is_live
+        comparing = self._comparing
+        if comparing is None:
+            phase = self.begin_phase(request.snapshot)
+            self._note_begin()
+            has_feed = self._capture is not None and self.policy.options.is_live
+            comparing = self._comparing = self.compare(
+                phase,
+                request.prefixes,
+                start_after=request.start_after,
+                watched=not has_feed,
+            )
+        comparing.advance()
+        if not comparing.is_done or not (is_live or self._workers.has_only_held):
+            return False, self._progressed(comparing)
+        self._comparing, result = None, comparing.result()
+        if is_live:
+            return True, WorkDone()
+        is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
+        if not request.start_after and not is_first:
+            self.proof = self.proof.after(
+                result, position=None, moved=set(), failed=self._workers.held
+            )
+        self._prove_s = self._clock.monotonic_s() + self._limits.prove_every_s
+        as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
+        return True, self._round_done(as_of, is_resumed=bool(request.start_after))
+
+    def _progressed(self, comparing: StoreComparing) -> Event | None:
+        now_s = self._clock.monotonic_s()
+        if self._machine.is_live or now_s - self._progress_s < _PROGRESS_S:
+            return None
+        self._progress_s = now_s
+        if self._workers.held or not comparing.last_key:
+            return None
+        return WorkProgressed(comparing.last_key)
+
+    def _apply_difference(self, request: ApplyDifference) -> tuple[bool, Event | None]:
+        snapshots = self._tools.source.snapshots
+        assert snapshots is not None
+        if not self._is_difference_open:
+            if self._is_proof_due():
+                return True, DifferenceFailed()
+            self.begin_phase(request.snapshot)
+            self._note_begin()
+            try:
+                self._difference.open(
+                    snapshots, request.base, request.snapshot, self.policy.prefixes
+                )
+            except StoreError as error:
+                if error.retryable:
+                    raise
+                self._difference.close()
+                return True, DifferenceFailed()
+            now_ms = self._clock.now_ms()
+            for change in self.applied_changes():
+                self._workers.schedule.touch(change, now_ms=now_ms)
+            self._is_difference_open = True
+        schedule, now_ms = self._workers.schedule, self._clock.now_ms()
+        taken = self._difference.take(self._workers.room)
+        for one in taken:
+            schedule.add(one, now_ms=now_ms)
+        self._difference.acknowledge(schedule.done_through)
+        if taken or not self._workers.has_only_held:
+            return False, None
+        self._is_difference_open = False
+        self._difference.close()
+        return True, self._round_done(request.snapshot.created_ms, is_resumed=False)
+
+    def _is_proof_due(self) -> bool:
+        """Whether all is to be compared, although a difference would do."""
+        follows = self._capture is not None and self.policy.options.is_live
+        return not follows and self._clock.monotonic_s() >= self._prove_s
+
+    def _note_begin(self) -> None:
+        if self._machine.checkpoint.stage is not Stage.LIVE:
+            self._began_s = self._clock.monotonic_s()
+
+    def _round_done(self, as_of_ms: int, *, is_resumed: bool) -> Event:
+        if not is_resumed:
+            self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
+        self.end_phase()
+        return WorkDone()
+
+
+def _number(name: str) -> int:
+    """The number in a snapshot's name; 0 for one of other people."""
+    digits = name.rpartition("-")[2]
+    return int(digits) if digits.isdecimal() else 0

@@ -1,0 +1,218 @@
+"""Applies the changes of a schedule in several threads, and keeps those that fail.
+
+What a store does not answer is tried again for ever, after growing waits. A key that
+fails by itself is held back and tried again later, while others go on. What no other
+attempt can mend stops everything until somebody has looked at it.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import replace
+
+from merkle.errors import ReconcileError
+from replicator.stores.port import Change, ChangeKind, SnapshotLostError, StoreError
+from replicator.syncer.applier import ChangeApplier, Effect, Outcome
+from replicator.syncer.faults import FaultVerdict
+from replicator.syncer.lease import LeaseLostError
+from replicator.syncer.schedule import ChangeSchedule, Work
+from replicator.syncer.tally import ReplicationTally
+from runtime.errors import InternalError, OperationInterruptedError
+from runtime.rate_limit import Clock
+
+# Changes taken from the queue ahead of those that are applied.
+WINDOW = 1_024
+_DELETES_AT_ONCE = 500
+# Waits after a failure of everything, and of one key.
+_FIRST_WAIT_S = 0.5
+_WAIT_MAX_S = 5.0
+_KEY_WAIT_S = 5.0
+_KEY_WAIT_MAX_S = 600.0
+# More keys than these have one cause, which somebody should look at.
+_HELD_MAX = 1_000
+
+
+class ChangeWorkers:
+    """Applies what is in its schedule. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        executor: Executor,
+        *,
+        threads: int,
+        clock: Clock,
+        tally: ReplicationTally,
+        judge: Callable[[ReconcileError], FaultVerdict],
+        wait_s: float,
+    ) -> None:
+        """`judge` says what follows from an error; `pump` waits up to `wait_s` for what
+        runs.
+        """
+        self._executor = executor
+        self._threads = threads
+        self._clock = clock
+        self._tally = tally
+        self._judge = judge
+        self._wait_s = wait_s
+        self._running = dict[Future[Sequence[Outcome | StoreError]], list[Work]]()
+        self._held = list[tuple[float, Work]]()
+        self._applier: ChangeApplier | None = None
+        self._not_before_s = 0.0
+        self._failures = 0
+        self.schedule = ChangeSchedule()
+        self.waiting: FaultVerdict | None = None
+        """Why everything waits now."""
+        self.stopped: FaultVerdict | None = None
+        """Why nothing is begun any more."""
+        self.key_fault: FaultVerdict | None = None
+        """Of the key that failed last."""
+        self.lost: LeaseLostError | SnapshotLostError | None = None
+        """What ends this phase."""
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs."""
+        return not self._running
+
+    @property
+    def held(self) -> int:
+        """Keys that failed and are tried again later."""
+        return len(self._held)
+
+    @property
+    def has_only_held(self) -> bool:
+        """Whether all is done but for what failed, or waits behind it."""
+        return not self._running and not self.schedule.has_ready
+
+    @property
+    def room(self) -> int:
+        """How many more changes the window takes."""
+        return max(0, WINDOW - len(self.schedule))
+
+    def is_held(self, work: Work) -> bool:
+        """Whether this has failed by itself and waits."""
+        return any(one is work for _, one in self._held)
+
+    def begin(self, applier: ChangeApplier) -> None:
+        """Begin a phase with the keys that are held back, and nothing else."""
+        assert self.is_idle
+        keys = [work.change for _, work in self._held]
+        self.schedule, self._held = ChangeSchedule(), []
+        self._applier, self.lost, self.waiting = applier, None, None
+        self._not_before_s, self._failures = 0.0, 0
+        now_ms = self._clock.now_ms()
+        for change in keys:
+            for key in (change.key, change.previous_key):
+                if key and not key.endswith("/"):
+                    self.schedule.touch(Change(0, key, "", ChangeKind.DELETE), now_ms=now_ms)
+
+    def resume(self) -> None:
+        """Try everything again now."""
+        self.stopped, self.waiting, self._not_before_s = None, None, 0.0
+        self._held = [(0.0, work) for _, work in self._held]
+
+    def end(self) -> None:
+        """End the phase: take back what was not begun, and wait for what runs."""
+        self.settle()
+        self._applier = None
+        if isinstance(self.lost, SnapshotLostError):
+            self.lost = None
+
+    def settle(self) -> None:
+        """Take back what was not begun, and wait for what runs."""
+        for future in [one for one in self._running if one.cancel()]:
+            for work in self._running.pop(future):
+                self.schedule.give_back(work)
+        while self._running:
+            self._collect(None)
+
+    def pump(self, *, may_start: bool) -> int:
+        """Begin what may be done, wait a little for what runs; how much was done."""
+        if may_start and self.stopped is None and self.lost is None:
+            self._start()
+        return self._collect(self._wait_s)
+
+    def _start(self) -> None:
+        now_s = self._clock.monotonic_s()
+        if self._applier is None or now_s < self._not_before_s:
+            return
+        due = [one for one in self._held if one[0] <= now_s]
+        self._held = [one for one in self._held if one[0] > now_s]
+        for _, work in due:
+            # Its facts may be old by now: what counts is what the source has.
+            work.change = replace(work.change, facts=None)
+            self.schedule.give_back(work)
+        # After a failure one goes ahead of the others.
+        limit = 1 if self._failures else 2 * self._threads
+        deletes = list[Work]()
+        while len(self._running) < limit and (found := self.schedule.start(1)):
+            (work,) = found
+            if work.change.kind is not ChangeKind.DELETE:
+                self._submit([work])
+                continue
+            deletes.append(work)
+            if len(deletes) >= _DELETES_AT_ONCE:
+                self._submit(deletes)
+                deletes = []
+        if deletes:
+            self._submit(deletes)
+
+    def _submit(self, works: list[Work]) -> None:
+        applier = self._applier
+        assert applier is not None
+        changes = [work.change for work in works]
+
+        def run() -> Sequence[Outcome | StoreError]:
+            if len(changes) == 1:
+                return [applier.apply(changes[0])]
+            return applier.delete(changes)
+
+        self._running[self._executor.submit(run)] = works
+
+    def _collect(self, wait_s: float | None) -> int:
+        if not self._running:
+            return 0
+        done, _ = wait(self._running, timeout=wait_s, return_when=FIRST_COMPLETED)
+        count = 0
+        for future in [one for one in self._running if one in done]:
+            works = self._running.pop(future)
+            try:
+                outcomes: Sequence[Outcome | ReconcileError] = future.result()
+            except OperationInterruptedError:
+                for work in works:
+                    self.schedule.give_back(work)
+                continue
+            except ReconcileError as error:
+                outcomes = [error] * len(works)
+            except Exception as error:  # noqa: BLE001 - a defect ends the work, not the process
+                outcomes = [InternalError(f"{type(error).__name__}: {error}")] * len(works)
+            for work, outcome in zip(works, outcomes, strict=True):
+                count += self._settle(work, outcome)
+        return count
+
+    def _settle(self, work: Work, outcome: Outcome | ReconcileError) -> int:
+        if isinstance(outcome, Outcome):
+            work.has_effect = outcome.effect not in (Effect.NOTHING, Effect.GONE, Effect.CONFLICT)
+            self._tally.applied(outcome, work.since_ms, len(work.numbers), self._clock.now_ms())
+            self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
+            self._failures, self.waiting = 0, None
+            return 1
+        if isinstance(outcome, LeaseLostError | SnapshotLostError):
+            self.lost = self.lost or outcome
+            self.schedule.give_back(work)
+            return 0
+        verdict = self._judge(outcome)
+        if verdict.is_of_key and self.held < _HELD_MAX:
+            self.key_fault = verdict
+            wait_s = min(_KEY_WAIT_S * 2 ** min(work.tries, 10), _KEY_WAIT_MAX_S)
+            work.tries += 1
+            self._held.append((self._clock.monotonic_s() + wait_s, work))
+            return 0
+        self.schedule.give_back(work)
+        if verdict.waits:
+            self.waiting = verdict
+            wait_s = min(_FIRST_WAIT_S * 2 ** min(self._failures, 10), _WAIT_MAX_S)
+            self._not_before_s = self._clock.monotonic_s() + wait_s
+            self._failures += 1
+        else:
+            self.stopped = verdict
+        return 0

@@ -1,0 +1,148 @@
+"""A replication between two stores, driven step by step in one thread."""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from replicator.copier import CopierLimits
+from replicator.replication import Checkpoint, Policy, PolicyId, ReplicationOptions, SyncerId
+from replicator.stores.port import Store
+from replicator.syncer.engine import ReplicationEngine
+from replicator.syncer.lease import Lease, LocalLease
+from replicator.syncer.rounds import EngineLimits
+from runtime.retry import Backoff
+from tests.support.bucket_sync import LIMITS, InlineExecutor
+
+T = TypeVar("T")
+SYNCER, POLICY = SyncerId("syncer-1"), PolicyId("policy-1")
+P = ParamSpec("P")
+
+
+class StepClock:
+    """A clock that stands still until a test moves it."""
+
+    def __init__(self) -> None:
+        self.ms = 1_700_000_000_000
+        self.monotonic = 1_000.0
+
+    def now_ms(self) -> int:
+        """See Clock."""
+        return self.ms
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return self.monotonic
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time go by."""
+        self.ms += int(seconds * 1000)
+        self.monotonic += seconds
+
+
+class LaterExecutor(Executor):
+    """Keeps each call until a test runs it."""
+
+    def __init__(self) -> None:
+        self.waiting = deque[tuple[Future[object], Callable[[], object]]]()
+
+    def submit(self, call: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """See Executor."""
+        future = Future[T]()
+        self.waiting.append((future, partial(call, *args, **kwargs)))  # type: ignore[arg-type]
+        return future
+
+    def run(self, at: int = 0) -> None:
+        """Run one of the calls that wait."""
+        self.waiting.rotate(-at)
+        future, call = self.waiting.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
+        try:
+            future.set_result(call())
+        except Exception as error:  # noqa: BLE001 - a future takes any
+            future.set_exception(error)
+
+
+def step_limits() -> EngineLimits:
+    """Few threads, and no attempt but the first: a test decides what fails."""
+    return EngineLimits(
+        copier=CopierLimits(objects=2, parts=1, memory_bytes=1 << 20),
+        copy=LIMITS,
+        backoff=Backoff(attempts_max=1, first_s=0, jitter_s=0),
+        wait_s=0.0,
+    )
+
+
+@dataclass
+class Replication:
+    """One replication that a test steps. Its copies run where they are submitted, or
+    when the test says so.
+    """
+
+    source: Store
+    target: Store
+    parent: Path
+    options: ReplicationOptions = field(default_factory=ReplicationOptions)
+    prefixes: tuple[str, ...] = ()
+    lease: Lease = field(default_factory=LocalLease)
+    clock: StepClock = field(default_factory=StepClock)
+    limits: EngineLimits = field(default_factory=step_limits)
+    checkpoint: Checkpoint | None = None
+    later: LaterExecutor | None = None
+    syncer: SyncerId = SYNCER
+    policy_id: PolicyId = POLICY
+
+    def __post_init__(self) -> None:
+        self.start()
+
+    def start(self) -> None:
+        """Begin, or begin again as another process."""
+        self.policy = Policy(
+            self.policy_id, self.source.address, self.target.address, self.prefixes, self.options
+        )
+        self.engine = ReplicationEngine(
+            self.policy,
+            self.source,
+            self.target,
+            parent=self.parent,
+            syncer=self.syncer,
+            lease=self.lease,
+            checkpoint=self.checkpoint,
+            clock=self.clock,
+            limits=self.limits,
+            new_executor=self._executor,
+        )
+
+    def failed_keys(self) -> set[str]:
+        """The keys that failed and are tried again later."""
+        return {name for _, work in self.engine._workers._held for name in work.names}
+
+    def kill(self) -> None:
+        """End as a killed process does: nothing is finished, locks are free."""
+        self.engine._ledger.close()
+        self.engine._folder.close()
+
+    def change(self, **changes: object) -> None:
+        """The operator wants something else."""
+        self.policy = replace(self.policy, revision=self.policy.revision + 1, **changes)  # type: ignore[arg-type]
+        self.engine.change(self.policy)
+
+    def step(self, seconds: float = 0.1) -> None:
+        """Read the log, do a unit of work, and let time go by."""
+        self.engine.receive()
+        self.engine.work()
+        self.clock.pass_s(seconds)
+
+    def run(self, steps: int = 300, *, seconds: float = 0.1) -> None:
+        """Some steps."""
+        for _ in range(steps):
+            self.step(seconds)
+
+    def _executor(self, _threads: int, name: str) -> Executor:
+        if name == "change" and self.later is not None:
+            return self.later
+        return InlineExecutor(1, name)
