@@ -25,7 +25,7 @@ from ozone.manager_values import (
 )
 from ozone.write_batch import BatchRecord, RowOperation
 
-TRANSACTION_KEY = "#TRANSACTIONINFO"
+_TRANSACTION_KEY = "#TRANSACTIONINFO"
 
 RowValue = (
     KeyFacts
@@ -111,7 +111,7 @@ def signed(object_id: int) -> str:
 
 def _shape(key: str, value: bytes) -> tuple[Table | None, RowValue]:
     """The table of a row that is written, and its value."""
-    if key == TRANSACTION_KEY:
+    if key == _TRANSACTION_KEY:
         found = TransactionIndex.parse(value)
         return (Table.TRANSACTION, found) if found is not None else (None, None)
     parts = key.split("/")

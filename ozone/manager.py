@@ -55,8 +55,8 @@ from runtime.rpc import UnaryCall, named_errors, open_channel, printable
 
 METHOD = "/hadoop.ozone.OzoneManagerService/submitRequest"
 # Of one answer. The OM's own limit is 128 MiB; a batch of its log is never split.
-ANSWER_BYTES_MAX = 128 << 20
-KEYS_PER_PAGE = 1000
+_ANSWER_BYTES_MAX = 128 << 20
+_KEYS_PER_PAGE = 1000
 _DEADLINE_S = 60.0
 # With lower numbers the OM hides keys of newer layouts.
 _CLIENT_VERSION = 3
@@ -430,7 +430,7 @@ class ManagerClient:
             ManagerMissingError: one of the snapshots is gone.
         """
         body = _diff_request(volume, bucket, older, newer)
-        body.token, body.pageSize = token, KEYS_PER_PAGE
+        body.token, body.pageSize = token, _KEYS_PER_PAGE
         answer = self._asked(
             pb.OMRequest(cmdType=pb.SnapshotDiff, clientId=_CLIENT_ID, snapshotDiffRequest=body)
         )
@@ -550,7 +550,7 @@ class ManagerClient:
             raise RemoteProtocolError(f"{self.target} sent an invalid answer: {error}") from error
 
     def _open(self, address: str, insecure: bool) -> _Endpoint:
-        channel = open_channel(address, insecure=insecure, receive_bytes_max=ANSWER_BYTES_MAX)
+        channel = open_channel(address, insecure=insecure, receive_bytes_max=_ANSWER_BYTES_MAX)
         was_ready = False
 
         def note(state: grpc.ChannelConnectivity) -> None:

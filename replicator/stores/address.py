@@ -71,7 +71,7 @@ def parse_address(text: str) -> StoreAddress:
 _BOTH = (
     "Use local:PATH, s3://BUCKET/PREFIX?endpoint_url=URL, or ozone://OM:PORT/VOLUME/BUCKET?s3=URL."
 )
-_OZONE = "Write ozone://OM:8981/VOLUME/BUCKET?s3=http://GATEWAY:9878."
+_OZONE = "Name its OM and its gateway: ozone://OM:8981/VOLUME/BUCKET?s3=http://GATEWAY:9878."
 _CREDENTIALS = "Give them by the environment (AWS_ACCESS_KEY_ID and so on) or ?profile=NAME."
 _NO_S3 = "Use the S3 interface of that store, if it has one: s3://BUCKET?endpoint_url=URL."
 _HINTS = {

@@ -304,8 +304,11 @@ class S3Scratch:
         query = (kind, ("encoding-type", "url"), ("prefix", prefix))
         with translated(f"cannot list the scratch objects in {bucket}"):
             body = self._bucket.client.request("GET", bucket, query=query).body
-            found = parse_versions(body).versions if keeps_versions else parse_listing(body).objects
-        return list(found)
+            if keeps_versions:
+                return list(parse_versions(body).versions)
+            # A directory of Ozone is no object that was left.
+            objects = parse_listing(body, needs_etags=False).objects
+        return [facts for facts in objects if facts.etag]
 
     def _delete(self, objects: Sequence[tuple[str, str]]) -> None:
         failures = delete_versions(self._bucket, objects)

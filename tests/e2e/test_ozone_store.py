@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +27,7 @@ from replicator.stores.port import (
     StoreError,
     UnsupportedObjectError,
 )
+from tests.support.bucket_commands import BucketPair, write_large
 from tests.support.ozone import OzoneCluster
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.s3_servers import S3Endpoint
@@ -127,6 +129,58 @@ def test_a_change_says_what_the_object_is_then(buckets: OzoneBuckets, layout: Bu
     assert change.facts == current(store, "k")
     assert change.time_ms == change.facts.modified_ms
     assert store.reader.properties_of(change.facts) == given
+
+
+@pytest.mark.parametrize("layouts", [(FLAT, TREE), (TREE, FLAT)], ids=["to paths", "from paths"])
+def test_a_sync_between_buckets_of_ozone_is_equal_and_deletes(
+    buckets: OzoneBuckets,
+    ozone_gateway: S3Endpoint,
+    layouts: tuple[BucketLayout, BucketLayout],
+    tmp_path: Path,
+) -> None:
+    """What the gateway's listing would lose, too."""
+    source, target = map(buckets.fresh, layouts)
+    given = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
+    for key in ("d/a", "d-", "top", *ODD):
+        source.writer.put(key, key.encode() * 9, given, ANYTHING)
+    write_large(source, "large", random.Random(4).randbytes(20 * MIB), given)
+    put(target, "extra")
+    commands = BucketPair(source.address, target.address, tmp_path / "state", ozone_gateway)
+    report = commands.sync("--delete")
+    assert (report.exit_status, report.last["equal"], report.last["deleted"]) == (0, True, 1)
+    assert keys(target) == keys(source)
+    for key in keys(source):
+        assert target.reader.properties(key) == given
+    again = commands.sync("--delete")
+    assert (again.last["copied"], again.last["equal"]) == (0, True)
+
+
+def test_buckets_of_two_clusters_are_made_equal(
+    buckets: OzoneBuckets,
+    second_ozone_cluster: OzoneCluster,
+    ozone_gateway: S3Endpoint,
+    tmp_path: Path,
+) -> None:
+    """OZ-001: they share nothing."""
+    there = S3Endpoint(f"http://{second_ozone_cluster.s3_address}", "any", "thing")
+    given = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
+    with OzoneBuckets(second_ozone_cluster, there) as others:
+        source, target = buckets.fresh(FLAT), others.fresh(TREE)
+        for key in ("d/a", "d-", *ODD):
+            source.writer.put(key, key.encode() * 9, given, ANYTHING)
+        commands = BucketPair(source.address, target.address, tmp_path / "state", ozone_gateway)
+        report = commands.sync("--delete")
+        assert (report.exit_status, report.last["equal"]) == (0, True)
+        assert keys(target) == keys(source)
+        back = buckets.fresh(FLAT)
+        commands = BucketPair(target.address, back.address, tmp_path / "back", ozone_gateway)
+        assert commands.sync("--delete").last["equal"]
+        assert keys(back) == keys(source)
+        # A place in the log of one is none in that of the other.
+        assert source.feed is not None
+        assert target.feed is not None
+        with pytest.raises(FeedGapError):
+            target.feed.read(source.feed.position())
 
 
 def test_a_position_that_the_om_does_not_know_is_a_gap(buckets: OzoneBuckets) -> None:

@@ -24,6 +24,11 @@ _PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
 # The folder of a cluster that runs already: the tests use it and leave it running. To
 # start one takes longer than most tests.
 _RUNNING = os.environ.get("OZONE_RUNNING", "")
+# The same of a second one beside it, for tests of two regions.
+_RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
+_SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
+# Both run the same jars.
+_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
 
 
 class OzoneCluster:
@@ -34,12 +39,14 @@ class OzoneCluster:
     def __init__(self, folder: Path, port_offset: int = _PORT_OFFSET) -> None:
         self.folder = folder
         self._offset = port_offset
-        self._is_kept = (folder / "om" / "pid").exists() and str(folder) == _RUNNING
+        is_named = str(folder) in (_RUNNING, _RUNNING_SECOND)
+        self._is_kept = is_named and (folder / "om" / "pid").exists()
         if self._is_kept:
             self._offset = int((folder / "port-offset").read_text())
         self._environment = {
             **os.environ,
             "OZONE_TESTBED_DIR": str(folder),
+            "OZONE_TESTBED_LIB": str(_LIB),
             # Replicas that only one scan saw damaged would be deleted and copied anew
             # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
@@ -49,7 +56,7 @@ class OzoneCluster:
     def __enter__(self) -> "OzoneCluster":
         if self._is_kept:
             return self
-        if not list((self.folder / "lib").glob("hdds-server-scm-*.jar")):
+        if not list(_LIB.glob("hdds-server-scm-*.jar")):
             self._run("fetch")
         self._run("wipe")
         try:
@@ -153,6 +160,16 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
 def ozone_cluster() -> Iterator[OzoneCluster]:
     """A cluster for the tests of one module: their containers are theirs alone."""
     with OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def second_ozone_cluster(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
+    """Another cluster, which shares nothing with the first but the machine."""
+    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
+    folder.mkdir(parents=True, exist_ok=True)
+    with OzoneCluster(folder, _SECOND_PORT_OFFSET) as started:
+        assert started.om_address != ozone_cluster.om_address
         yield started
 
 
