@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from live.ports import DatanodeReader
 from merkle.checksum import fold, window_checksums
 from merkle.errors import RecordInvalidError
-from merkle.limits import RECORDS_CHUNKS_MAX
+from merkle.limits import TREE_BLOCKS_MAX
 from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.survey import ChunkPlace
@@ -21,6 +21,9 @@ from ozone.datanode_client import READ_BYTES_MAX, merge_ranges
 from ozone.ports import ByteRange
 from repair.ports import LACKING_RESULTS
 from runtime.errors import PeerRefusedError, RemoteProtocolError
+
+# Two of each block of the largest container; the tree of so many takes some 400 MiB.
+_CHUNKS_MAX = 2 * TREE_BLOCKS_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,12 @@ def read_replica(
     """
     reading = _Reading(reader, container_id, on_bytes)
     deleted = {block.block_id for block in stored.blocks if block.deleted}
-    for record in reader.list_records(container_id):
+    for count, record in enumerate(reader.list_records(container_id)):
+        # A listing may have no end.
+        if count >= TREE_BLOCKS_MAX:
+            raise RemoteProtocolError(
+                f"container {container_id} has more than {TREE_BLOCKS_MAX} blocks"
+            )
         if record.container_id != container_id:
             raise RecordInvalidError(f"container {container_id} has a record of another one")
         if record.block_id not in deleted:
@@ -90,7 +98,7 @@ class _Reading:
         has_file = True
         for chunk in record.chunks:
             self.chunks += 1
-            if self.chunks > RECORDS_CHUNKS_MAX * 16:
+            if self.chunks > _CHUNKS_MAX:
                 raise RemoteProtocolError(
                     f"container {self.container_id} has more chunks than a container holds"
                 )

@@ -2,17 +2,21 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
+from live.deep_read import read_replica
+from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.comparison import DifferenceKind
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
+from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerState, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.scm_client import NodeHealth
-from runtime.errors import DiskError
+from runtime.errors import DiskError, RemoteProtocolError
 from tests.support.live_twin import PEERS, LiveTwin, live_twin
 from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES, MemoryReplica
 
@@ -240,3 +244,22 @@ def test_more_containers_than_one_batch(cluster: LiveTwin) -> None:
     found = cluster.diagnose()
     assert list(found) == list(range(1, 1101))
     assert {one.verdict for one in found.values()} == {Verdict.MATCH}
+
+
+class EndlessListing:
+    """A datanode that lists records without end; the other methods are never called."""
+
+    def __init__(self, chunks: int) -> None:
+        self._chunks = tuple(ChunkRecord(at, 1, ChecksumType.NONE, 0, ()) for at in range(chunks))
+
+    def list_records(self, container_id: ContainerId) -> Iterator[BlockRecord]:
+        for number in count(1):
+            yield BlockRecord(container_id, BlockId(number), 1, self._chunks)
+
+
+@pytest.mark.parametrize("chunks", [0, 1000])
+def test_a_listing_without_end_is_refused(chunks: int) -> None:
+    container_id = ContainerId(1)
+    stored = ContainerTree.of(container_id, [])
+    with pytest.raises(RemoteProtocolError, match="more"):
+        read_replica(EndlessListing(chunks), container_id, stored, lambda _: None)
