@@ -128,8 +128,7 @@ class ChangeCapture:
                 raise
             self.error = error
             self._failures += 1
-            wait_s: float = _POLL_S * 2 ** min(self._failures, 10)
-            return min(wait_s, _FAILED_WAIT_MAX_S)
+            return min(_POLL_S * 2.0 ** min(self._failures, 10), _FAILED_WAIT_MAX_S)
         self._lease.check()
         self._failures = 0
         with self._lock:
