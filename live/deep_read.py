@@ -5,11 +5,11 @@ windows of chunks that do not match their record, and the chunks of which the fi
 not a byte. The datanode itself stores nothing of it, and does not notice what it is.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from live.ports import DatanodeReader
-from merkle.checksum import fold, window_checksums
+from merkle.checksum import Buffer, fold, window_checksums
 from merkle.errors import RecordInvalidError
 from merkle.limits import TREE_BLOCKS_MAX
 from merkle.merge import merge
@@ -89,6 +89,9 @@ class _Reading:
     bytes_read: int = 0
     unverifiable: int = 0
     chunks: int = 0
+    # Of the chunk that is read, and used again: fresh memory for each costs as much as
+    # the checksums.
+    buffer: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self.builder = TreeBuilder(self.container_id)
@@ -108,7 +111,7 @@ class _Reading:
             if not is_sound(chunk):
                 text = f"block {record.block_id} has a record that proves nothing"
                 raise RecordInvalidError(text)
-            data = b""
+            data: Buffer = b""
             if has_file:
                 try:
                     data = self._data(record, chunk)
@@ -119,21 +122,29 @@ class _Reading:
                     has_file = False
             self._enter(record, chunk, data)
 
-    def _data(self, record: BlockRecord, chunk: ChunkRecord) -> bytes:
-        """The bytes of a chunk, up to the first that the file lacks."""
+    def _data(self, record: BlockRecord, chunk: ChunkRecord) -> Buffer:
+        """The bytes of a chunk, up to the first that the file lacks; valid until the
+        next call.
+        """
+        if len(self.buffer) < chunk.length_bytes:
+            self.buffer = bytearray(chunk.length_bytes)
         ranges = merge_ranges([ByteRange(chunk.offset, chunk.length_bytes)], READ_BYTES_MAX)
-        found: dict[int, Sequence[bytes]] = {}
-        for one, pieces in self.reader.read(self.container_id, record.block_id, chunk, ranges):
-            found[one.offset] = pieces
-            self.bytes_read += sum(map(len, pieces))
-            self.on_bytes(sum(map(len, pieces)))
-        parts, at = list[bytes](), chunk.offset
-        while pieces := found.get(at, ()):
-            parts += pieces
-            at += sum(map(len, pieces))
-        return b"".join(parts)
+        ends: dict[int, int] = {}
+        with memoryview(self.buffer) as view:
+            for one, pieces in self.reader.read(self.container_id, record.block_id, chunk, ranges):
+                start = at = one.offset - chunk.offset
+                for piece in pieces:
+                    view[at : at + len(piece)] = piece
+                    at += len(piece)
+                ends[start] = at
+                self.bytes_read += at - start
+                self.on_bytes(at - start)
+        end = 0
+        while (further := ends.get(end, end)) > end:
+            end = further
+        return memoryview(self.buffer)[:end]
 
-    def _enter(self, record: BlockRecord, chunk: ChunkRecord, data: bytes) -> None:
+    def _enter(self, record: BlockRecord, chunk: ChunkRecord, data: Buffer) -> None:
         place = record.block_id, chunk.offset
         if not data:
             self.lost.add(place)
