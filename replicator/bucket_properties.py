@@ -8,8 +8,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from replicator.stores.address import LocalAddress, parse_address
 from replicator.stores.bucket_facts import BucketFacts, BucketQuota
+from replicator.stores.errors import UnsupportedObjectError
 from replicator.stores.opening import open_store
-from replicator.stores.port import UnsupportedObjectError
 from runtime.documents import parse_json
 from runtime.errors import UsageError
 from runtime.output import JsonObject

@@ -11,7 +11,8 @@ from functools import partial
 from replicator.comparison import DecidedKey
 from replicator.deletes import Retrying
 from replicator.difference import Action
-from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import ChangeFeed, FeedPosition, Store
 
 
 class CutCheck:

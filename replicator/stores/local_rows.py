@@ -20,16 +20,14 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from replicator.hashing import content_hashes
+from replicator.stores.errors import FeedGapError, PositionTrimmedError, SnapshotLostError
 from replicator.stores.port import (
     Change,
     ChangeKind,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
     ObjectProperties,
-    PositionTrimmedError,
     SnapshotFacts,
-    SnapshotLostError,
 )
 from runtime.documents import parse_json
 from runtime.row_order import in_order, of_types

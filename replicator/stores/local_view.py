@@ -5,18 +5,15 @@ from collections.abc import Generator, Iterator
 
 from merkle.checksum import fold
 from replicator.hashing import ContentHasher
+from replicator.stores.errors import (
+    ObjectMissingError,
+    PreconditionFailedError,
+    UnsupportedObjectError,
+)
 from replicator.stores.local_database import BucketDatabase, store_error
 from replicator.stores.local_files import DataFiles, ObjectDamagedError
 from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Segment
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    SnapshotFacts,
-    UnsupportedObjectError,
-    WholeObject,
-)
+from replicator.stores.port import ObjectFacts, ObjectProperties, SnapshotFacts, WholeObject
 from runtime.errors import DiskError
 
 

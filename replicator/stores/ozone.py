@@ -12,6 +12,7 @@ from dataclasses import replace
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import StoreError
 from replicator.stores.ozone_bucket import OzoneBucket, OzoneLocation, resolved, translated
 from replicator.stores.ozone_feed import OzoneFeed
 from replicator.stores.ozone_lister import OzoneLister
@@ -23,7 +24,7 @@ from replicator.stores.ozone_objects import (
     OzoneWriter,
 )
 from replicator.stores.ozone_snapshots import OzoneSnapshots
-from replicator.stores.port import Store, StoreError
+from replicator.stores.port import Store
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader, S3Writer

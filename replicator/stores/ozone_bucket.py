@@ -23,11 +23,9 @@ from ozone.errors import (
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketFacts, BucketLayout, KeyFacts
 from proof.item import ContentHash, HashAlgorithm
-from replicator.stores.port import (
+from replicator.stores.errors import (
     FeedGapError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
     SnapshotLostError,
@@ -35,6 +33,7 @@ from replicator.stores.port import (
     StoreUnavailableError,
     UnsupportedObjectError,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, is_md5
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
 from runtime.s3_account import S3Settings

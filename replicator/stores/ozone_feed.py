@@ -23,16 +23,10 @@ from ozone.key_pages import walk_tree
 from ozone.log_rows import RowReader, RowValue
 from ozone.manager_values import OzoneSnapshot, TransactionIndex
 from ozone.write_batch import WriteBatch, parse_batch
+from replicator.stores.errors import FeedGapError, PositionTrimmedError
 from replicator.stores.ozone_bucket import OzoneBucket, facts_of, translated
 from replicator.stores.ozone_lister import OzoneLister
-from replicator.stores.port import (
-    Change,
-    ChangeBatch,
-    ChangeKind,
-    FeedGapError,
-    FeedPosition,
-    PositionTrimmedError,
-)
+from replicator.stores.port import Change, ChangeBatch, ChangeKind, FeedPosition
 from runtime.retry import Sleep
 
 # Numbers of one page; a commit of a key takes about three.

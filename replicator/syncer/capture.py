@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ChangeBatch, ChangeFeed, FeedGapError, FeedPosition
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import change_within
 from replicator.syncer.queue import ChangeQueue, QueuedChange

@@ -16,17 +16,14 @@ from ozone.manager import ManagerClient
 from ozone.manager_values import BucketFacts, BucketLayout
 from proof.item import HashAlgorithm
 from replicator.hashing import crc_hash
-from replicator.stores.port import (
-    ChangeKind,
+from replicator.stores.errors import (
     FeedGapError,
-    FeedPosition,
-    ObjectProperties,
     PositionTrimmedError,
     SnapshotLostError,
-    Store,
     StoreError,
     UnsupportedObjectError,
 )
+from replicator.stores.port import ChangeKind, FeedPosition, ObjectProperties, Store
 from tests.support.bucket_commands import BucketPair, write_large
 from tests.support.ozone import OzoneCluster
 from tests.support.ozone_buckets import OzoneBuckets

@@ -17,8 +17,9 @@ from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRe
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger, PlannedStep
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectFacts, StoreError, UploadedPart, UploadId
+from replicator.stores.port import ObjectFacts, UploadedPart, UploadId
 from replicator.windows import KEY_BYTES, WindowHasher
 from runtime.disk import Disk
 from scm.job_steps import new_job, step

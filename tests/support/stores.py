@@ -15,6 +15,7 @@ from botocore.credentials import Credentials
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketFacts, BucketLayout
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import ObjectMissingError, StoreError, StoreUnavailableError
 from replicator.stores.local import LocalBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import (
@@ -22,11 +23,8 @@ from replicator.stores.port import (
     ChangeFeed,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
     Store,
-    StoreError,
-    StoreUnavailableError,
     WriteCondition,
 )
 from replicator.stores.s3 import open_s3

@@ -14,6 +14,14 @@ from pathlib import Path
 import pytest
 
 from merkle.errors import ReconcileError
+from replicator.stores.errors import (
+    FeedGapError,
+    PositionTrimmedError,
+    PreconditionFailedError,
+    SnapshotLostError,
+    StoreError,
+    StoreUnavailableError,
+)
 from replicator.stores.local import LocalBucket
 from replicator.stores.local_database import _UPGRADES, NotABucketError, StoreFullError
 from replicator.stores.local_files import ObjectDamagedError
@@ -21,13 +29,7 @@ from replicator.stores.local_rows import Content, NewBlob, Segment
 from replicator.stores.port import (
     ChangeKind,
     CopySource,
-    FeedGapError,
     ObjectProperties,
-    PositionTrimmedError,
-    PreconditionFailedError,
-    SnapshotLostError,
-    StoreError,
-    StoreUnavailableError,
     UploadId,
     WriteCondition,
 )

@@ -13,13 +13,9 @@ from replicator.replication import (
     ReplicationOptions,
     Stage,
 )
+from replicator.stores.errors import StoreError, StoreUnavailableError, UnsupportedObjectError
 from replicator.stores.local_database import StoreFullError
-from replicator.stores.port import (
-    ObjectProperties,
-    StoreError,
-    StoreUnavailableError,
-    UnsupportedObjectError,
-)
+from replicator.stores.port import ObjectProperties
 from replicator.syncer.lease import LeaseLostError, LocalLease
 from runtime.errors import BusyError
 from tests.support.bucket_sync import LIMITS
