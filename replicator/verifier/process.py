@@ -16,7 +16,7 @@ from replicator.verifier.server import VerifierService
 from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import WATCH_THREAD, CallLimits
+from runtime.call_limits import CallLimits
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
@@ -83,7 +83,6 @@ class VerifierProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
-                watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
                 threads=_RPC_THREADS,
                 # One client that holds all it gets keeps no other from being answered.
                 share_threads=True,
@@ -112,7 +111,7 @@ class VerifierProcess:
             is_enforced=self._config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
 
     def stop(self) -> None:

@@ -23,9 +23,9 @@ from replicator.stores.errors import (
     StoreUnavailableError,
 )
 from replicator.stores.local import LocalBucket
+from replicator.stores.local_contents import Content, NewBlob, Segment
 from replicator.stores.local_database import _UPGRADES, NotABucketError, StoreFullError
 from replicator.stores.local_files import ObjectDamagedError
-from replicator.stores.local_rows import Content, NewBlob, Segment
 from replicator.stores.port import (
     ChangeKind,
     CopySource,
