@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from merkle.errors import ReconcileError
+from proof.kernel_loading import load_kernels
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import PROCESS, VERIFIER_METRICS
 from replicator.refresh import RefreshProgress
@@ -97,6 +98,7 @@ class VerifierProcess:
                 self._start_loop(name, step)
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
             ]
+            self._threads.append(self._start_loading())
             self._opened = opened.pop_all()
         _log.info(
             "server_started",
@@ -126,6 +128,13 @@ class VerifierProcess:
         guard = ThreadGuard(name, self._metrics, PROCESS.thread_failures)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
         self.thread_health.watch(thread, guard)
+        thread.start()
+        return thread
+
+    def _start_loading(self) -> threading.Thread:
+        """Load the kernels of comparisons; calls are answered meanwhile, without them."""
+        stopped = self._stopping.is_set
+        thread = threading.Thread(target=load_kernels, args=(stopped,), name="kernels")
         thread.start()
         return thread
 
