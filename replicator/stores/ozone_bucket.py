@@ -21,7 +21,7 @@ from ozone.errors import (
     WriteBatchError,
 )
 from ozone.manager import ManagerClient
-from ozone.manager_values import BucketFacts, BucketLayout, KeyFacts
+from ozone.manager_values import BucketLayout, KeyFacts, ManagerBucket
 from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.errors import (
     FeedGapError,
@@ -131,7 +131,7 @@ class OzoneBucket:
     """
 
     manager: ManagerClient
-    facts: BucketFacts
+    facts: ManagerBucket
     prefix: str
     root: str = ""
     snapshot_id: str = ""
@@ -244,7 +244,7 @@ def properties_of(found: KeyFacts) -> ObjectProperties:
     return ObjectProperties(metadata=tuple(sorted(metadata.items())), tags=found.tags)
 
 
-def resolved(manager: ManagerClient, volume: str, bucket: str) -> BucketFacts:
+def resolved(manager: ManagerClient, volume: str, bucket: str) -> ManagerBucket:
     """The bucket of a name, whatever links lead to it.
 
     Raises:
