@@ -28,6 +28,10 @@ class LocalFeed:
         with self._database.view() as rows:
             return rows.position()
 
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed. A change and its entry are one transaction."""
+        return self.position()
+
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed."""
         with self._database.view() as rows:

@@ -14,6 +14,7 @@ from ozone.manager_values import BucketLayout
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import StoreError
 from replicator.stores.ozone_bucket import OzoneBucket, OzoneLocation, resolved, translated
+from replicator.stores.ozone_describer import OzoneDescriber
 from replicator.stores.ozone_feed import OzoneFeed
 from replicator.stores.ozone_lister import OzoneLister
 from replicator.stores.ozone_objects import (
@@ -125,6 +126,7 @@ def _store(
         piece_writer=None if pieces is None else OzonePieceWriter(bucket, pieces),
         snapshots=OzoneSnapshots(bucket, feed, reader_below),
         renamer=OzoneRenamer(bucket),
+        bucket=OzoneDescriber(bucket),
         traffic=client.traffic.read,
     )
 

@@ -160,12 +160,14 @@ class Change:
 class ChangeBatch:
     """Changes in the order of their indexes, some of which may be equal: such changes
     took effect together. `position` is where to read on; `newest_index` is that of the
-    newest change when the store was asked.
+    newest change when the store was asked. A change that was answered up to `delay_ms`
+    before may be missing still.
     """
 
     changes: tuple[Change, ...]
     position: FeedPosition
     newest_index: int
+    delay_ms: int = 0
 
     def __post_init__(self) -> None:
         indexes = [change.index for change in self.changes]
@@ -458,9 +460,18 @@ class ChangeFeed(Protocol):
     """The changes of a store, in order."""
 
     def position(self) -> FeedPosition:
-        """The position of the newest change.
+        """The position of the newest change in the log. A change may be answered, and
+        seen, before it is there.
 
         Raises:
+            StoreError: the store did not say.
+        """
+
+    def settled_position(self) -> FeedPosition:
+        """A position that no change is after which was answered or seen before.
+
+        Raises:
+            FeedGapError: the store has shown changes that its log still lacks.
             StoreError: the store did not say.
         """
 

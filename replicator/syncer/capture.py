@@ -160,6 +160,6 @@ class ChangeCapture:
         if result.is_full:
             return _POLL_S
         if batch.position.index >= batch.newest_index or batch.position == known:
-            self.caught_up_ms = began_ms
+            self.caught_up_ms = began_ms - batch.delay_ms
             return _POLL_S
         return 0.0

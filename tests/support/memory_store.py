@@ -612,6 +612,10 @@ class MemoryFeed:
         with store._operation("position", ""), store._lock:
             return FeedPosition(store.log, len(store._changes))
 
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.position()
+
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed."""
         store = self._store
