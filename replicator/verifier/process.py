@@ -132,7 +132,7 @@ class VerifierProcess:
         return thread
 
     def _start_loading(self) -> threading.Thread:
-        """Load the kernels of comparisons; calls are answered meanwhile, without them."""
+        """Load the kernels of comparisons. Calls are answered meanwhile, without."""
         stopped = self._stopping.is_set
         thread = threading.Thread(target=load_kernels, args=(stopped,), name="kernels")
         thread.start()
