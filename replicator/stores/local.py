@@ -30,6 +30,7 @@ from replicator.stores.errors import (
     StoreError,
     UnsupportedObjectError,
 )
+from replicator.stores.local_contents import Content, NewBlob, Segment
 from replicator.stores.local_database import (
     BucketDatabase,
     named_errors,
@@ -43,7 +44,7 @@ from replicator.stores.local_limits import (
     check_properties,
     checked_key,
 )
-from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Content, NewBlob, Segment
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows
 from replicator.stores.local_view import LocalView, key_bytes
 from replicator.stores.port import (
     CopySource,

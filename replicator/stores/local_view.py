@@ -10,9 +10,10 @@ from replicator.stores.errors import (
     PreconditionFailedError,
     UnsupportedObjectError,
 )
+from replicator.stores.local_contents import Segment
 from replicator.stores.local_database import BucketDatabase, store_error
 from replicator.stores.local_files import DataFiles, ObjectDamagedError
-from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Segment
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows
 from replicator.stores.port import ObjectFacts, ObjectProperties, SnapshotFacts, WholeObject
 from runtime.errors import DiskError
 
