@@ -65,7 +65,7 @@ _CLIENT_VERSION = 3
 _CLIENT_ID = "treefold"
 _METADATA = (("client_hostname", "treefold"), ("client_ip_address", "127.0.0.1"))
 _NO_LEADER = ("OMNotLeaderException", "OMLeaderNotReadyException")
-_OZONE_STORE, _KEY = 1, 3
+_OZONE_STORE, _BUCKET, _KEY = 1, 2, 3
 _TRIMMED = "first available sequence number"
 _SNAPSHOTS_PER_PAGE = 1000
 _NO_SNAPSHOTS = ("FEATURE_NOT_ENABLED", "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION")
@@ -336,13 +336,14 @@ class ManagerClient:
         self._asked(pb.OMRequest(cmdType=pb.SetTimes, clientId=_CLIENT_ID, setTimesRequest=body))
 
     def set_acl(self, volume: str, bucket: str, name: str, acl: Pairs) -> None:
-        """Replace the ACL of a key.
+        """Replace the ACL of a key; without a name that of the bucket.
 
         Raises:
             ValueError: an entry is not one of Ozone's.
         """
-        path = f"/{volume}/{bucket}/{name}"
-        thing = pb.OzoneObj(resType=_KEY, storeType=_OZONE_STORE, path=path)
+        path = f"/{volume}/{bucket}" + (f"/{name}" if name else "")
+        kind = _KEY if name else _BUCKET
+        thing = pb.OzoneObj(resType=kind, storeType=_OZONE_STORE, path=path)
         body = pb.SetAclRequest(obj=thing, acl=acl_to(acl))
         self._asked(pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body))
 

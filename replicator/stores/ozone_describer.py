@@ -80,6 +80,9 @@ def create_ozone_bucket(address: str, facts: BucketFacts) -> None:
         translated(f"cannot make the bucket {location.volume}/{location.bucket}"),
     ):
         manager.create_bucket(wanted)
+        # The OM grants all to whoever makes a bucket.
+        if facts.grants is not None:
+            manager.set_acl(location.volume, location.bucket, "", wanted.acl)
 
 
 def _manager_bucket(location: OzoneLocation, facts: BucketFacts) -> ManagerBucket:

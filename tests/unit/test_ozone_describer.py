@@ -24,6 +24,8 @@ from replicator.stores.ozone_describer import OzoneDescriber
 from runtime.errors import UsageError
 from tests.support.scripted_om import ScriptedOm, refusal, success
 
+# Of the kinds of what has an ACL.
+BUCKET = 2
 ZOE = BucketGrant("USER", "zoe", ("ALL",))
 GRANTS = (
     BucketGrant("CLIENT_IP", "10.0.0.1", ("READ",)),
@@ -46,7 +48,9 @@ RICH = BucketFacts(
 
 
 class BucketsOm:
-    """Keeps buckets as they were asked for; knows no volume but `v`."""
+    """Keeps buckets as they were asked for, and grants all to whoever makes one; knows
+    no volume but `v`.
+    """
 
     def __init__(self) -> None:
         self.buckets = dict[str, pb.BucketInfo]()
@@ -60,7 +64,16 @@ class BucketsOm:
                     return refusal(request, pb.VOLUME_NOT_FOUND)
                 if info.bucketName in self.buckets:
                     return refusal(request, pb.BUCKET_ALREADY_EXISTS)
+                user = request.s3Authentication.accessId
+                info.acls.append(pb.OzoneAclInfo(type=1, name=user, rights=b"\x80", aclScope=0))
                 self.buckets[info.bucketName] = info
+                return success(request)
+            case pb.SetAcl:
+                wanted = request.setAclRequest
+                assert wanted.obj.resType == BUCKET
+                found = self.buckets[wanted.obj.path.removeprefix("/v/")]
+                del found.acls[:]
+                found.acls.extend(wanted.acl)
                 return success(request)
             case pb.InfoBucket:
                 found = self.buckets.get(request.infoBucketRequest.bucketName)
@@ -85,7 +98,7 @@ def service() -> BucketsOm:
 
 @pytest.fixture
 def om(service: BucketsOm, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScriptedOm]:
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "zoe")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "importer")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     with ScriptedOm(service.answer) as running:
         yield running
