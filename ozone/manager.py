@@ -345,7 +345,12 @@ class ManagerClient:
         kind = _KEY if name else _BUCKET
         thing = pb.OzoneObj(resType=kind, storeType=_OZONE_STORE, path=path)
         body = pb.SetAclRequest(obj=thing, acl=acl_to(acl))
-        self._asked(pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body))
+        request = pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body)
+        self._sign(request)
+        answer = self._sent(request, is_repeatable=True)
+        # Of an ACL that was there already the OM says OK and no success.
+        if answer.status != pb.OK:
+            self._check(answer)
 
     def create_snapshot(self, volume: str, bucket: str, name: str) -> OzoneSnapshot:
         """Make a snapshot of a bucket.

@@ -330,6 +330,8 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
         metadata=(("team", "red"),),
     )
     manager.create_bucket(given)
+    # The OM has granted all to whoever made it.
+    manager.set_acl("s3v", name, "", acl)
     for variable, value in ozone_gateway.environment.items():
         monkeypatch.setenv(variable, value)
 

@@ -72,6 +72,8 @@ class BucketsOm:
                 wanted = request.setAclRequest
                 assert wanted.obj.resType == BUCKET
                 found = self.buckets[wanted.obj.path.removeprefix("/v/")]
+                if list(found.acls) == list(wanted.acl):
+                    return refusal(request, pb.OK)
                 del found.acls[:]
                 found.acls.extend(wanted.acl)
                 return success(request)
@@ -139,6 +141,15 @@ def test_a_bucket_made_from_a_document_has_an_equal_one(
     second = properties_json("ozone://two", described(om, "two"))
     assert described(om, "one") == facts
     assert {name for name in first if first[name] != second[name]} == {"address"}
+
+
+def test_an_acl_that_is_there_already_is_no_failure(om: ScriptedOm) -> None:
+    create_bucket(address(om, "b"), RICH)
+    acl = (("user:zoe", "a"),)
+    with closing(ManagerClient([om.address], user="zoe")) as manager:
+        manager.set_acl("v", "b", "", acl)
+        manager.set_acl("v", "b", "", acl)
+        assert manager.bucket("v", "b").acl == acl
 
 
 def test_the_command_makes_it_and_says_why_not(
