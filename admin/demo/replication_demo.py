@@ -88,6 +88,7 @@ class ReplicationResult:
         """Whether nothing was lost, and everything was found and repaired."""
         return (
             self.stopped_itself
+            and all(one.arrived_ms is not None for one in self.changes)
             and self.damaged == [archived_key(_DAMAGED)]
             and self.repaired
             and self.equal

@@ -62,7 +62,7 @@ def _crossed(key: str, moments: list[tuple[int, bool, str]]) -> list[CrossedChan
     found = list[CrossedChange]()
     pending = list[tuple[int, str]]()
     theirs = ""
-    # In one millisecond the source is first. Each side keeps its order: sorts are stable.
+    # In one millisecond the source is first; each side keeps its order.
     for time_ms, is_target, state in sorted(moments, key=lambda one: one[:2]):
         if is_target:
             theirs = state
