@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,7 @@ class ReplicationScale:
     """
 
     objects: int = 1_000
-    quiet_s: float = 3.0
+    quiet_s: float = 2.0
     lease_s: float = 6.0
 
 
@@ -205,11 +206,14 @@ class _ReplicatedPair:
                 f"state_folder = {json.dumps(str(syncer.folder / 'state'))}\n"
                 f'masters = ["{self._links[name].address}"]\nmetrics = "127.0.0.1:0"\n'
             )
-            syncer.start()
+        with ThreadPoolExecutor(len(_SYNCERS)) as pool:
+            started = [pool.submit(syncer.start) for syncer in self._syncers.values()]
+            self._writers.fill(scale.objects)
+        for one in started:
+            one.result()
 
     def run(self) -> ReplicationResult:
         result = self._result
-        self._writers.fill(self._scale.objects)
         self._replicate()
         before = self._source.feed.position(), self._target.feed.position()
         result.begin_ms = _now_ms()

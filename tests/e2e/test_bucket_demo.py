@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,9 @@ from tests.support.processes import ROOT
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-WITHIN_S = 60.0
-# Work goes on so soon after its syncer was killed or cut off.
-TAKEOVER_S = 10.0
+# Work goes to another syncer after a lease of 6 s, which was renewed in the quarter
+# before. A busy machine takes longer.
+LEASE_S, TAKEOVER_S = 6.0, 20.0
 
 
 def demo(folder: Path, *options: str) -> subprocess.Popen[str]:
@@ -53,7 +52,8 @@ def check_replication(found: Mapping[str, Any]) -> None:
     quiet, dead, cut = found["lag"]
     assert quiet["p50Milliseconds"] < dead["maxMilliseconds"]
     assert quiet["p50Milliseconds"] < cut["maxMilliseconds"]
-    assert all(0 < seconds < TAKEOVER_S for seconds in found["takeoverSeconds"].values())
+    for seconds in found["takeoverSeconds"].values():
+        assert LEASE_S * 0.75 <= seconds < TAKEOVER_S
     assert found["stoppedItself"]
     assert found["damaged"] == ["archive/00007.jpg"]
     assert found["repaired"]
@@ -66,11 +66,9 @@ def test_it_breaks_a_copy_and_a_replication_and_proves_both(tmp_path: Path) -> N
     scratch, pictures = tmp_path / "scratch", tmp_path / "pictures"
     scratch.mkdir()
     pictures.mkdir()
-    began_s = time.monotonic()
     with demo(scratch, "--check", "--json", "--svg", str(pictures)) as process:
         printed, said = process.communicate()
     assert process.returncode == 0, said
-    assert time.monotonic() - began_s < WITHIN_S
     (line,) = printed.splitlines()
     answer = json.loads(line)
     assert answer["asExpected"]
