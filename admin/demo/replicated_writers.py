@@ -12,7 +12,7 @@ from replicator.stores.local import LocalBucket
 from replicator.stores.port import ObjectProperties, WriteCondition
 
 # Large enough to have a data file of its own in a local bucket.
-ARCHIVED_BYTES = 20_000
+_ARCHIVED_BYTES = 20_000
 _ANYTHING = WriteCondition()
 _NOTHING = ObjectProperties()
 _KEYS_PER_WRITER = 40
@@ -98,7 +98,7 @@ def archived_key(number: int) -> str:
 
 def archived_body(number: int) -> bytes:
     """Its bytes."""
-    return random.Random(number).randbytes(ARCHIVED_BYTES)
+    return random.Random(number).randbytes(_ARCHIVED_BYTES)
 
 
 def flip_bit(folder: Path, body: bytes) -> None:

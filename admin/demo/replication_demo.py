@@ -205,6 +205,9 @@ class _ReplicatedPair:
                 f"state_folder = {json.dumps(str(syncer.folder / 'state'))}\n"
                 f'masters = ["{self._links[name].address}"]\nmetrics = "127.0.0.1:0"\n'
             )
+        # Before syncers are stopped: they give back at the master what they have.
+        for link in self._links.values():
+            stack.callback(link.mend)
         with ThreadPoolExecutor(len(_SYNCERS)) as pool:
             started = [pool.submit(syncer.start) for syncer in self._syncers.values()]
             self._writers.fill(scale.objects)
