@@ -71,7 +71,9 @@ _LAZY = {
     ),
     "cancel": LazyCommand("admin.bucket_policies:cancel", "End a replication."),
     "delete": LazyCommand("admin.bucket_policies:delete", "End a replication, and forget it."),
-    "demo": LazyCommand("admin.demo.bucket_demo:demo", "Break a copy, and see what proves it."),
+    "demo": LazyCommand(
+        "admin.demo.bucket_demo:demo", "Break a copy and a replication, and see what proves them."
+    ),
     "disable": LazyCommand("admin.bucket_policies:disable", "Stop all replications, cluster-wide."),
     "enable": LazyCommand("admin.bucket_policies:enable", "Let replications run, cluster-wide."),
     "export": LazyCommand(

@@ -199,6 +199,7 @@ USAGE: list[tuple[str, str, str]] = [
     ("bucket receipts", "", "click"),
     ("bucket receipts verify /no/such/file", "", "click"),
     ("bucket demo --objects 1", "", "click"),
+    ("bucket demo --svg /no/such/folder", "", "click"),
     ("verifier", "", "click"),
     ("verifier run", "", "config_invalid"),
     ("verifier run extra", "", "click"),
