@@ -223,7 +223,7 @@ def note_prechecks(answer: CommandResult, report: PrecheckReport) -> bool:
             answer.warn(one.text)
     if report.unknown:
         names = ", ".join(one.value for one in report.unknown)
-        answer.print(f"not checked, since a store has no such thing: {names}")
+        answer.print(f"not checked, since a store does not say: {names}")
     if report.is_refused:
         answer.exit_status = ExitCode.REFUSED
     return not report.is_refused

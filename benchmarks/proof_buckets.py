@@ -25,8 +25,8 @@ from random import Random
 
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, Profile
+from proof.kernel_loading import load_kernels
 from proof.stored_index import StoredIndex
-from proof.symbols import KERNEL_IDS_MIN, kernels_for
 from replicator.refresh import IndexedBucket
 from replicator.stores.opening import open_store
 from replicator.verifier.process import CALL_LIMITS
@@ -167,8 +167,8 @@ class VerifierChild(LineProcess):
 
 
 def _serve(folder: Path) -> None:
-    # As in a process that has listed such a bucket, or compared it some times.
-    kernels_for(KERNEL_IDS_MIN)
+    # As the verifier's process does at its start.
+    load_kernels(lambda: False)
     index = StoredIndex(folder / "index", PROFILE, disk=Disk())
     with open_store(f"local:{folder / 'objects'}", may_write=True, create=True) as store:
         bucket = IndexedBucket(store, index, PROFILE, SystemClock())

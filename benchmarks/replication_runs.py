@@ -113,6 +113,16 @@ class Replicator:
         time.sleep(_SETTLE_S)
         return self.crossed()
 
+    def wait_for_bucket(self) -> None:
+        """Wait until the second site has heard of the target."""
+        with self.target.endpoint.client() as client:
+
+            def has_bucket() -> bool:
+                client.head_bucket(Bucket=self.target.name)
+                return True
+
+            self.wait(has_bucket)
+
     def wait(self, holds: Callable[[], bool]) -> float:
         """Wait until something holds of the target; seconds that it took."""
         begun = time.monotonic()
@@ -147,13 +157,7 @@ def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
         sites.start("b", "rgw")
 
     peer = Replicator("Ceph multisite", source, target, sites.links, kill_and_start)
-    with target.endpoint.client() as client:
-
-        def has_bucket() -> bool:
-            client.head_bucket(Bucket=target.name)
-            return True
-
-        peer.wait(has_bucket)
+    peer.wait_for_bucket()
     sites.wait_until_synced()
     yield peer
 
@@ -172,9 +176,11 @@ def watched_sync(
         ours = _Watch(
             source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
         )
+        replicator = Replicator("Treefold", source, target, (link,), ours.kill_and_start)
+        replicator.wait_for_bucket()
         ours.start()
         try:
-            yield Replicator("Treefold", source, target, (link,), ours.kill_and_start)
+            yield replicator
         finally:
             ours.stop()
 
@@ -206,7 +212,7 @@ class _Watch:
             self._process = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "admin.cli", "bucket", "sync", *words),
-                    *("--watch", "--interval", str(self._interval_s), "--json"),
+                    *("--watch", "--interval", f"{self._interval_s:g}", "--json"),
                     *("--state", str(self._folder / "state")),
                 ],
                 env={
@@ -227,7 +233,13 @@ class _Watch:
         self.start()
 
     def stop(self) -> None:
-        """Ask it to end."""
+        """Ask it to end.
+
+        Raises:
+            AssertionError: it has ended by itself.
+        """
         assert self._process is not None
+        log = self._folder / "watch.log"
+        assert self._process.poll() is None, log.read_text()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)

@@ -50,7 +50,6 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import WATCH_THREAD
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
@@ -401,7 +400,7 @@ class Agent:
             is_enforced=config.tls is not None,
             on_refusal=self._audit.refused,
             metrics=self.metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
         services = [
             AgentService(self._store, self, self).register,
@@ -414,7 +413,6 @@ class Agent:
             tls=self._tls,
             insecure=config.insecure,
             access=access,
-            watch_guard=ThreadGuard(WATCH_THREAD, self.metrics, PROCESS.thread_failures),
             threads=_RPC_THREADS,
             # Whoever holds all of its threads keeps no agent from being answered.
             own_threads={OZONE_SERVICE: _OZONE_THREADS},

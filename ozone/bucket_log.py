@@ -15,10 +15,10 @@ from ozone.directory_map import DirectoryMap
 from ozone.errors import LogGapError
 from ozone.log_rows import LogRow, RowReader, Table, signed
 from ozone.manager_values import (
-    BucketFacts,
     BucketLayout,
     DirectoryFacts,
     KeyFacts,
+    ManagerBucket,
     OzoneSnapshot,
     TransactionIndex,
 )
@@ -75,7 +75,7 @@ class BucketLog:
 
     def __init__(
         self,
-        bucket: BucketFacts,
+        bucket: ManagerBucket,
         volume_id: int,
         directories: DirectoryMap | None = None,
         *,

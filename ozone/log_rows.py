@@ -17,9 +17,9 @@ from ozone.manager_messages import (
     snapshot_row,
 )
 from ozone.manager_values import (
-    BucketFacts,
     DirectoryFacts,
     KeyFacts,
+    ManagerBucket,
     OzoneSnapshot,
     TransactionIndex,
 )
@@ -31,7 +31,7 @@ RowValue = (
     KeyFacts
     | DirectoryFacts
     | OzoneSnapshot
-    | BucketFacts
+    | ManagerBucket
     | TransactionIndex
     | tuple[KeyFacts, ...]
     | None

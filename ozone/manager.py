@@ -31,19 +31,21 @@ from ozone.errors import (
     ManagerUnavailableError,
 )
 from ozone.manager_messages import (
+    NO_QUOTA,
     Pairs,
     acl_to,
     bucket_from,
+    bucket_to,
     diff_page_from,
     key_from,
     nodes_from,
     snapshot_from,
 )
 from ozone.manager_values import (
-    BucketFacts,
     DiffPage,
     FileStatus,
     KeyFacts,
+    ManagerBucket,
     ManagerNode,
     OzoneSnapshot,
     Updates,
@@ -63,10 +65,10 @@ _CLIENT_VERSION = 3
 _CLIENT_ID = "treefold"
 _METADATA = (("client_hostname", "treefold"), ("client_ip_address", "127.0.0.1"))
 _NO_LEADER = ("OMNotLeaderException", "OMLeaderNotReadyException")
-_OZONE_STORE, _KEY = 1, 3
-_NO_QUOTA = -1
+_OZONE_STORE, _BUCKET, _KEY = 1, 2, 3
 _TRIMMED = "first available sequence number"
 _SNAPSHOTS_PER_PAGE = 1000
+_NO_SNAPSHOTS = ("FEATURE_NOT_ENABLED", "NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION")
 
 _MISSING = (ManagerMissingError, "")
 _EXISTS = (ManagerExistsError, "")
@@ -146,7 +148,7 @@ class ManagerClient:
         self._endpoints = [self._open(address, insecure) for address in addresses]
         self._lock = threading.Lock()
         self._current = 0
-        self._generation = 0
+        self._generation, self._is_watched = 0, False
         self.target = ",".join(addresses)
 
     def close(self) -> None:
@@ -156,7 +158,15 @@ class ManagerClient:
 
     @property
     def generation(self) -> int:
-        """Grows whenever another process may be answering than before."""
+        """Grows whenever another process may be answering than before, from the first
+        call on.
+        """
+        with self._lock:
+            # Subscribed to and closed at once, a channel fails in a thread of its own.
+            watched = [] if self._is_watched else self._endpoints
+            self._is_watched = True
+        for endpoint in watched:
+            self._watch(endpoint.channel)
         with self._lock:
             return self._generation
 
@@ -167,7 +177,7 @@ class ManagerClient:
         )
         return nodes_from(self._asked(request).serviceListResponse)
 
-    def bucket(self, volume: str, bucket: str) -> BucketFacts:
+    def bucket(self, volume: str, bucket: str) -> ManagerBucket:
         """A bucket; of a link its own row, with its source."""
         body = pb.InfoBucketRequest(volumeName=volume, bucketName=bucket)
         answer = self._asked(
@@ -198,33 +208,21 @@ class ManagerClient:
             adminName=self._user,
             ownerName=self._user,
             volume=volume,
-            quotaInBytes=_NO_QUOTA & (1 << 64) - 1,
-            quotaInNamespace=_NO_QUOTA,
+            quotaInBytes=NO_QUOTA & (1 << 64) - 1,
+            quotaInNamespace=NO_QUOTA,
         )
         body = pb.CreateVolumeRequest(volumeInfo=info)
         self._told(
             pb.OMRequest(cmdType=pb.CreateVolume, clientId=_CLIENT_ID, createVolumeRequest=body)
         )
 
-    def create_bucket(self, facts: BucketFacts) -> None:
-        """Create a bucket, or a link, with layout, owner, ACL and quotas of `facts`.
+    def create_bucket(self, facts: ManagerBucket) -> None:
+        """Create a bucket, or a link, with all of `facts` but IDs, times and usage.
 
         Raises:
-            ValueError: an entry of the ACL is not one of Ozone's.
+            ValueError: its replication, or an entry of its ACL, is not one of Ozone's.
         """
-        info = pb.BucketInfo(
-            volumeName=facts.volume,
-            bucketName=facts.bucket,
-            isVersionEnabled=facts.is_versioned,
-            storageType=1,
-            bucketLayout=facts.layout,
-            owner=facts.owner or self._user,
-            acls=acl_to(facts.acl),
-            quotaInBytes=_NO_QUOTA if facts.quota_bytes is None else facts.quota_bytes,
-            quotaInNamespace=_NO_QUOTA if facts.quota_names is None else facts.quota_names,
-        )
-        if facts.source is not None:
-            info.sourceVolume, info.sourceBucket = facts.source
+        info = bucket_to(facts, owner=facts.owner or self._user)
         body = pb.CreateBucketRequest(bucketInfo=info)
         self._told(
             pb.OMRequest(cmdType=pb.CreateBucket, clientId=_CLIENT_ID, createBucketRequest=body)
@@ -338,15 +336,21 @@ class ManagerClient:
         self._asked(pb.OMRequest(cmdType=pb.SetTimes, clientId=_CLIENT_ID, setTimesRequest=body))
 
     def set_acl(self, volume: str, bucket: str, name: str, acl: Pairs) -> None:
-        """Replace the ACL of a key.
+        """Replace the ACL of a key; without a name that of the bucket.
 
         Raises:
             ValueError: an entry is not one of Ozone's.
         """
-        path = f"/{volume}/{bucket}/{name}"
-        thing = pb.OzoneObj(resType=_KEY, storeType=_OZONE_STORE, path=path)
+        path = f"/{volume}/{bucket}" + (f"/{name}" if name else "")
+        kind = _KEY if name else _BUCKET
+        thing = pb.OzoneObj(resType=kind, storeType=_OZONE_STORE, path=path)
         body = pb.SetAclRequest(obj=thing, acl=acl_to(acl))
-        self._asked(pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body))
+        request = pb.OMRequest(cmdType=pb.SetAcl, clientId=_CLIENT_ID, setAclRequest=body)
+        self._sign(request)
+        answer = self._sent(request, is_repeatable=True)
+        # Of an ACL that was there already the OM says OK and no success.
+        if answer.status != pb.OK:
+            self._check(answer)
 
     def create_snapshot(self, volume: str, bucket: str, name: str) -> OzoneSnapshot:
         """Make a snapshot of a bucket.
@@ -390,7 +394,7 @@ class ManagerClient:
                 pb.OMRequest(cmdType=pb.ListSnapshot, clientId=_CLIENT_ID, listSnapshotRequest=body)
             )
             page = answer.listSnapshotResponse
-            yield from self._checked(partial(_snapshots_from, page))
+            yield from self._checked(partial(tuple, map(snapshot_from, page.snapshotInfo)))
             if not page.lastSnapshot:
                 return
             if page.lastSnapshot <= last:
@@ -409,6 +413,19 @@ class ManagerClient:
         except ManagerMissingError as error:
             if error.facts["status"] != pb.Status.Name(pb.FILE_NOT_FOUND):
                 raise
+
+    def has_snapshots(self, volume: str, bucket: str) -> bool:
+        """Whether the service makes snapshots. Requests that read do not tell; so this
+        is one to delete a snapshot of a name that none can have: it is always refused.
+        """
+        try:
+            self.delete_snapshot(volume, bucket, "?")
+        except ManagerError as error:
+            if error.facts.get("status") in _NO_SNAPSHOTS:
+                return False
+            if error.facts.get("status") != pb.Status.Name(pb.INVALID_SNAPSHOT_ERROR):
+                raise
+        return True
 
     def submit_diff(self, volume: str, bucket: str, older: str, newer: str) -> None:
         """Ask for the difference of two snapshots; one that ended without a result is
@@ -551,6 +568,10 @@ class ManagerClient:
 
     def _open(self, address: str, insecure: bool) -> _Endpoint:
         channel = open_channel(address, insecure=insecure, receive_bytes_max=_ANSWER_BYTES_MAX)
+        submit: UnaryCall = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
+        return _Endpoint(address, channel, submit)
+
+    def _watch(self, channel: grpc.Channel) -> None:
         was_ready = False
 
         def note(state: grpc.ChannelConnectivity) -> None:
@@ -562,12 +583,6 @@ class ManagerClient:
                 was_ready = True
 
         channel.subscribe(note)
-        submit: UnaryCall = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
-        return _Endpoint(address, channel, submit)
-
-
-def _snapshots_from(page: pb.ListSnapshotResponse) -> tuple[OzoneSnapshot, ...]:
-    return tuple(map(snapshot_from, page.snapshotInfo))
 
 
 def _key_args(volume: str, bucket: str, name: str) -> pb.KeyArgs:

@@ -9,7 +9,6 @@ from ozone.manager_values import (
     ETAG,
     OWN_METADATA,
     UNFINISHED,
-    BucketFacts,
     BucketLayout,
     DiffEntry,
     DiffKind,
@@ -18,6 +17,7 @@ from ozone.manager_values import (
     DirectoryFacts,
     KeyBlock,
     KeyFacts,
+    ManagerBucket,
     ManagerNode,
     OzoneSnapshot,
     TransactionIndex,
@@ -30,10 +30,14 @@ Pairs = tuple[tuple[str, str], ...]
 _GRANTEES = {1: "user", 2: "group", 3: "world", 4: "anonymous", 5: "client-ip"}
 _RIGHTS = "rwcldxyan"
 _DEFAULT_SCOPE = "default:"
-_RATIS, _STANDALONE, _EC = 1, 2, 4
+_REPLICATIONS = {1: "RATIS", 2: "STANDALONE"}
+_EC = 4
+# Data, parity and bytes of a chunk.
+_EC_NUMBERS = 3
 _FACTORS = {1: "ONE", 3: "THREE"}
 _SNAPSHOT_ACTIVE = 1
 _DIFF_STATES = {1: DiffState.RUNNING, 2: DiffState.RUNNING, 3: DiffState.DONE}
+NO_QUOTA = -1
 _LEADER = "LEADER"
 _READ_PORT = "STANDALONE"
 
@@ -67,7 +71,7 @@ def key_from(message: pb.KeyInfo) -> KeyFacts:
     )
 
 
-def bucket_from(message: pb.BucketInfo) -> BucketFacts:
+def bucket_from(message: pb.BucketInfo) -> ManagerBucket:
     """A bucket.
 
     Raises:
@@ -76,7 +80,7 @@ def bucket_from(message: pb.BucketInfo) -> BucketFacts:
     config = message.defaultReplicationConfig
     has_config = message.HasField("defaultReplicationConfig")
     is_link = bool(message.sourceVolume and message.sourceBucket)
-    return BucketFacts(
+    return ManagerBucket(
         volume=message.volumeName,
         bucket=message.bucketName,
         layout=BucketLayout(message.bucketLayout or BucketLayout.LEGACY),
@@ -92,7 +96,8 @@ def bucket_from(message: pb.BucketInfo) -> BucketFacts:
         used_bytes=message.usedBytes,
         used_names=message.usedNamespace,
         is_versioned=message.isVersionEnabled,
-        is_encrypted=message.HasField("beinfo"),
+        encryption_key=message.beinfo.keyName,
+        metadata=tuple(sorted((one.key, one.value) for one in message.metadata)),
         source=(message.sourceVolume, message.sourceBucket) if is_link else None,
     )
 
@@ -174,7 +179,7 @@ def snapshot_row(value: bytes) -> OzoneSnapshot | None:
         return None
 
 
-def bucket_row(value: bytes) -> BucketFacts | None:
+def bucket_row(value: bytes) -> ManagerBucket | None:
     """The bucket in a row's value; None where it is none."""
     try:
         message = pb.BucketInfo.FromString(value)
@@ -192,6 +197,33 @@ def deleted_row(value: bytes) -> tuple[KeyFacts, ...] | None:
         return tuple(map(key_from, message.keyInfo))
     except (DecodeError, ValueError):
         return None
+
+
+def bucket_to(bucket: ManagerBucket, *, owner: str) -> pb.BucketInfo:
+    """The message of a bucket that is to be made.
+
+    Raises:
+        ValueError: its replication, or an entry of its ACL, is not one of Ozone's.
+    """
+    info = pb.BucketInfo(
+        volumeName=bucket.volume,
+        bucketName=bucket.bucket,
+        isVersionEnabled=bucket.is_versioned,
+        storageType=1,
+        bucketLayout=bucket.layout,
+        owner=owner,
+        acls=acl_to(bucket.acl),
+        quotaInBytes=NO_QUOTA if bucket.quota_bytes is None else bucket.quota_bytes,
+        quotaInNamespace=NO_QUOTA if bucket.quota_names is None else bucket.quota_names,
+        metadata=[pb.KeyValue(key=key, value=value) for key, value in bucket.metadata],
+    )
+    if bucket.replication:
+        info.defaultReplicationConfig.CopyFrom(_replication_to(bucket.replication))
+    if bucket.encryption_key:
+        info.beinfo.keyName = bucket.encryption_key
+    if bucket.source is not None:
+        info.sourceVolume, info.sourceBucket = bucket.source
+    return info
 
 
 def acl_to(acl: Pairs) -> list[pb.OzoneAclInfo]:
@@ -234,8 +266,33 @@ def _acl_from(messages: Iterable[pb.OzoneAclInfo]) -> Pairs:
 def _replication(kind: int, factor: int, config: pb.ECReplicationConfig) -> str:
     if kind == _EC:
         return f"EC/{config.codec}-{config.data}-{config.parity}-{config.ecChunkSize}"
-    name = {_RATIS: "RATIS", _STANDALONE: "STANDALONE"}.get(kind, str(kind))
-    return f"{name}/{_FACTORS.get(factor, factor)}"
+    return f"{_REPLICATIONS.get(kind, kind)}/{_FACTORS.get(factor, factor)}"
+
+
+def _replication_to(text: str) -> pb.DefaultReplicationConfig:
+    """The message of a replication as `bucket_from` has read it.
+
+    Raises:
+        ValueError: it is not one of Ozone's.
+    """
+    kind, _, rest = text.partition("/")
+    if kind == "EC":
+        codec, *numbers = rest.split("-")
+        if codec and len(numbers) == _EC_NUMBERS and all(map(_is_count, numbers)):
+            data, parity, chunk_bytes = map(int, numbers)
+            config = pb.ECReplicationConfig(
+                codec=codec, data=data, parity=parity, ecChunkSize=chunk_bytes
+            )
+            return pb.DefaultReplicationConfig(type=_EC, ecReplicationConfig=config)
+    kinds = {name: number for number, name in _REPLICATIONS.items()}
+    factors = {name: number for number, name in _FACTORS.items()}
+    if kind not in kinds or rest not in factors:
+        raise ValueError(f"{text!r} is no replication of Ozone")
+    return pb.DefaultReplicationConfig(type=kinds[kind], factor=factors[rest])
+
+
+def _is_count(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= 9 and int(text) > 0
 
 
 def _block_from(message: pb.KeyLocation) -> KeyBlock:

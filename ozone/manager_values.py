@@ -18,9 +18,11 @@ class BucketLayout(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BucketFacts:
-    """A bucket as its OM describes it. Quotas are None where there is none; `acl` is
-    sorted; `source` is the volume and bucket of which this one is a link.
+class ManagerBucket:
+    """A bucket as its OM describes it. Quotas are None where there is none; `acl` and
+    `metadata` are sorted; `replication` is empty where the service's default counts,
+    `encryption_key` where nothing is encrypted; `source` is the volume and bucket of
+    which this one is a link.
     """
 
     volume: str
@@ -36,7 +38,8 @@ class BucketFacts:
     used_bytes: int = 0
     used_names: int = 0
     is_versioned: bool = False
-    is_encrypted: bool = False
+    encryption_key: str = ""
+    metadata: tuple[tuple[str, str], ...] = ()
     source: tuple[str, str] | None = None
 
 

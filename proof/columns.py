@@ -4,15 +4,38 @@ once goes through these, because a Python object of each would cost more than th
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self, TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
 
 import numpy as np
+
+from proof.symbols import kernels_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WORD_BYTES = 8
 _Text = TypeVar("_Text", str, bytes)
+
+
+class _ColumnKernels(Protocol):
+    """The interface of the module proof.column_kernels, which documents it."""
+
+    def gather(
+        self,
+        data: "NDArray[np.uint8]",
+        starts: "NDArray[np.int64]",
+        lengths: "NDArray[np.int64]",
+    ) -> tuple["NDArray[np.uint8]", "NDArray[np.int64]"]:
+        """Parts of bytes, joined."""
+
+    def first_words(
+        self, data: "NDArray[np.uint8]", ends: "NDArray[np.int64]"
+    ) -> "NDArray[np.uint64]":
+        """What texts are ordered by."""
+
+    def row_checksums(self, *columns: "NDArray[Any]") -> "NDArray[np.uint64]":
+        """Checksums of rows with their names."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -99,6 +122,14 @@ class NameColumns:
         """Those at some places, in their order."""
         return NameColumns(self.keys.taken(places), self.versions.taken(places))
 
+    def order(self) -> "NDArray[np.intp]":
+        """Their places by key, then by version, in the order of bytes."""
+        # Most buckets have no versions, and comparing pairs takes five times as long.
+        if not len(self.versions.data):
+            return self.keys.order()
+        pairs = list(zip(self.keys.texts(), self.versions.texts(), strict=True))
+        return np.array(sorted(range(len(pairs)), key=pairs.__getitem__), np.intp)
+
     def texts(self) -> tuple[list[str], list[str]]:
         """All keys and all versions.
 
@@ -115,13 +146,8 @@ def ascending(
     in one word: the first that is not the same in all. Those that do not are compared
     whole, and only then `texts` is called.
     """
-    starts = np.concatenate((ends[:0], [0], ends[:-1]))[: len(ends)]
-    whole = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
-    shortest, skipped = int((ends - starts).min()) if len(ends) else 0, 0
-    words = _words(whole, starts, ends)
-    while skipped + _WORD_BYTES <= shortest and (words == words[0]).all():
-        skipped += _WORD_BYTES
-        words = _words(whole, starts + skipped, ends)
+    kernels = column_kernels()
+    words = kernels.first_words(data, ends) if kernels else _first_words(data, ends)
     places = np.argsort(words)
     words = words[places]
     is_same = np.zeros(len(words) + 1, np.bool_)
@@ -133,6 +159,18 @@ def ascending(
             some = places[first : last + 1].tolist()
             places[first : last + 1] = sorted(some, key=known.__getitem__)
     return places
+
+
+def _first_words(data: "NDArray[np.uint8]", ends: "NDArray[np.int64]") -> "NDArray[np.uint64]":
+    """The first word of each text that is not the same in all."""
+    starts = np.concatenate((ends[:0], [0], ends[:-1]))[: len(ends)]
+    whole = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
+    shortest, skipped = int((ends - starts).min()) if len(ends) else 0, 0
+    words = _words(whole, starts, ends)
+    while skipped + _WORD_BYTES <= shortest and (words == words[0]).all():
+        skipped += _WORD_BYTES
+        words = _words(whole, starts + skipped, ends)
+    return words
 
 
 def _words(
@@ -153,10 +191,32 @@ def _words(
 def gathered(
     data: "NDArray[np.uint8]", starts: "NDArray[np.int64]", lengths: "NDArray[np.int64]"
 ) -> ByteColumn:
-    """The parts of `data` that begin at `starts`."""
+    """The parts of `data` that begin at `starts`.
+
+    Raises:
+        IndexError: a part ends behind `data`.
+    """
+    kernels = column_kernels()
+    if kernels is not None:
+        starts, lengths = np.ascontiguousarray(starts), np.ascontiguousarray(lengths)
+        return ByteColumn(*kernels.gather(data, starts, lengths))
     ends = np.cumsum(lengths, dtype=np.int64)
     shifts = np.repeat(starts - ends + lengths, lengths)
     return ByteColumn(data[np.arange(len(shifts)) + shifts], ends)
+
+
+def column_kernels() -> _ColumnKernels | None:
+    """The kernels of columns, once this process has loaded kernels for more work."""
+    return _load() if kernels_for(0) is not None else None
+
+
+@cache
+def _load() -> _ColumnKernels | None:
+    try:
+        from proof import column_kernels as loaded
+    except ImportError:
+        return None
+    return cast(_ColumnKernels, loaded)
 
 
 def numbers_of(values: Iterable[int], count: int) -> "NDArray[np.uint64]":

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 from numba.core import types
 
-from merkle.intrinsics import U64, jit, load64, swap
+from merkle.intrinsics import U64, copy_bytes, jit, load64, swap
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,11 +113,12 @@ def _loaded(
     level: int,
 ) -> bool:
     """Have a page in the memory of a level, where the one before may stand."""
+    # Of no page, what was read last may be damaged.
+    if not 1 < page <= pages:
+        return False
     if held[level] == page:
         return True
     held[level] = 0
-    if not 1 < page <= pages:
-        return False
     address = memory.ctypes.data + np.uint64(level * page_bytes)
     read = _pread(file, address, np.uint64(page_bytes), (page - 1) * page_bytes)
     if read != page_bytes:
@@ -257,7 +258,7 @@ def _with_room(data: "NDArray[np.uint8]", used: int, more: int) -> "NDArray[np.u
     return longer
 
 
-@jit(types.Tuple((_I64, _I64))(types.int32, _I64, _I64, _I64, U64, _BYTES, _PLACES))
+@jit(types.Tuple((_I64, _I64))(types.int32, _I64, _I64, _I64, U64, _BYTES, _PLACES, _PLACES))
 def _entry_of(
     file: int,
     page_bytes: int,
@@ -266,12 +267,17 @@ def _entry_of(
     wanted: np.uint64,
     memory: "NDArray[np.uint8]",
     held: "NDArray[np.int64]",
+    bounds: "NDArray[np.int64]",
 ) -> tuple[int, int]:
     """The level and the cell of the only entry of a hash; negative where there is none,
-    or something unusual.
+    or something unusual. The pages on the way to the hash before, which is less, hold
+    this one too where it is below their `bounds`.
     """
-    page, value = root, int(wanted)
-    for level in range(_LEVELS):
+    page, value, first = root, int(wanted), 0
+    while first + 1 < _LEVELS and value < bounds[first + 1]:
+        first += 1
+        page = held[first]
+    for level in range(first, _LEVELS):
         if not _loaded(file, page_bytes, pages, page, memory, held, level):
             return -1, -1
         base = level * page_bytes
@@ -294,6 +300,8 @@ def _entry_of(
         # An entry in an interior page may have twins on both sides.
         if low < cells and found == value:
             return -1, -1
+        if level + 1 < _LEVELS:
+            bounds[level + 1] = found if low < cells else bounds[level]
         page = _child(memory, base, page_bytes, low)
     return -1, -1
 
@@ -308,12 +316,14 @@ def find_names(
     """
     memory = np.zeros(_LEVELS * page_bytes + _SLACK_BYTES, np.uint8)
     held = np.zeros(_LEVELS, np.int64)
+    bounds = np.zeros(_LEVELS, np.int64)
+    bounds[0] = 1 << 8 * _HASH_BYTES
     data = np.empty(64 * len(hashes) + _SLACK_BYTES, np.uint8)
     key_ends, ends = np.zeros(len(hashes), np.int64), np.zeros(len(hashes), np.int64)
     is_found, used = np.zeros(len(hashes), np.bool_), 0
     for n in range(len(hashes)):
         key_ends[n], ends[n] = used, used
-        level, cell = _entry_of(file, page_bytes, pages, root, hashes[n], memory, held)
+        level, cell = _entry_of(file, page_bytes, pages, root, hashes[n], memory, held, bounds)
         if level < 0:
             continue
         at, body, end = _record(memory, level * page_bytes, page_bytes, cell)
@@ -324,8 +334,8 @@ def find_names(
         if key_end < 0:
             continue
         data = _with_room(data, used, version_end - body)
-        for place in range(version_end - body):
-            data[used + place] = memory[body + place]
+        to, source = U64(data.ctypes.data) + U64(used), U64(memory.ctypes.data) + U64(body)
+        copy_bytes(to, source, U64(version_end - body))
         key_ends[n] = used + key_end - body
         used += version_end - body
         ends[n], is_found[n] = used, True
@@ -400,8 +410,8 @@ def find_rows(
         for byte in range(_HASH_BYTES):
             data[used + byte] = key_hash >> 8 * (_HASH_BYTES - 1 - byte) & 255
         used += _HASH_BYTES
-        for byte in range(row_bytes):
-            data[used + byte] = memory[row_at + byte]
+        to, source = U64(data.ctypes.data) + U64(used), U64(memory.ctypes.data) + U64(row_at)
+        copy_bytes(to, source, U64(row_bytes))
         used += row_bytes
         row_ends[n], is_found[n] = used, True
     return data[:used], row_ends, is_found

@@ -9,7 +9,7 @@ from zlib import crc32
 
 import numpy as np
 
-from proof.columns import gathered
+from proof.columns import column_kernels, gathered
 from proof.errors import IndexDamagedError
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import HASHES_BYTES, PROPERTIES_DIGEST_BYTES, EvidenceLevel, Item
@@ -128,12 +128,17 @@ def decode_rows(rows: RowColumns) -> FoundItems:
         IndexDamagedError: a row is not the one that was written for its key.
     """
     names, whole = rows.names, rows.rows
-    texts = list(zip(names.keys.texts(), names.versions.texts(), whole.texts(), strict=True))
-    residues = [crc32(row, _key_crc(key, version)) for key, version, row in texts]
-    lengths = whole.lengths
-    if residues.count(_CRC_RESIDUE) < len(rows) or (lengths < _ROW_BYTES_MIN).any():
+    lengths, kernels = whole.lengths, column_kernels()
+    is_whole = False
+    if kernels is not None:
+        keys, versions = names.keys, names.versions
+        checks = kernels.row_checksums(
+            keys.data, keys.ends, versions.data, versions.ends, whole.data, whole.ends
+        )
+        is_whole = bool((checks == _CRC_RESIDUE).all() and (lengths >= _ROW_BYTES_MIN).all())
+    if not is_whole:
         # The first that is damaged raises, by its name.
-        for one in texts:
+        for one in zip(names.keys.texts(), names.versions.texts(), whole.texts(), strict=True):
             checked_hashes(*one)
     starts = whole.ends - lengths
     hashes = whole.data[starts[:, np.newaxis] + np.arange(HASHES_BYTES)]

@@ -47,15 +47,8 @@ from replicator.copy_task import SourceChangedError
 from replicator.ledger import PairLedger
 from replicator.source_stream import SourceStream
 from replicator.stitching import stitch
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectReader,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-    UploadedPart,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectReader, Store, UploadedPart
 from replicator.stores.stamps import same_stamp
 from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError

@@ -35,16 +35,13 @@ from replicator.copy_task import (
     target_properties,
 )
 from replicator.hashing import ContentHasher, WholeCrc, with_whole
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
-    WholeObject,
-    WriteCondition,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
 from replicator.uploads import (
     OpenUpload,
     PartTransfer,

@@ -13,11 +13,11 @@ from typing import TypeAlias, TypeVar
 from merkle.checksum import Buffer
 from proof.item import ContentHash
 from replicator.stitching import StitchPlan
+from replicator.stores.errors import StoreError
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
     ObjectProperties,
-    StoreError,
     UploadedPart,
     UploadId,
     WholeObject,

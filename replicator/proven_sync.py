@@ -43,14 +43,8 @@ from replicator.proven_plan import ProvenStep, batched_writes, decide_step, refu
 from replicator.proven_receipt import proven_receipt
 from replicator.proving import COMPARISONS_MAX, PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.sync import CopyTally, SyncOptions, SyncPlan, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (

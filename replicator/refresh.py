@@ -40,14 +40,8 @@ from replicator.copier import NewExecutor
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter

@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ObjectFacts, StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 
 # Bodies that one answer has at most. What was begun is sent as it was, also if the
 # object is replaced meanwhile: with the next answer that shows.

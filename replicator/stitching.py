@@ -16,13 +16,12 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from proof.item import ContentHash
+from replicator.stores.errors import PreconditionFailedError, StoreError
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
     ObjectProperties,
-    PreconditionFailedError,
     Store,
-    StoreError,
     UploadedPart,
     UploadId,
     WriteCondition,

@@ -46,12 +46,8 @@ from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.listing import lists_key
 from replicator.pair import check_pair
-from replicator.stores.port import (
-    ObjectFacts,
-    Store,
-    StoreError,
-    UnsupportedObjectError,
-)
+from replicator.stores.errors import StoreError, UnsupportedObjectError
+from replicator.stores.port import ObjectFacts, Store
 from replicator.uploads import drop_upload
 from runtime.errors import OperationInterruptedError
 from runtime.progress import BYTES, ProgressSink

@@ -46,16 +46,13 @@ from replicator.copy_task import (
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, blake3_of, md5_of, parts_etag
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
-    UploadedPart,
-    UploadId,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties, UploadedPart, UploadId
 from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowHasher
 

@@ -21,12 +21,8 @@ from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
 from replicator.listing import join_keys, list_resumed
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    PreconditionFailedError,
-    Store,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.port import ObjectFacts, Store
 from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock

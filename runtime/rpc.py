@@ -24,9 +24,8 @@ from grpc_health.v1 import health, health_pb2_grpc
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.access import Access
-from runtime.call_limits import CallLimits, CallWatch, WatchedCall
+from runtime.call_limits import WATCH_THREAD, CallLimits, CallWatch, WatchedCall
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
-from runtime.guard import ThreadGuard
 from runtime.renewable_channel import RenewableChannel
 from runtime.roles import Identity, Role, RoleTable
 from runtime.setting_values import split_address
@@ -206,7 +205,6 @@ def start_server(
     own_threads: Mapping[str, int] | None = None,
     limits: CallLimits | None = None,
     share_threads: bool = False,
-    watch_guard: ThreadGuard | None = None,
 ) -> RpcServer:
     """Listen on `host:port` with these services and grpc's health service.
 
@@ -215,8 +213,7 @@ def start_server(
     Calls beyond `threads` wait; calls beyond `calls_max` are refused at once. With
     `share_threads`, so are calls of one client beyond half of a service's threads.
     Services in `own_threads`, by full name, get that many threads of their own.
-    `limits` cancel calls that stand still; `watch_guard` counts the errors of the
-    thread that does it (WATCH_THREAD).
+    `limits` cancel calls that stand still.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, the PEM
@@ -232,7 +229,7 @@ def start_server(
         service: _CallPool(count, share=share_threads)
         for service, count in (own_threads or {}).items()
     }
-    watch = CallWatch(limits or CallLimits(), watch_guard)
+    watch = CallWatch(limits or CallLimits(), access.guard(WATCH_THREAD))
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
         pool,

@@ -24,10 +24,8 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import WATCH_THREAD
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
-from runtime.guard import ThreadGuard
 from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
@@ -450,7 +448,7 @@ class ControllerServer:
             is_enforced=config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
         service = ControllerService(
             self._controller,
@@ -471,7 +469,6 @@ class ControllerServer:
             tls=config.rpc_tls,
             insecure=config.insecure,
             access=access,
-            watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
         )
         return access
 

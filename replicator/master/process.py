@@ -20,7 +20,6 @@ from replicator.master.sqlite_store import SqliteMasterStore
 from replicator.master.views import MasterStatus, SyncerView
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import WATCH_THREAD
 from runtime.disk import Disk
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
@@ -67,7 +66,7 @@ class MasterProcess:
             access = Access(
                 config.roles.table,
                 metrics=self._metrics,
-                counter=PROCESS.calls_refused,
+                names=PROCESS,
                 is_enforced=config.tls is not None,
                 on_refusal=audit.refused,
             )
@@ -88,7 +87,6 @@ class MasterProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
-                watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
             )
             opened.callback(rpc.stop)
             self.address = rpc.address

@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from replicator.stores.errors import StoreError, StoreUnavailableError
 from replicator.stores.local_rows import BucketRows
-from replicator.stores.port import StoreError, StoreUnavailableError
 from runtime.disk import Disk, Operation, owner_of
 from runtime.errors import DiskError
 

@@ -14,22 +14,30 @@ become an object, and ranges another object's parts, by rows alone.
 """
 
 import json
-import re
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from replicator.hashing import content_hashes
+from replicator.stores.errors import FeedGapError, PositionTrimmedError, SnapshotLostError
+from replicator.stores.local_contents import (
+    TIME_MS_END,
+    Content,
+    NewBlob,
+    Segment,
+    content_of,
+    damaged,
+    file_name_of,
+    key_of,
+    segment_of,
+)
 from replicator.stores.port import (
     Change,
     ChangeKind,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
     ObjectProperties,
-    PositionTrimmedError,
     SnapshotFacts,
-    SnapshotLostError,
 )
 from runtime.documents import parse_json
 from runtime.row_order import in_order, of_types
@@ -39,13 +47,6 @@ PAGE_ROWS = 1000
 
 # Of any change: the largest that SQLite keeps.
 _POSITION_MAX = (1 << 63) - 1
-# What a row may say, as far as an index has room for it (proof.rows).
-_TIME_MS_END, _BYTES_END, _CRC_END = 1 << 48, 1 << 56, 1 << 32
-# An MD5, or one of those of parts and how many they are.
-_ETAG = re.compile("[0-9a-f]{32}(-[0-9]+)?")
-# A writer's token, or a file of one (replicator.stores.local_files).
-_FILE_NAME = re.compile("[0-9a-f]+(/[0-9]+/[0-9]+)?")
-
 _FACTS = """
 SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c, c.md5,
     c.blake3, v.previous_key FROM versions v LEFT JOIN contents c USING (content)
@@ -77,44 +78,9 @@ AND NOT EXISTS (SELECT 1 FROM versions r WHERE r.position = v.superseded + 1
     AND (r.superseded IS NULL OR r.superseded > :newer))
 ORDER BY v.superseded LIMIT :most
 """
-_ContentRow = tuple[int, str, int, bytes | None, bytes | None]
 _FactsRow = tuple[
     bytes, int, int, int | None, int, str, int, bytes | None, bytes | None, bytes | None
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Bytes of a content: `size_bytes` of a blob from `blob_first`. `first` is their
-    place in the content, `crc32c` theirs alone.
-    """
-
-    first: int
-    size_bytes: int
-    blob: int
-    blob_first: int
-    crc32c: int
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Size, ETag and hashes of a content; `md5` and `blake3` are unknown of parts put
-    together.
-    """
-
-    size_bytes: int
-    etag: str
-    crc32c: int
-    md5: bytes | None = None
-    blake3: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NewBlob:
-    """Bytes that have no row yet: in a data file, or few."""
-
-    file: str = ""
-    body: bytes = b""
 
 
 class BucketRows:
@@ -255,7 +221,7 @@ class BucketRows:
             " WHERE content = ? AND first < ? AND first + size_bytes > ? ORDER BY first",
             (content, end, first),
         )
-        return [_segment(row) for row in rows]
+        return [segment_of(row) for row in rows]
 
     def move_segments(self, source: int, target: int, at: int) -> None:
         """Append a content's segments to those of another, of which they are the bytes
@@ -272,7 +238,7 @@ class BucketRows:
         if row is None:
             return None
         file, body = of_types(row, str | None, bytes | None)
-        return NewBlob(_file_name(file) if file else "", body or b"")
+        return NewBlob(file_name_of(file) if file else "", body or b"")
 
     def knows_file(self, name: str) -> bool:
         """Whether a data file belongs to a blob."""
@@ -416,7 +382,7 @@ class BucketRows:
         """The same of the objects that are shown at an older position only."""
         rows = self._execute(_REMOVED, _range(older, newer, after))
         found = [
-            (place, Change(0, _key(key), str(position), ChangeKind.DELETE))
+            (place, Change(0, key_of(key), str(position), ChangeKind.DELETE))
             for key, position, place in (of_types(row, bytes, int, int) for row in rows)
         ]
         return in_order(found, lambda one: one[0], after=max(older, after))
@@ -443,7 +409,7 @@ class BucketRows:
         )
         found: list[tuple[bytes, str]] = [of_types(row, bytes, str) for row in rows]
         for name, _ in found:
-            _key(name)
+            key_of(name)
         return in_order(found, lambda row: row, after=after)
 
     def remove_upload(self, upload: str) -> None:
@@ -474,16 +440,16 @@ class BucketRows:
         found = list[tuple[int, int, Content]]()
         for row in rows:
             number, content = of_types(row[:2], int, int)
-            facts = _content(row[2:])
+            facts = content_of(row[2:])
             if "-" in facts.etag:
-                raise _damaged("a part")
+                raise damaged("a part")
             found.append((number, content, facts))
         return in_order(found, lambda part: part[0], after=after)
 
     def writers(self) -> set[str]:
         """Tokens of the writers that have not ended in good order."""
         rows = self._execute("SELECT token FROM writers")
-        return {_file_name(of_types(row, str)[0]) for row in rows}
+        return {file_name_of(of_types(row, str)[0]) for row in rows}
 
     def add_writer(self, token: str) -> None:
         """Record a writer of data files."""
@@ -496,7 +462,7 @@ class BucketRows:
     def garbage(self) -> list[str]:
         """A page of data files that no row names any more."""
         rows = self._execute("SELECT file FROM garbage LIMIT ?", (PAGE_ROWS,))
-        return [_file_name(of_types(row, str)[0]) for row in rows]
+        return [file_name_of(of_types(row, str)[0]) for row in rows]
 
     def forget_garbage(self, names: Iterable[str]) -> None:
         """Forget files that were removed."""
@@ -535,50 +501,14 @@ def _bounds(prefix: bytes, after: bytes | None) -> tuple[tuple[str, bytes], byte
 def _facts(row: _FactsRow) -> ObjectFacts:
     key, position, modified_ms, content = row[:4]
     of_types(row[1:4], int, int, int | None)
-    if not 0 <= modified_ms < _TIME_MS_END:
-        raise _damaged("a time")
-    name, version = _key(key), str(position)
+    if not 0 <= modified_ms < TIME_MS_END:
+        raise damaged("a time")
+    name, version = key_of(key), str(position)
     if content is None:
         return ObjectFacts(name, 0, "", modified_ms, version, is_delete_marker=True)
-    found = _content(row[4:9])
+    found = content_of(row[4:9])
     hashes = content_hashes(md5=found.md5, crc32c=found.crc32c, blake3=found.blake3)
     return ObjectFacts(name, found.size_bytes, found.etag, modified_ms, version, hashes=hashes)
-
-
-def _content(row: _ContentRow) -> Content:
-    found = Content(*of_types(row, int, str, int, bytes | None, bytes | None))
-    if not 0 <= found.size_bytes < _BYTES_END or not 0 <= found.crc32c < _CRC_END:
-        raise _damaged("a number")
-    if not _ETAG.fullmatch(found.etag):
-        raise _damaged("an ETag")
-    if len(found.md5 or bytes(16)) != 16 or len(found.blake3 or bytes(32)) != 32:
-        raise _damaged("a hash")
-    return found
-
-
-def _segment(row: tuple[int, int, int, int, int]) -> Segment:
-    found = Segment(*of_types(row, int, int, int, int, int))
-    if min(found.first, found.size_bytes, found.blob_first) < 0:
-        raise _damaged("a segment")
-    return found
-
-
-def _key(raw: bytes) -> str:
-    try:
-        return of_types((raw,), bytes)[0].decode()
-    except UnicodeDecodeError as error:
-        raise _damaged("a key") from error
-
-
-def _file_name(name: str) -> str:
-    """Of a file below the bucket's folder, and no other: it is read, or removed."""
-    if not _FILE_NAME.fullmatch(name):
-        raise _damaged("the name of a file")
-    return name
-
-
-def _damaged(what: str) -> sqlite3.DatabaseError:
-    return sqlite3.DatabaseError(f"{what} is none that was written: the file is damaged")
 
 
 def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Change:
@@ -589,7 +519,7 @@ def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Chang
         facts.key,
         facts.version,
         ChangeKind.RENAME if is_rename else kind,
-        _key(previous) if previous and is_rename else "",
+        key_of(previous) if previous and is_rename else "",
         None if facts.is_delete_marker else facts,
         facts.modified_ms,
     )
@@ -610,8 +540,8 @@ def _properties(text: str) -> ObjectProperties:
             for pair in pairs:
                 of_types(pair, str, str)
             if list(pairs) != sorted(pairs):
-                raise _damaged("a property")
+                raise damaged("a property")
         return ObjectProperties(**groups)
     # Of text that is not JSON, or not that of properties.
     except (AttributeError, TypeError, ValueError) as error:
-        raise _damaged("a property") from error
+        raise damaged("a property") from error

@@ -12,7 +12,9 @@ from dataclasses import replace
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import StoreError
 from replicator.stores.ozone_bucket import OzoneBucket, OzoneLocation, resolved, translated
+from replicator.stores.ozone_describer import OzoneDescriber
 from replicator.stores.ozone_feed import OzoneFeed
 from replicator.stores.ozone_lister import OzoneLister
 from replicator.stores.ozone_objects import (
@@ -23,7 +25,7 @@ from replicator.stores.ozone_objects import (
     OzoneWriter,
 )
 from replicator.stores.ozone_snapshots import OzoneSnapshots
-from replicator.stores.port import Store, StoreError
+from replicator.stores.port import Store
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader, S3Writer
@@ -124,6 +126,7 @@ def _store(
         piece_writer=None if pieces is None else OzonePieceWriter(bucket, pieces),
         snapshots=OzoneSnapshots(bucket, feed, reader_below),
         renamer=OzoneRenamer(bucket),
+        bucket=OzoneDescriber(bucket),
         traffic=client.traffic.read,
     )
 

@@ -4,9 +4,10 @@ Facts come from the Ozone Manager, bytes cross through an S3 gateway. Both know 
 bucket, by its own name or by that of a link in the volume that gateways show.
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.errors import ReconcileError
@@ -21,13 +22,11 @@ from ozone.errors import (
     WriteBatchError,
 )
 from ozone.manager import ManagerClient
-from ozone.manager_values import BucketFacts, BucketLayout, KeyFacts
+from ozone.manager_values import BucketLayout, KeyFacts, ManagerBucket
 from proof.item import ContentHash, HashAlgorithm
-from replicator.stores.port import (
+from replicator.stores.errors import (
     FeedGapError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
     SnapshotLostError,
@@ -35,6 +34,7 @@ from replicator.stores.port import (
     StoreUnavailableError,
     UnsupportedObjectError,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, is_md5
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
 from runtime.s3_account import S3Settings
@@ -125,18 +125,35 @@ class OzoneLocation:
         return f"ozone://{','.join(self.managers)}/{place}?s3={gateway}"
 
 
+class SeenChanges:
+    """The newest change that anything shown by the OM bears, as its place in Raft's
+    log. Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.newest = 0
+
+    def note(self, index: int) -> None:
+        """Take in the place of a change."""
+        if index > self.newest:
+            with self._lock:
+                self.newest = max(index, self.newest)
+
+
 @dataclass(frozen=True, slots=True)
 class OzoneBucket:
     """A bucket as it is now, or in a snapshot: then names begin with `root`. With
-    `insecure` datanodes off loopback may be asked.
+    `insecure` datanodes off loopback may be asked. `seen` is one for all its views.
     """
 
     manager: ManagerClient
-    facts: BucketFacts
+    facts: ManagerBucket
     prefix: str
     root: str = ""
     snapshot_id: str = ""
     insecure: bool = False
+    seen: SeenChanges = field(default_factory=SeenChanges)
 
     @property
     def place(self) -> tuple[str, str]:
@@ -169,6 +186,8 @@ class OzoneBucket:
         name = self.name(key)
         with self.guarded(f"cannot look at {key!r}"):
             found = self.manager.key(*self.place, name, with_datanodes=with_datanodes)
+        if found is not None:
+            self.seen.note(found.update_id)
         # Of a directory the OM adds a slash; in a snapshot it trims some.
         return found if found is not None and found.name == name else None
 
@@ -245,7 +264,7 @@ def properties_of(found: KeyFacts) -> ObjectProperties:
     return ObjectProperties(metadata=tuple(sorted(metadata.items())), tags=found.tags)
 
 
-def resolved(manager: ManagerClient, volume: str, bucket: str) -> BucketFacts:
+def resolved(manager: ManagerClient, volume: str, bucket: str) -> ManagerBucket:
     """The bucket of a name, whatever links lead to it.
 
     Raises:

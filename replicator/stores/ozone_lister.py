@@ -29,6 +29,7 @@ class OzoneLister:
             after = ""
         with bucket.guarded(f"cannot list {'/'.join(bucket.place)}"):
             for one in self._tree(begin, after) if bucket.is_tree else self._keys(begin, after):
+                bucket.seen.note(one.update_id)
                 key = bucket.relative(one.name)
                 if key is not None and one.is_finished:
                     yield facts_of(key, one)

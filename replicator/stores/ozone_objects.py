@@ -8,6 +8,12 @@ from functools import partial
 from merkle.checksum import Buffer
 from ozone.key_checksum import UnrecordedChecksumError, key_crc, record_from_datanodes
 from proof.item import ContentHash, HashAlgorithm
+from replicator.stores.errors import (
+    ObjectMissingError,
+    PreconditionFailedError,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.stores.ozone_bucket import (
     OzoneBucket,
     facts_of,
@@ -19,12 +25,8 @@ from replicator.stores.port import (
     CopySource,
     DeleteFailure,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
     PieceWriter,
-    PreconditionFailedError,
-    StoreError,
-    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     UploadWriter,

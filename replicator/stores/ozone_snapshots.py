@@ -5,21 +5,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ozone.manager_values import DiffEntry, DiffState, OzoneSnapshot
+from replicator.stores.errors import (
+    ObjectMissingError,
+    SnapshotLostError,
+    StoreError,
+    StoreUnavailableError,
+)
 from replicator.stores.ozone_bucket import SNAPSHOT_ROOT, OzoneBucket, translated
 from replicator.stores.ozone_difference import changes_of
 from replicator.stores.ozone_feed import OzoneFeed
 from replicator.stores.ozone_lister import OzoneLister
 from replicator.stores.ozone_objects import OzoneReader
-from replicator.stores.port import (
-    Change,
-    FeedPosition,
-    ObjectMissingError,
-    SnapshotFacts,
-    SnapshotLostError,
-    SnapshotView,
-    StoreError,
-    StoreUnavailableError,
-)
+from replicator.stores.port import Change, FeedPosition, SnapshotFacts, SnapshotView
 from replicator.stores.s3_objects import S3Reader
 from runtime.retry import Sleep
 

@@ -8,17 +8,19 @@ from typing import TypeAlias
 
 from merkle.checksum import Buffer
 from replicator.hashing import md5_of
-from replicator.stores.port import (
-    CopySource,
-    DeleteFailure,
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
     StoreUnavailableError,
     UnsupportedObjectError,
+)
+from replicator.stores.port import (
+    CopySource,
+    DeleteFailure,
+    ObjectFacts,
+    ObjectProperties,
     UploadWriter,
     WholeObject,
     WriteCondition,

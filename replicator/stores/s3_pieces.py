@@ -9,10 +9,10 @@ import base64
 from collections.abc import Iterable, Iterator
 
 from merkle.checksum import Buffer
+from replicator.stores.errors import StoreError
 from replicator.stores.port import (
     ObjectFacts,
     ObjectProperties,
-    StoreError,
     UploadedPart,
     UploadId,
     WriteCondition,

@@ -16,10 +16,8 @@ from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import crc_hash, md5_of
 from replicator.stores.capabilities import CONTENT_HEADERS
-from replicator.stores.port import (
-    StoreError,
-    UploadedPart,
-)
+from replicator.stores.errors import StoreError
+from replicator.stores.port import UploadedPart
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import (
     S3Bucket,

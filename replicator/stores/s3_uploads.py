@@ -8,15 +8,17 @@ from merkle.checksum import Buffer
 from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import crc_hash, md5_of, parts_etag
-from replicator.stores.port import (
-    CopySource,
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
     UnsupportedObjectError,
+)
+from replicator.stores.port import (
+    CopySource,
+    ObjectFacts,
+    ObjectProperties,
     UploadedPart,
     UploadId,
     WriteCondition,

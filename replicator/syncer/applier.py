@@ -23,15 +23,8 @@ from replicator.deletes import DELETES_AT_ONCE, Retrying
 from replicator.difference import Action, KeyState
 from replicator.key_copy import KeyCopier
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.stores.port import (
-    Change,
-    ChangeKind,
-    ObjectFacts,
-    ObjectMissingError,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import Change, ChangeKind, ObjectFacts, Store
 from replicator.syncer.conflict import delete_wins, wins
 from replicator.syncer.prefixes import covers, parts_below
 

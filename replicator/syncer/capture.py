@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ChangeBatch, ChangeFeed, FeedGapError, FeedPosition
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import change_within
 from replicator.syncer.queue import ChangeQueue, QueuedChange
@@ -159,6 +160,6 @@ class ChangeCapture:
         if result.is_full:
             return _POLL_S
         if batch.position.index >= batch.newest_index or batch.position == known:
-            self.caught_up_ms = began_ms
+            self.caught_up_ms = began_ms - batch.delay_ms
             return _POLL_S
         return 0.0

@@ -24,7 +24,8 @@ from replicator.replication import (
     ReplicationReport,
     SyncerId,
 )
-from replicator.stores.port import FeedGapError, SnapshotLostError, Store, StoreError
+from replicator.stores.errors import FeedGapError, SnapshotLostError, StoreError
+from replicator.stores.port import Store
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.fence import fenced_store

@@ -13,7 +13,8 @@ from replicator.difference import DecisionRules
 from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger
 from replicator.replication import ReplicationOptions
-from replicator.stores.port import SnapshotFacts, SnapshotLostError, Store
+from replicator.stores.errors import SnapshotLostError
+from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry

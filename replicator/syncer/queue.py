@@ -18,13 +18,7 @@ from pathlib import Path
 
 from merkle.errors import ReconcileError
 from proof.item import ContentHash, HashAlgorithm
-from replicator.stores.port import (
-    Change,
-    ChangeBatch,
-    ChangeKind,
-    FeedPosition,
-    ObjectFacts,
-)
+from replicator.stores.port import Change, ChangeBatch, ChangeKind, FeedPosition, ObjectFacts
 from runtime.disk import Disk
 from runtime.documents import parse_json
 

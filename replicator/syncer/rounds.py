@@ -16,13 +16,8 @@ from replicator.copy_task import CopyLimits
 from replicator.cut import CutCheck
 from replicator.hashing import blake3_of
 from replicator.replication import Checkpoint, Policy, Stage
-from replicator.stores.port import (
-    Change,
-    PreconditionFailedError,
-    SnapshotFacts,
-    SnapshotLostError,
-    StoreError,
-)
+from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
+from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.difference import SnapshotDifference

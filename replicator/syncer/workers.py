@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import replace
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import Change, ChangeKind, SnapshotLostError, StoreError
+from replicator.stores.errors import SnapshotLostError, StoreError
+from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.applier import ChangeApplier, Effect, Outcome
 from replicator.syncer.faults import FaultVerdict
 from replicator.syncer.lease import LeaseLostError

@@ -29,13 +29,11 @@ from proof.symbols import key_hashes_from_bytes
 from replicator.copier import NewExecutor
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
+from replicator.stores.errors import DigestMismatchError, PreconditionFailedError, StoreError
 from replicator.stores.port import (
-    DigestMismatchError,
     ObjectFacts,
     ObjectProperties,
-    PreconditionFailedError,
     Store,
-    StoreError,
     UploadedPart,
     WriteCondition,
 )

@@ -18,7 +18,8 @@ from proof.root import SetRoot
 from proof.wire import decode_answer, encode_question
 from protos import verifier_pb2 as pb
 from protos.verifier_pb2_grpc import VerifierStub
-from replicator.stores.port import ObjectFacts, StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 from replicator.verifier.messages import (
     KEYS_MAX,
     batch_result_from,

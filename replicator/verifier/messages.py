@@ -16,7 +16,8 @@ from proof.item import (
 from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.refresh import DAMAGED_MAX
-from replicator.stores.port import ObjectFacts, ObjectProperties, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.values import (
     BATCH_BYTES_MAX,
     BLAKE3_BYTES,

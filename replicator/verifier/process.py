@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from merkle.errors import ReconcileError
+from proof.kernel_loading import load_kernels
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import PROCESS, VERIFIER_METRICS
 from replicator.refresh import RefreshProgress
@@ -16,7 +17,7 @@ from replicator.verifier.server import VerifierService
 from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.call_limits import WATCH_THREAD, CallLimits
+from runtime.call_limits import CallLimits
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
@@ -83,7 +84,6 @@ class VerifierProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
-                watch_guard=ThreadGuard(WATCH_THREAD, self._metrics, PROCESS.thread_failures),
                 threads=_RPC_THREADS,
                 # One client that holds all it gets keeps no other from being answered.
                 share_threads=True,
@@ -98,6 +98,7 @@ class VerifierProcess:
                 self._start_loop(name, step)
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
             ]
+            self._threads.append(self._start_loading())
             self._opened = opened.pop_all()
         _log.info(
             "server_started",
@@ -112,7 +113,7 @@ class VerifierProcess:
             is_enforced=self._config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
 
     def stop(self) -> None:
@@ -127,6 +128,13 @@ class VerifierProcess:
         guard = ThreadGuard(name, self._metrics, PROCESS.thread_failures)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
         self.thread_health.watch(thread, guard)
+        thread.start()
+        return thread
+
+    def _start_loading(self) -> threading.Thread:
+        """Load the kernels of comparisons. Calls are answered meanwhile, without."""
+        stopped = self._stopping.is_set
+        thread = threading.Thread(target=load_kernels, args=(stopped,), name="kernels")
         thread.start()
         return thread
 

@@ -64,7 +64,7 @@ EVERY: tuple[Record, ...] = (
             "local:/a",
             "local:/b",
             ("a/", "b/"),
-            ReplicationOptions(5, 6, 7.5, False, True, False, True),
+            ReplicationOptions(5, 6, 7.5, False, True, False),
             DesiredState.PAUSED,
             8,
         ),

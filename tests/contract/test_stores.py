@@ -18,22 +18,24 @@ import pytest
 from blake3 import blake3
 
 from proof.item import ContentHash, HashAlgorithm
+from replicator.stores.errors import (
+    DigestMismatchError,
+    FeedGapError,
+    ObjectMissingError,
+    PositionTrimmedError,
+    PreconditionFailedError,
+    SnapshotLostError,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.stores.port import (
     ChangeBatch,
     ChangeKind,
     CopySource,
-    DigestMismatchError,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
-    PositionTrimmedError,
-    PreconditionFailedError,
-    SnapshotLostError,
     Store,
-    StoreError,
-    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WholeObject,

@@ -2,6 +2,7 @@
 what is lost is named. Run by `make test-ozone`.
 """
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -9,24 +10,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from admin.bucket_policies import prechecked
+from admin.cli import treefold
 from merkle.object_checksum import Crc
 from ozone.errors import ManagerError
 from ozone.manager import ManagerClient
-from ozone.manager_values import BucketFacts, BucketLayout
+from ozone.manager_values import BucketLayout, ManagerBucket
 from proof.item import HashAlgorithm
 from replicator.hashing import crc_hash
-from replicator.stores.port import (
-    ChangeKind,
+from replicator.prechecks import PrecheckReport
+from replicator.stores.errors import (
     FeedGapError,
-    FeedPosition,
-    ObjectProperties,
     PositionTrimmedError,
     SnapshotLostError,
-    Store,
     StoreError,
     UnsupportedObjectError,
 )
+from replicator.stores.port import ChangeKind, FeedPosition, ObjectProperties, Store
 from tests.support.bucket_commands import BucketPair, write_large
 from tests.support.ozone import OzoneCluster
 from tests.support.ozone_buckets import OzoneBuckets
@@ -294,7 +296,7 @@ def test_a_bucket_is_opened_by_a_link_and_no_other_passes_for_it(buckets: OzoneB
     volume, bucket = buckets.place(store)
     put(store, "k")
     link = f"{bucket}-l"
-    buckets.manager.create_bucket(BucketFacts("s3v", link, FLAT, 0, 0, source=(volume, bucket)))
+    buckets.manager.create_bucket(ManagerBucket("s3v", link, FLAT, 0, 0, source=(volume, bucket)))
     with buckets.opened(link) as linked:
         assert keys(linked) == ["k"]
         assert linked.feed is not None
@@ -305,19 +307,50 @@ def test_a_bucket_is_opened_by_a_link_and_no_other_passes_for_it(buckets: OzoneB
         pass
 
 
-def test_what_a_bucket_is_can_be_asked_and_made_again(buckets: OzoneBuckets) -> None:
-    """OZ-016 to OZ-021: layout, quotas, ACL, replication."""
+def test_a_bucket_is_made_like_another_and_may_be_replicated(
+    buckets: OzoneBuckets,
+    ozone_gateway: S3Endpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """OZ-016 to OZ-025: layout, quotas, ACL, replication, snapshots."""
     manager, name = buckets.manager, buckets.fresh_name()
-    given = BucketFacts("s3v", name, TREE, 0, 0, owner="zoe", quota_bytes=1 << 30, quota_names=9)
-    manager.create_bucket(given)
-    found = manager.bucket("s3v", name)
-    assert (found.layout, found.owner) == (TREE, "zoe")
-    assert (found.quota_bytes, found.quota_names) == (1 << 30, 9)
-    manager.create_bucket(replace(found, bucket=f"{name}-2"))
-    again = manager.bucket("s3v", f"{name}-2")
-    assert replace(again, bucket=name, object_id=0, created_ms=0) == replace(
-        found, object_id=0, created_ms=0
+    acl = (("default:user:zoe", "r"), ("group:staff", "rl"), ("user:zoe", "a"))
+    given = ManagerBucket(
+        "s3v",
+        name,
+        TREE,
+        object_id=0,
+        created_ms=0,
+        owner="zoe",
+        acl=acl,
+        replication="RATIS/ONE",
+        quota_bytes=1 << 30,
+        quota_names=9,
+        metadata=(("team", "red"),),
     )
+    manager.create_bucket(given)
+    # The OM has granted all to whoever made it.
+    manager.set_acl("s3v", name, "", acl)
+    for variable, value in ozone_gateway.environment.items():
+        monkeypatch.setenv(variable, value)
+
+    def run(*words: str) -> None:
+        result = CliRunner().invoke(treefold, ["bucket", *words])
+        assert result.exit_code == 0, result.output
+
+    source, target = buckets.address(name), buckets.address(f"{name}-2")
+    documents = tmp_path / "one.json", tmp_path / "two.json"
+    run("export", source, "--output", str(documents[0]))
+    run("import", str(documents[0]), target, "--yes")
+    run("export", target, "--output", str(documents[1]))
+    first, second = (json.loads(one.read_text()) for one in documents)
+    assert {key for key in first if first[key] != second[key]} == {"address"}
+    assert first["properties"]["layout"] == "FILE_SYSTEM_OPTIMIZED"
+    assert first["properties"]["has_snapshots"] is True
+    assert manager.bucket("s3v", f"{name}-2").acl == acl
+    report = prechecked(source, target, allow_nonempty=False).report
+    assert report == PrecheckReport((), ())
 
 
 def test_errors_of_the_om_have_its_name_and_no_traceback(ozone_cluster: OzoneCluster) -> None:

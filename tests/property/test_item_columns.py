@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proof.columns import ByteColumn, NameColumns
+from proof.columns import ByteColumn, NameColumns, gathered
 from proof.errors import IndexDamagedError
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import EvidenceLevel, Item, ItemId
@@ -107,6 +107,29 @@ def test_names_of_any_length_hash_alike(hasher: ColumnHasher, length: int) -> No
     expected = [HASHER.key_hash(key, b"v") for key in keys]
     names = NameColumns.of(keys, [b"v"] * len(keys))
     assert hasher.key_hashes(names).tolist() == expected
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 33])
+def test_any_number_of_names_hashes_alike(hasher: ColumnHasher, count: int) -> None:
+    """Whether they fill the vectors in which they are hashed together, or long ones
+    stand among them.
+    """
+    keys = [b"%d" % number * (1 + number % 90) for number in range(count)]
+    expected = [HASHER.key_hash(key, b"") for key in keys]
+    assert hasher.key_hashes(NameColumns.of(keys, [b""] * count)).tolist() == expected
+
+
+@unhurried
+@given(st.lists(st.binary(max_size=40), max_size=9), st.randoms(use_true_random=False))
+def test_parts_are_gathered_from_inside_only(
+    hasher: ColumnHasher, parts: list[bytes], chance: random.Random
+) -> None:
+    column = ByteColumn.of(parts)
+    places = [chance.randrange(len(parts)) for _ in parts]
+    assert column.taken(np.array(places, np.intp)).texts() == [parts[at] for at in places]
+    beyond = np.array([len(column.data)])
+    with pytest.raises(IndexError):
+        gathered(column.data, beyond, np.array([1]))
 
 
 @unhurried

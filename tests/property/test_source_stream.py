@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator.source_stream import SourceStream
-from replicator.stores.port import (
-    ObjectFacts,
-    PreconditionFailedError,
-    StoreUnavailableError,
-)
+from replicator.stores.errors import PreconditionFailedError, StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 
 SIZE_BYTES = 4_000
 FACTS = ObjectFacts("key", SIZE_BYTES, "etag", 1)

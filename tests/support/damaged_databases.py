@@ -17,8 +17,9 @@ from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRe
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger, PlannedStep
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectFacts, StoreError, UploadedPart, UploadId
+from replicator.stores.port import ObjectFacts, UploadedPart, UploadId
 from replicator.windows import KEY_BYTES, WindowHasher
 from runtime.disk import Disk
 from scm.job_steps import new_job, step
@@ -28,7 +29,7 @@ from scm.policy import Target as RepairTarget
 from scm.policy import Visit, resume_visit
 from tests.support.fuzz_targets import Target
 from tests.support.stored_indexes import fit, open_index, stamped
-from tests.support.stores import ANYTHING, NOTHING
+from tests.support.stores import ANYTHING, NOTHING, changes_after
 
 
 def _damaged(seed: bytes) -> Callable[[random.Random], bytes]:
@@ -159,7 +160,12 @@ def _local_bucket(scratch: Path) -> Target:
     with LocalBucket(folder, Disk(), create=True, body_bytes_max=200) as bucket:
         for key in keys:
             bucket.put(key, key.encode() * 100, NOTHING, ANYTHING)
+        snapshots = bucket.store().snapshots
+        assert snapshots is not None
+        snapshots.create("first")
         bucket.put(keys[0], b"again", NOTHING, ANYTHING)
+        bucket.delete([keys[4]])
+        snapshots.create("second")
         upload = bucket.begin("parts", NOTHING)
         for number in (1, 2):
             bucket.write_part("parts", upload, number, b"z" * 100)
@@ -169,7 +175,16 @@ def _local_bucket(scratch: Path) -> Target:
         _placed(path, raw)
         with LocalBucket(folder, Disk()) as bucket:
             fit(bucket.view.list_versions(""))
-            list(bucket.changes(0))
+            feed, snapshots = bucket.store().feed, bucket.store().snapshots
+            assert snapshots is not None
+            changes_after(feed, 0)
+            found = [snapshots.find(name) for name in ("first", "second")]
+            kept = [one for one in found if one is not None]
+            if len(kept) == 2:
+                list(snapshots.difference(*kept))
+            for one in kept:
+                list(snapshots.open(one).lister.list_objects(""))
+            snapshots.delete("first")
             for facts in bucket.view.list_objects(""):
                 fit([facts])
                 # It may be the only one that is damaged.
@@ -183,7 +198,7 @@ def _local_bucket(scratch: Path) -> Target:
             bucket.complete("parts", upload, parts, NOTHING, ANYTHING)
             bucket.put(keys[1], b"again", NOTHING, ANYTHING)
             bucket.delete(keys[2:4])
-            bucket.trim(bucket.position())
+            bucket.trim(1 << 40)
 
     return Target("local bucket", _damaged(path.read_bytes()), accept)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from replicator.replication import Checkpoint
-from replicator.stores.port import StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
 from replicator.syncer.lease import LeaseLostError, LeaseTimer
 from tests.support.replications import StepClock
 

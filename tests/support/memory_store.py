@@ -17,26 +17,28 @@ from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, crc_hash
 from replicator.stores.capabilities import CONTENT_HEADERS, Capabilities
+from replicator.stores.errors import (
+    DigestMismatchError,
+    FeedGapError,
+    ObjectMissingError,
+    PositionTrimmedError,
+    PreconditionFailedError,
+    SnapshotLostError,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.stores.port import (
     Change,
     ChangeBatch,
     ChangeKind,
     CopySource,
     DeleteFailure,
-    DigestMismatchError,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
-    PositionTrimmedError,
-    PreconditionFailedError,
     SnapshotFacts,
-    SnapshotLostError,
     SnapshotView,
     Store,
-    StoreError,
-    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WholeObject,
@@ -609,6 +611,10 @@ class MemoryFeed:
         store = self._store
         with store._operation("position", ""), store._lock:
             return FeedPosition(store.log, len(store._changes))
+
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.position()
 
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed."""

@@ -7,7 +7,7 @@ from types import TracebackType
 from urllib.parse import quote, urlsplit
 
 from ozone.manager import ManagerClient
-from ozone.manager_values import BucketFacts, BucketLayout
+from ozone.manager_values import BucketLayout, ManagerBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import Store
 from tests.support.ozone import OzoneCluster
@@ -42,7 +42,7 @@ class OzoneBuckets:
     def fresh(self, layout: BucketLayout) -> Store:
         """An empty bucket."""
         name = self.fresh_name()
-        self.manager.create_bucket(BucketFacts("s3v", name, layout, object_id=0, created_ms=0))
+        self.manager.create_bucket(ManagerBucket("s3v", name, layout, object_id=0, created_ms=0))
         return self._stack.enter_context(self.opened(name))
 
     def place(self, store: Store) -> tuple[str, str]:
@@ -50,11 +50,15 @@ class OzoneBuckets:
         _, volume, bucket = urlsplit(store.address).path.split("/")
         return volume, bucket
 
+    def address(self, bucket: str) -> str:
+        """A bucket of the volume that the gateway shows, as an argument."""
+        url = quote(self._endpoint.url, safe="")
+        return f"ozone://{self._cluster.om_address}/s3v/{bucket}?s3={url}"
+
     @contextmanager
     def opened(self, bucket: str, *, s3_bucket: str = "") -> Iterator[Store]:
         """A bucket of the volume that the gateway shows."""
-        url = quote(self._endpoint.url, safe="")
-        address = f"ozone://{self._cluster.om_address}/s3v/{bucket}?s3={url}"
+        address = self.address(bucket)
         if s3_bucket:
             address += f"&s3_bucket={s3_bucket}"
         user = self._endpoint.access_key

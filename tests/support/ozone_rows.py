@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ozone.log_rows import signed
-from ozone.manager_values import BucketFacts, BucketLayout
+from ozone.manager_values import BucketLayout, ManagerBucket
 from ozone.write_batch import BatchRecord, RowOperation
 from protos import ozone_manager_pb2 as pb
 
@@ -53,9 +53,9 @@ def batch_bytes(first: int, records: Iterable[BatchRecord]) -> bytes:
     return first.to_bytes(8, "little") + len(encoded).to_bytes(4, "little") + b"".join(encoded)
 
 
-def bucket_facts(layout: BucketLayout, bucket: str = "b") -> BucketFacts:
+def bucket_facts(layout: BucketLayout, bucket: str = "b") -> ManagerBucket:
     """The bucket of the rows below."""
-    return BucketFacts(VOLUME, bucket, layout, BUCKET_ID, created_ms=1)
+    return ManagerBucket(VOLUME, bucket, layout, BUCKET_ID, created_ms=1)
 
 
 def key_message(

@@ -16,7 +16,8 @@ from replicator.proven_deletes import ProvenDeleter
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
 from replicator.refresh import IndexedBucket, RefreshStart
-from replicator.stores.port import ObjectFacts, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
 from replicator.verifier.audit import VerifierAudit

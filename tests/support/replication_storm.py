@@ -19,7 +19,7 @@ from replicator.replication import (
     Stage,
     SyncerId,
 )
-from replicator.stores.port import StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
 from tests.support.bucket_sync import LIMITS
 from tests.support.kill_points import KilledError
 from tests.support.lease_authority import LEASE_S, LeaseAuthority, SimulatedLease

@@ -151,12 +151,17 @@ class RgwMultisite(RgwPair):
         self._run("admin", "a", "bucket", "sync", "disable", f"--bucket={bucket}")
 
     def _settings(self, s3_port: int) -> dict[str, str]:
-        self.links = tuple(
-            self._opened.enter_context(
-                WanLink(f"127.0.0.1:{port}", delay_ms=self._delay_ms, mbit=self._mbit)
+        ports = s3_port, s3_port + 1
+        with ExitStack() as held:
+            # A link takes whichever port is free, and neither of these.
+            for port in ports:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            self.links = tuple(
+                self._opened.enter_context(
+                    WanLink(f"127.0.0.1:{port}", delay_ms=self._delay_ms, mbit=self._mbit)
+                )
+                for port in ports
             )
-            for port in (s3_port, s3_port + 1)
-        )
         ours, theirs = self.links
         return {
             "CEPH_RGW_ADVERTISE_A": f"http://{ours.address}",

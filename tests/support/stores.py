@@ -13,8 +13,9 @@ from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
 from ozone.manager import ManagerClient
-from ozone.manager_values import BucketFacts, BucketLayout
+from ozone.manager_values import BucketLayout, ManagerBucket
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import ObjectMissingError, StoreError, StoreUnavailableError
 from replicator.stores.local import LocalBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import (
@@ -22,11 +23,8 @@ from replicator.stores.port import (
     ChangeFeed,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
     Store,
-    StoreError,
-    StoreUnavailableError,
     WriteCondition,
 )
 from replicator.stores.s3 import open_s3
@@ -246,7 +244,7 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
     endpoint: S3Endpoint = request.getfixturevalue("ozone_gateway")
     bucket, user = f"om-{secrets.token_hex(8)}", endpoint.access_key
     with closing(ManagerClient([cluster.om_address], user=user)) as manager:
-        manager.create_bucket(BucketFacts("s3v", bucket, layout, object_id=0, created_ms=0))
+        manager.create_bucket(ManagerBucket("s3v", bucket, layout, object_id=0, created_ms=0))
     address = f"ozone://{cluster.om_address}/s3v/{bucket}?s3={quote(endpoint.url, safe='')}"
     with (
         closing(s3_client(endpoint)) as client,

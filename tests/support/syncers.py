@@ -17,8 +17,9 @@ import pytest
 from replicator.master.client import MasterClient
 from replicator.master.views import ReplicationView
 from replicator.replication import Condition, DesiredState, Policy, PolicyId, ReplicationOptions
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ChangeKind, StoreError
+from replicator.stores.port import ChangeKind
 from runtime.disk import Disk
 from runtime.tls_files import Tls
 from tests.support.processes import TreefoldProcess

@@ -18,8 +18,8 @@ from replicator.replication import (
     ReplicationFault,
     SyncerId,
 )
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import StoreError
 from replicator.syncer.assigned import AssignedReplication
 from replicator.syncer.lease import LeaseTimer
 from replicator.syncer.master_lease import MasterLease

@@ -12,11 +12,11 @@ from merkle.checksum import Buffer
 from proof.item import HashAlgorithm
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
+from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import (
     ObjectFacts,
     ObjectProperties,
     Store,
-    StoreUnavailableError,
     UploadedPart,
     UploadId,
     WriteCondition,

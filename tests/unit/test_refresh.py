@@ -14,15 +14,9 @@ from proof.item import EvidenceLevel, HashAlgorithm, Profile
 from proof.stored_index import StoredIndex
 from replicator.hashing import blake3_of
 from replicator.refresh import IndexedBucket, RefreshProgress, groups_of
+from replicator.stores.errors import PreconditionFailedError, StoreError, StoreUnavailableError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-    StoreUnavailableError,
-)
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.stores.stamps import same_stamp
 from replicator.verifier.state import open_index
 from runtime.disk import Disk

@@ -1,7 +1,7 @@
 """A replication brings a target to its source, follows it, and survives failures."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +13,9 @@ from replicator.replication import (
     ReplicationOptions,
     Stage,
 )
+from replicator.stores.errors import StoreError, StoreUnavailableError, UnsupportedObjectError
 from replicator.stores.local_database import StoreFullError
-from replicator.stores.port import (
-    ObjectProperties,
-    StoreError,
-    StoreUnavailableError,
-    UnsupportedObjectError,
-)
+from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition, ObjectProperties
 from replicator.syncer.lease import LeaseLostError, LocalLease
 from runtime.errors import BusyError
 from tests.support.bucket_sync import LIMITS
@@ -452,3 +448,40 @@ def test_a_difference_that_a_comparison_finds_is_mended_and_counted(tmp_path: Pa
     assert held(target) == held(source)
     replication.run(400)
     assert replication.engine.report().differences == 0
+
+
+@dataclass
+class LateFeed:
+    """A feed whose log has a change some time after it was answered."""
+
+    feed: ChangeFeed
+    delay_ms: int
+
+    def position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.feed.position()
+
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.feed.settled_position()
+
+    def read(self, after: FeedPosition) -> ChangeBatch:
+        """See ChangeFeed."""
+        return replace(self.feed.read(after), delay_ms=self.delay_ms)
+
+
+def test_nothing_is_proven_of_the_time_that_a_log_may_be_late(tmp_path: Path) -> None:
+    proven_ms = []
+    for delay_ms in (0, 250):
+        source, target = pair()
+        source.write("a", b"a")
+        store = source.store()
+        assert store.feed is not None
+        store = replace(store, feed=LateFeed(store.feed, delay_ms))
+        replication = Replication(store, target.store(), tmp_path / str(delay_ms))
+        replication.run(30)
+        replication.clock.pass_s(10)
+        replication.run(5)
+        proven_ms.append(replication.engine.report().oldest_unproven_ms)
+    assert None not in proven_ms
+    assert proven_ms[1] == (proven_ms[0] or 0) - 250

@@ -14,8 +14,9 @@ import pytest
 from replicator.copy_requests import CopyResult, ObjectStamp
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerDamagedError, PairLedger, PlannedStep
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectFacts, StoreError
+from replicator.stores.port import ObjectFacts
 from runtime.disk import Disk
 from runtime.row_order import in_order, of_types
 from tests.support.stores import ANYTHING, NOTHING, changes_after
