@@ -31,7 +31,7 @@ test: setup-tests  ## all tests; those that reach a kernel a second time without
 	wait $$again || status=1; cat $$said; exit $$status
 
 test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
-	$(BIN)/python -m pytest -n 2 -m long tests
+	$(BIN)/python -m pytest -v -n 2 -m long tests
 
 check: format lint types test  ## all that has to hold before a change lands
 
@@ -74,7 +74,7 @@ SHOOT = chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force
 	--user-data-dir=build/report/profile 2>build/report/said
 pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chromium)
 	$(BIN)/treefold demo --check --svg docs/healed.svg
-	$(BIN)/treefold bucket demo --svg docs/bucket-proof.svg
+	$(BIN)/treefold bucket demo --check --svg docs
 	@rm -rf build/report && mkdir -p build
 	$(BIN)/treefold sweep demo --engine local --keep build/report
 	@set -e; page=$$(ls $$PWD/build/report/sweeps-local/report/*/report.html | tail -n 1); \

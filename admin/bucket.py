@@ -38,20 +38,23 @@ from admin.bucket_pair import (
     state_option,
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
+from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
 from admin.verifier_option import verifier_option
+from admin.verify_metrics import write_verify_metrics
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
+from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
 from replicator.verify import BucketVerification, VerificationTally
-from runtime.config import parse_rate
 from runtime.exit_codes import ExitCode
 from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
+from runtime.setting_values import parse_rate
 
 if TYPE_CHECKING:
     from replicator.proven_sync import ProvenSync
@@ -59,9 +62,6 @@ if TYPE_CHECKING:
 
 # Objects read at a time by `verify --level read`.
 _READERS = 8
-
-# Objects allocated before the collector looks for cycles; Python's default is 700.
-_GC_OBJECTS = 50_000
 
 # What these import, copying a bucket does not need.
 _LAZY = {
@@ -71,7 +71,9 @@ _LAZY = {
     ),
     "cancel": LazyCommand("admin.bucket_policies:cancel", "End a replication."),
     "delete": LazyCommand("admin.bucket_policies:delete", "End a replication, and forget it."),
-    "demo": LazyCommand("admin.demo.bucket_demo:demo", "Break a copy, and see what proves it."),
+    "demo": LazyCommand(
+        "admin.demo.bucket_demo:demo", "Break a copy and a replication, and see what proves them."
+    ),
     "disable": LazyCommand("admin.bucket_policies:disable", "Stop all replications, cluster-wide."),
     "enable": LazyCommand("admin.bucket_policies:enable", "Let replications run, cluster-wide."),
     "export": LazyCommand(
@@ -111,8 +113,9 @@ class _Group(LazyGroup):
 def bucket() -> None:
     """Copy a bucket between two stores, and prove that the copy is equal.
 
-    A store is s3://BUCKET/PREFIX?endpoint_url=URL or local:PATH, a bucket in a folder
-    of this machine, in a format of its own. Quote an address that has ? or &.
+    A store is s3://BUCKET/PREFIX?endpoint_url=URL, a bucket of Ozone as
+    ozone://OM:PORT/VOLUME/BUCKET?s3=URL, or local:PATH, a bucket in a folder of this
+    machine, in a format of its own. Quote an address that has ? or &.
     Credentials of S3 come from the environment (AWS_ACCESS_KEY_ID,
     AWS_SECRET_ACCESS_KEY), from ~/.aws, or from a profile there (?profile=NAME).
 
@@ -148,6 +151,21 @@ def bucket() -> None:
     show_default=True,
     help="Objects copied at a time.",
 )
+@click.option(
+    "--watch",
+    "watches",
+    is_flag=True,
+    help="Keep TARGET equal until stopped: follow the log of SOURCE, or compare in rounds.",
+)
+@click.option(
+    "--interval",
+    "interval_s",
+    metavar="SECONDS",
+    type=WholeNumber(1, 86_400),
+    default=60,
+    show_default=True,
+    help="With --watch: seconds between two rounds, where SOURCE has no log.",
+)
 @json_option
 @verifier_option
 @click.pass_obj
@@ -163,6 +181,8 @@ def sync(
     state: Path | None,
     rate: str | None,
     transfers: int,
+    watches: bool,
+    interval_s: int,
     as_json: bool,
 ) -> None:
     """Copy the current objects of SOURCE to TARGET, and compare.
@@ -173,6 +193,10 @@ def sync(
     target can copy ranges. A run that was killed is continued by the same command. If
     it is known what both sides hold, receipts.jsonl in the state folder gets a receipt.
 
+    With --watch it goes on until it is stopped by a signal: deletes and renames cross,
+    and what a store does not answer is tried again for ever. docs/replication.md says
+    how. Its status is 0 if all that was seen is at TARGET, and 5 if some of it is not.
+
     \b
     Exit status:
       0  the sides are equal at the level printed
@@ -182,12 +206,44 @@ def sync(
       7  a store does not answer, 8 another process uses the state folder
       130  interrupted; the same command continues
     """
+    if watches:
+        if verifier is not None or dry_run:
+            raise click.UsageError("--watch goes with neither --verifier nor --dry-run")
+        from admin.bucket_watch import WatchOptions, watch
+
+        wishes = WatchOptions(prefix, delete, _rate(rate), transfers, interval_s)
+        watch(source, target, state, wishes, style=style, as_json=as_json)
+        return
     options = SyncOptions(
         prefix=prefix,
         delete=delete,
         bytes_per_second=_rate(rate),
         copier_limits=CopierLimits(objects=transfers, parts=transfers),
     )
+    _sync_once(
+        source,
+        target,
+        state,
+        options,
+        verifier=verifier,
+        dry_run=dry_run,
+        style=style,
+        as_json=as_json,
+    )
+
+
+def _sync_once(
+    source: str,
+    target: str,
+    state: Path | None,
+    options: SyncOptions,
+    *,
+    verifier: "VerifierClient | None",
+    dry_run: bool,
+    style: ProgressStyle | None,
+    as_json: bool,
+) -> None:
+    prefix = options.prefix
     with ExitStack() as opened, ExitStack() as bar:
         progress = bar.enter_context(progress_sink(style or ProgressStyle()))
         run: BucketSync | ProvenSync
@@ -228,7 +284,6 @@ def _collect_rarely() -> None:
     modules, a thousand times, is a tenth of the CPU of a sync.
     """
     gc.freeze()
-    gc.set_threshold(_GC_OBJECTS)
 
 
 def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) -> BucketSync:
@@ -260,6 +315,7 @@ def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) ->
 )
 @prefix_option
 @state_option
+@metrics_file_option
 @json_option
 @verifier_option
 @click.pass_obj
@@ -272,6 +328,7 @@ def verify(
     level_name: str,
     prefix: str,
     state: Path | None,
+    metrics_file: Path | None,
     as_json: bool,
 ) -> None:
     """Compare TARGET with SOURCE, and print each key that differs. Changes no bucket.
@@ -290,6 +347,7 @@ def verify(
       7  a store does not answer, 8 another process uses the state folder
       130  interrupted
     """
+    check_metrics_file(metrics_file)
     level = LEVELS[level_name]
     if verifier is not None:
         from admin.bucket_proven import prove
@@ -297,8 +355,31 @@ def verify(
         differences, is_equal = prove(
             source, target, state, verifier, level, prefix, style, as_json=as_json
         )
-        _end(differences, is_equal=is_equal)
-        return
+    else:
+        differences, is_equal = _verify(source, target, state, level, prefix, style, as_json)
+    if metrics_file is not None:
+        write_verify_metrics(
+            metrics_file,
+            canonical_address(source),
+            canonical_address(target),
+            differences,
+            is_equal=is_equal,
+        )
+    _end(differences, is_equal=is_equal)
+
+
+def _verify(
+    source: str,
+    target: str,
+    state: Path | None,
+    level: EvidenceLevel,
+    prefix: str,
+    style: ProgressStyle | None,
+    as_json: bool,
+) -> tuple[int, bool]:
+    """Compare without a verifier, and print it: how many keys differ, and whether it is
+    known that the sides are equal.
+    """
     stop = threading.Event()
     with ExitStack() as opened, ExitStack() as bar:
         pair = opened.enter_context(open_pair(source, target, state, may_write=False))
@@ -327,7 +408,7 @@ def verify(
             append_receipt(receipts, run.receipt(tally, prefix))
         finally:
             print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
-    _end(tally.differences, is_equal=tally.is_equal and run.lists_all)
+    return tally.differences, tally.is_equal and run.lists_all
 
 
 def _verification(

@@ -28,12 +28,12 @@ from replicator.prechecks import PrecheckReport, facts_of, is_empty, precheck
 from replicator.replication import Condition, DesiredState, Policy, ReplicationOptions
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
-from runtime.config import parse_rate
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
+from runtime.setting_values import parse_rate
 
-reason_option = click.option(
+_reason_option = click.option(
     "--reason",
     default="",
     metavar="TEXT",
@@ -47,7 +47,7 @@ _policy_argument = click.argument("policy_id", metavar="REPLICATION")
 
 def changes_replication(command: Callable[..., None]) -> Callable[..., None]:
     """The argument and options of a command that changes one replication."""
-    for option in (master_option, json_option, reason_option, _policy_argument):
+    for option in (master_option, json_option, _reason_option, _policy_argument):
         command = option(command)
     return command
 
@@ -156,7 +156,7 @@ def prechecked(source: str, target: str, *, allow_nonempty: bool) -> PrecheckedP
 @_option_flags
 @dry_run_option
 @yes_option
-@reason_option
+@_reason_option
 @json_option
 @master_option
 def add(
@@ -223,7 +223,7 @@ def note_prechecks(answer: CommandResult, report: PrecheckReport) -> bool:
             answer.warn(one.text)
     if report.unknown:
         names = ", ".join(one.value for one in report.unknown)
-        answer.print(f"not checked, since a store has no such thing: {names}")
+        answer.print(f"not checked, since a store does not say: {names}")
     if report.is_refused:
         answer.exit_status = ExitCode.REFUSED
     return not report.is_refused
@@ -371,7 +371,7 @@ def delete(
 
 
 @click.command(short_help="Let replications run, cluster-wide.")
-@reason_option
+@_reason_option
 @json_option
 @master_option
 def enable(*, master: MasterClient, reason: str, as_json: bool) -> None:
@@ -385,7 +385,7 @@ def enable(*, master: MasterClient, reason: str, as_json: bool) -> None:
 @click.command(short_help="Stop all replications, cluster-wide.")
 @dry_run_option
 @yes_option
-@reason_option
+@_reason_option
 @json_option
 @master_option
 def disable(*, master: MasterClient, reason: str, dry_run: bool, yes: bool, as_json: bool) -> None:

@@ -24,6 +24,7 @@ from admin.bucket_output import (
 from admin.bucket_pair import append_receipt, check_addresses, open_receipts, state_folder
 from proof.column_naming import difference_names
 from proof.item import EvidenceLevel
+from proof.naming import ItemDifferenceKind
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
 from replicator.proven_receipt import proven_receipt
@@ -34,6 +35,7 @@ from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import SyncOptions
 from replicator.verifier.client import VerifierClient
+from replicator.verify import KeyDifferenceKind
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.output import print_json, print_line, size_text
@@ -183,9 +185,10 @@ def _print_proof(
     for one in proof.differences if as_json else ():
         version = {"version": one.version} if one.version else {}
         level = proof.level_of(one).name.lower()
-        print_json({"kind": one.kind.value, "key": one.key, **version, "level": level})
+        shown = _kind_text(proof, one.kind, one.key)
+        print_json({"kind": shown, "key": one.key, **version, "level": level})
     for kind, key, _ in islice(difference_names(proof.differences), 0 if as_json else _LINES_SHOWN):
-        print_line(f"{kind.value:10} {key}")
+        print_line(f"{_kind_text(proof, kind, key):10} {key}")
     crossed = client.bytes_sent + client.bytes_received
     notes = _proof_notes(proof, prefix, pair.bucket.profile.properties, lists_all=pair.lists_all)
     if as_json:
@@ -214,12 +217,17 @@ def _print_proof(
     if proof.is_equal and pair.lists_all:
         print_line(f"equal: root {proof.comparison.ours.total:032x}", style="green")
     elif proof.differences:
-        kinds = Counter(one.kind.value for one in proof.differences)
+        kinds = Counter(_kind_text(proof, one.kind, one.key) for one in proof.differences)
         print_line(not_equal_text(len(proof.differences), kinds), style="red")
     else:
         print_line("unknown whether they are equal", style="yellow")
     for note in notes:
         print_line(note)
+
+
+def _kind_text(proof: PairProof, kind: ItemDifferenceKind, key: str) -> str:
+    """How an item differs, as the commands without a verifier say it."""
+    return KeyDifferenceKind.DAMAGED.value if key in proof.damaged else kind.value
 
 
 def _proof_notes(

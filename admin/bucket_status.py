@@ -3,6 +3,7 @@
 import click
 
 from admin.answer import json_option
+from admin.bucket_output import counted
 from admin.command_result import command_result
 from admin.containers import age_text, time_text
 from admin.master_option import master_option
@@ -79,7 +80,8 @@ def _is_stopped(view: ReplicationView) -> bool:
 def _print_master(state: MasterStatus) -> None:
     alive = [one for one in state.syncers if state.now_ms < one.record.lease.expires_ms]
     print_line(
-        f"{state.policies} replications, {len(alive)} of {len(state.syncers)} syncers have a lease"
+        f"{counted(state.policies, 'replication')}; syncers with a lease: {len(alive)} of"
+        f" {len(state.syncers)}"
         + ("" if state.is_enabled else "; replication is disabled cluster-wide")
     )
     for one in state.syncers:
@@ -168,6 +170,6 @@ def print_backlog(found: ReplicationBacklog) -> None:
     if rows:
         print_table(("INDEX", "CHANGE", "AT", "KEY"), rows, numbers=("INDEX",), folded=("KEY",))
     if found.is_whole:
-        print_line(f"{len(rows)} changes are not known to be at the target")
+        print_line(f"not known to be at the target: {counted(len(rows), 'change')}")
     else:
         print_line(f"UNKNOWN how many changes are missing at the target: {found.reason}")

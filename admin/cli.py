@@ -27,7 +27,9 @@ from runtime.errors import (
 from runtime.exit_codes import ExitCode
 from runtime.output import answer_stream, print_json
 
-_OBJECTS_BETWEEN_COLLECTIONS = 10_000
+# Python begins with 700. To look through all modules again and again would be a tenth
+# of a start.
+_OBJECTS_BETWEEN_COLLECTIONS = 50_000
 # Of a context: all words of the command line after `treefold`.
 _WORDS = "treefold.words"
 _TRACEBACK = "TREEFOLD_TRACEBACK"
@@ -51,6 +53,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "demo": LazyCommand(
         "admin.demo.repair_demo:demo", "Heal damaged replicas of real containers, on loopback."
+    ),
+    "diagnose": LazyCommand(
+        "admin.diagnose:diagnose", "Compare the replicas of a running cluster, without agents."
     ),
     "doctor": LazyCommand(
         "admin.doctor:doctor", "Check this machine and its volumes; changes nothing."

@@ -1,5 +1,5 @@
-"""Settings of commands that call a controller, a replication master or a verifier:
-where they are, and the files of mutual TLS. Options of a command win over them.
+"""Settings of commands that call a controller, a replication master, a verifier or an
+Ozone cluster: where they are, and the files of mutual TLS. Options win over them.
 
 They lie in the file that $TREEFOLD_CONFIG names, else in treefold/client.toml below
 $XDG_CONFIG_HOME, which is ~/.config unless it is set.
@@ -29,6 +29,8 @@ class ClientConfig(Settings):
     tls: TlsSettings | None = None
     # Identities of the processes whose certificates name none.
     roles: RoleSettings = RoleSettings()
+    # SCMs of Ozone clusters by a name for --cluster; host:port each, tried in order.
+    clusters: Mapping[str, tuple[Address, ...]] = {}
     # Allow connections without TLS beyond loopback.
     insecure: Switch = False
 

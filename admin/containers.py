@@ -4,7 +4,6 @@ their replicas.
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -17,23 +16,23 @@ from admin.answer import (
     controller_options,
     json_option,
 )
+from admin.clusters import cluster_option
 from admin.command_result import command_result
-from admin.comparison import comparison_json
+from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import DatanodeNames, host_of
 from admin.option_types import WholeNumber
-from merkle.comparison import Comparison, compare
+from merkle.comparison import Comparison, compare, with_doubt
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
-from merkle.outcome import Verdict
-from merkle.replica import ContainerReplica, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from repair.peers import AgentPeer
-from runtime.config import split_address
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
+from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
-from scm.eligibility import INVALID_HINT, ContainerState
+from scm.eligibility import INVALID_HINT
 from scm.policy import RootComparison
 from scm.registry import Datanode
 from scm.views import ContainerStatus, ReplicaStatus
@@ -71,11 +70,13 @@ def container() -> None:
     is_flag=True,
     help="Print only IDs, one per line: the input of `treefold reconcile -`.",
 )
+@cluster_option()
 @json_option
 @controller_options
 def list_command(
     *,
     controller: ControllerClient,
+    cluster: str | None,
     state: str | None,
     diverged: bool,
     comparison: str | None,
@@ -88,11 +89,27 @@ def list_command(
 
     KNOWN is how many of the expected replicas were reported. SCANNED is the age of the
     roots: when the data of the replicas was last read, by the oldest of these scans.
+    With --cluster the answer is SCM's, which does not know when data were read.
 
-    Exit status: 0 listed, 2 usage, 7 controller unreachable, or no agent reports to it.
+    Exit status: 0 listed, 2 usage, 7 controller or SCM unreachable, or no agent reports
+    to the controller.
     """
     with command_result("container list", as_json=as_json) as answer:
         wanted = RootComparison.DIVERGED.value if diverged else comparison or ""
+        if cluster is not None:
+            # Imported here: it needs gRPC's client of datanodes.
+            from admin.cluster_containers import list_containers
+
+            list_containers(
+                cluster,
+                answer,
+                state=state or "",
+                comparison=wanted,
+                limit=limit,
+                after=after,
+                ids_only=ids,
+            )
+            return
         views = list(
             islice(
                 controller.containers(state=state or "", comparison=wanted, after=after), limit + 1
@@ -112,37 +129,33 @@ def list_command(
             for view in views:
                 click.echo(view.container_id)
             return
-        rows = [
-            (
-                view.container_id,
-                _state_text(view),
-                view.compared.comparison.value,
-                f"{len(view.replicas)}/{view.expected_replicas}",
-                roots_age_text(view),
-                view.ruling.eligibility.value,
-                view.last_verdict.value if view.last_verdict else "-",
-                view.compared.note,
-            )
-            for view in views
-        ]
-        columns = (
-            "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT",
-            "NOTE",
-        )  # fmt: skip
-        print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
+        _print_list(views)
 
 
 @container.command("info")
 @click.argument("arguments", metavar="ID... | -", nargs=-1)
+@cluster_option()
 @json_option
 @controller_options
-def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: bool) -> None:
+def info(
+    *,
+    controller: ControllerClient,
+    cluster: str | None,
+    arguments: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Show containers with all their replicas.
 
-    IDs are arguments; with `-` they are read from standard input, one per line.
+    IDs are arguments; with `-` they are read from standard input, one per line. With
+    --cluster the answer is SCM's.
     """
     with command_result("container info", as_json=as_json) as answer:
         requested = container_ids(arguments)
+        if cluster is not None:
+            from admin.cluster_containers import show_containers
+
+            show_containers(cluster, answer, requested)
+            return
         found = controller.get_containers(requested)
         answer.data = [container_json(found[number]) for number in requested if number in found]
         if not as_json:
@@ -158,22 +171,32 @@ def info(*, controller: ControllerClient, arguments: tuple[str, ...], as_json: b
 
 @container.command("diff")
 @click.argument("argument", metavar="ID")
+@cluster_option()
 @json_option
 @controller_options
-def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
+def diff(
+    *, controller: ControllerClient, cluster: str | None, argument: str, as_json: bool
+) -> None:
     """Compare the trees of a container's live replicas.
 
     Fetches the trees from the agents, and lists for each difference the datanodes that
     lack the data and those that have it. Trees are as of the last scans; the data are
     not read. The verdict UNRECOVERABLE is preliminary: a file whose block record is
-    lost is in no tree, and a reconciliation may find good data in it.
+    lost is in no tree, and a reconciliation may find good data in it. With --cluster
+    the trees are read from the datanodes themselves, and one that does not answer is
+    named with the reason.
 
     Exit status: 0 no differences, 1 a tree could not be fetched, 3 differences, 5 no
     differences, but not all expected replicas have a tree of a recent scan, 7 no agent
-    reports to the controller.
+    reports to the controller; or, with --cluster, SCM or a datanode is unreachable.
     """
     with command_result("container diff", as_json=as_json) as answer:
         [number] = container_ids((argument,))
+        if cluster is not None:
+            from admin.cluster_containers import diff_container
+
+            diff_container(cluster, answer, number)
+            return
         view = controller.get_containers([number]).get(number)
         if view is None:
             check_agents(controller)
@@ -220,6 +243,26 @@ def diff(*, controller: ControllerClient, argument: str, as_json: bool) -> None:
             _print_comparison(compared, trees, age, names)
 
 
+def _print_list(views: list[ContainerStatus]) -> None:
+    rows = [
+        (
+            view.container_id,
+            _state_text(view),
+            view.compared.comparison.value,
+            f"{len(view.replicas)}/{view.expected_replicas}",
+            roots_age_text(view),
+            view.ruling.eligibility.value,
+            view.last_verdict.value if view.last_verdict else "-",
+            view.compared.note,
+        )
+        for view in views
+    ]
+    columns = (
+        "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT", "NOTE",
+    )  # fmt: skip
+    print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
+
+
 def fetch_trees(
     controller: ControllerClient, view: ContainerStatus
 ) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
@@ -259,11 +302,7 @@ def fetch_trees(
 
 def compare_live(view: ContainerStatus, trees: dict[str, ContainerTree]) -> tuple[Comparison, str]:
     """The comparison of the trees of live replicas, and what it does not show; empty if
-    it shows all.
-
-    A MATCH needs the trees of all expected replicas, each of a recent scan.
-    UNRECOVERABLE needs all trees, because another replica may have the data. Otherwise
-    the verdict is UNKNOWN.
+    it shows all: the trees of all expected replicas, each of a recent scan.
     """
     compared = compare(trees)
     doubt = ""
@@ -271,11 +310,7 @@ def compare_live(view: ContainerStatus, trees: dict[str, ContainerTree]) -> tupl
         doubt = view.compared.note
     if is_incomplete := len(trees) < view.expected_replicas:
         doubt = f"{len(trees)} of {view.expected_replicas} expected replicas were compared"
-    if (doubt and compared.verdict is Verdict.MATCH) or (
-        is_incomplete and compared.verdict is Verdict.UNRECOVERABLE
-    ):
-        compared = replace(compared, verdict=Verdict.UNKNOWN)
-    return compared, doubt
+    return with_doubt(compared, is_incomplete=is_incomplete) if doubt else compared, doubt
 
 
 def container_json(view: ContainerStatus) -> JsonObject:
@@ -430,14 +465,4 @@ def _print_comparison(
         numbers=("ROOT", "BLOCKS", "DELETED"),
         folded=("HOST",),
     )
-    for difference in compared.differences:
-        where = f" at {difference.offset}" if difference.offset is not None else ""
-        sources = ", ".join(map(names.text, difference.sources)) or "nowhere"
-        lacking = ", ".join(map(names.text, difference.lacking))
-        print_line(
-            f"{difference.kind.value}: block {difference.block_id}{where}: {lacking} <- {sources}"
-        )
-    for evidence in compared.evidence:
-        where = f" block {evidence.block_id}" if evidence.block_id is not None else ""
-        where += f" at {evidence.offset}" if evidence.offset is not None else ""
-        print_line(f"{evidence.kind}:{where} {evidence.detail}")
+    print_differences(compared, names.text)

@@ -7,7 +7,7 @@ from itertools import takewhile
 from typing import Self
 
 from merkle.replica import PeerId
-from runtime.config import split_address
+from runtime.setting_values import split_address
 from scm.client import ControllerClient
 from scm.registry import Datanode
 from scm.views import ContainerStatus, JobStatus, OrderStatus

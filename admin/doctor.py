@@ -16,6 +16,8 @@ from pathlib import Path
 
 import click
 
+from admin.clusters import cluster_option
+from admin.command_result import command_result
 from merkle.checksum import implementations
 from merkle.errors import ReconcileError
 from ozone.containers import Container, ContainerStore
@@ -29,7 +31,7 @@ from ozone.rocks_lock import lock_holder
 from ozone.site import check_unsecured, read_site, volumes_of
 from ozone.volume import Hold, Volume, open_volume, permission_hint
 from runtime.disk import Disk
-from runtime.errors import DatabaseError, DiskError
+from runtime.errors import DatabaseError, DiskError, UsageError
 from runtime.output import print_json, print_line, print_table
 
 LIBRARIES = ("rocksdict", "grpcio", "protobuf", "numpy", "fastcrc", "xxhash")
@@ -127,17 +129,34 @@ def _examine_database(volume: Volume, diagnosis: VolumeDiagnosis) -> None:
     type=click.Path(exists=True, path_type=Path),
     help="ozone-site.xml or its folder: checks the volumes that it configures.",
 )
+@cluster_option()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def doctor(paths: tuple[Path, ...], ozone_conf: Path | None, as_json: bool) -> None:
-    """Check this machine and a datanode's volumes; changes nothing.
+def doctor(
+    paths: tuple[Path, ...], ozone_conf: Path | None, cluster: str | None, as_json: bool
+) -> None:
+    """Check this machine and a datanode's volumes, or a cluster; changes nothing.
 
     Shows which libraries compute the checksums. For each volume it shows the
     containers, the process that uses it, and how an agent could open it: as owner or
     read-only. A secured cluster (Kerberos, tokens, encryption) is refused; without
     --ozone-conf it is unknown whether it is one.
 
-    Exit status: 0 no problems, 3 a volume has problems, 6 the cluster is secured.
+    With --cluster it asks a running cluster instead: its SCMs, and each datanode for
+    the tree of one replica, which shows that its port can be reached and that its
+    release has trees.
+
+    Exit status: 0 no problems, 3 a volume or the cluster has problems, 6 the cluster is
+    secured, 7 SCM is unreachable.
     """
+    if cluster is not None:
+        if paths or ozone_conf:
+            raise UsageError("--cluster goes without --volume and --ozone-conf")
+        # Imported here: a machine of a datanode need not reach SCM.
+        from admin.cluster_health import check
+
+        with command_result("doctor", as_json=as_json) as answer:
+            check(cluster, answer)
+        return
     volumes, databases = list(paths), list[Path]()
     security = _SECURITY_UNKNOWN
     if ozone_conf:

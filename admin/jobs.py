@@ -19,13 +19,13 @@ from admin.option_types import Reason, WholeNumber
 from admin.requester import requester
 from merkle.outcome import FINAL_VERDICTS, Evidence, EvidenceKind, Verdict
 from protos.errors import ControllerUnavailableError
-from runtime.config import parse_rate
 from runtime.errors import UsageError
 from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
 from runtime.output import JsonObject, console, print_line, print_table, size_text
 from runtime.progress import LINE_EVERY_S, ProgressStyle
+from runtime.setting_values import parse_rate
 from scm.client import ControllerClient
 from scm.jobs import JobLimit, JobState
 from scm.views import JobStatus, OrderStatus

@@ -7,6 +7,7 @@ reason.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from admin.bucket_output import counted
 from admin.containers import age_text
 from admin.replication_output import condition_text, master_json, status_lines, view_json
 from replicator.master.views import MasterStatus, ReplicationView
@@ -91,7 +92,7 @@ def lines_of_masters(masters: Sequence[MasterAnswer]) -> Iterator[str]:
         if one.status is None:
             yield f"replication master {one.address}: UNKNOWN, {one.error}"
             continue
-        text = f"{one.status.policies} replications"
+        text = counted(one.status.policies, "replication")
         text += "" if one.status.is_enabled else ", disabled"
         text += "" if one.status.roles_enforced else "; no TLS, so no roles"
         yield f"replication master {one.address}: {text}"

@@ -258,10 +258,9 @@ def load_plans(path: Path) -> PlanFile:
     hint = "Make one with `treefold reconcile ID --plan FILE`."
     raw = Disk().read(path)
     try:
-        document = _Document.model_validate_json(raw)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"])) or "it"
-        text = f"--apply: {path} is no plan file: {where}: {error.errors()[0]['msg']}"
+        values, document = parse_json(raw), _Document.model_validate_json(raw)
+    except ValueError as error:
+        text = f"--apply: {path} is no plan file: {_fault(error)}"
         raise UsageError(text, hint=hint) from error
     containers: list[ContainerEntry] = []
     for one in document.containers:
@@ -275,7 +274,7 @@ def load_plans(path: Path) -> PlanFile:
         _check_places(path, one.container_id, entries, containers)
         containers.append(ContainerEntry(one.container_id, tuple(entries), one.unplanned))
     # What is missing has no digest of its own.
-    signed = {name: value for name, value in parse_json(raw).items() if name != "digest"}
+    signed = {name: value for name, value in values.items() if name != "digest"}
     if document.digest != plan_digest(canonical_json(signed)):
         raise UsageError(f"--apply: {path} was changed after it was written", hint=hint)
     return PlanFile(tuple(containers))
@@ -385,11 +384,18 @@ def _fetch(
 
 def _entry(document: bytes) -> ReplicaEntry:
     try:
-        plan = ReplicaPlanDocument.model_validate_json(document)
-    except ValidationError as error:
-        where = ".".join(map(str, error.errors()[0]["loc"]))
-        raise UsageError(f"a plan is invalid: {where}: {error.errors()[0]['msg']}") from error
-    return ReplicaEntry(plan_digest(document), plan, parse_json(document))
+        values, plan = parse_json(document), ReplicaPlanDocument.model_validate_json(document)
+    except ValueError as error:
+        raise UsageError(f"a plan is invalid: {_fault(error)}") from error
+    return ReplicaEntry(plan_digest(document), plan, values)
+
+
+def _fault(error: ValueError) -> str:
+    """What is wrong with a document, and where if that is known."""
+    if not isinstance(error, ValidationError):
+        return str(error)
+    where = ".".join(map(str, error.errors()[0]["loc"])) or "it"
+    return f"{where}: {error.errors()[0]['msg']}"
 
 
 def _extras(plan: ReplicaPlanDocument) -> list[str]:

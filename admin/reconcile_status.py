@@ -18,11 +18,11 @@ from admin.command_result import command_result
 from admin.containers import datanode_json, root_of
 from admin.datanode_names import host_of
 from merkle.errors import ReconcileError
+from merkle.replica import ContainerState
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from scm.client import ControllerClient
-from scm.eligibility import ContainerState
 from scm.policy import RootComparison
 from scm.views import ContainerStatus
 

@@ -49,7 +49,7 @@ def view_json(view: ReplicationView) -> JsonObject:
         }
         if state.error
         else None,
-        "report": _report_json(state.report) if state.report else None,
+        "report": report_json(state.report) if state.report else None,
         "reportedAt": _time(state.reported_ms),
         "asOf": _time(view.now_ms),
     }
@@ -66,7 +66,8 @@ def _options_json(options: ReplicationOptions) -> JsonObject:
     }
 
 
-def _report_json(report: ReplicationReport) -> JsonObject:
+def report_json(report: ReplicationReport) -> JsonObject:
+    """What a syncer says of a replication, as JSON prints it."""
     checkpoint = report.checkpoint
     return {
         "condition": report.condition.value,

@@ -11,12 +11,12 @@ from admin.containers import container_json, roots_age_text
 from admin.datanode_names import host_of
 from admin.requester import requester
 from merkle.replica import PeerId, ReplicaState
-from runtime.config import parse_duration
 from runtime.errors import UsageError
 from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
 from runtime.progress import BYTES, ProgressSink, ProgressStyle, progress_sink
+from runtime.setting_values import parse_duration
 from scm.client import ControllerClient
 from scm.policy import RootComparison
 from scm.views import ContainerStatus, ReplicaStatus

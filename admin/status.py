@@ -21,6 +21,7 @@ from admin.cluster_status import (
     lines,
     problems_of,
 )
+from admin.clusters import cluster_option
 from admin.command_result import command_result
 from admin.datanode_names import unique_prefixes
 from admin.master_status import MasterAnswer
@@ -66,11 +67,13 @@ _EXTRA = "install the extra for chunk tables: pip install 'treefold[sweep]'"
     multiple=True,
     help="A replication master (`treefold replication-master run`). May be repeated.",
 )
+@cluster_option()
 @json_option
 @controller_options
 def status(
     *,
     controller: ControllerClient,
+    cluster: str | None,
     sweep_folder: Path | None,
     verifiers: tuple[str, ...],
     masters: tuple[str, ...],
@@ -79,7 +82,8 @@ def status(
     """What is wrong, how sure that is, and what to do next.
 
     It asks the controller, the agents that the controller knows, and what the options
-    name. What does not answer is UNKNOWN, with the reason. Nothing changes.
+    name. What does not answer is UNKNOWN, with the reason. Nothing changes. With
+    --cluster it asks the SCM of a running cluster instead, and no agent.
 
     \b
     Exit status:
@@ -91,6 +95,15 @@ def status(
         check_option_address("--verifier", address)
     for address in masters:
         check_option_address("--master", address)
+    if cluster is not None:
+        if sweep_folder or verifiers or masters:
+            raise UsageError("--cluster goes without --sweep, --verifier and --master")
+        # Imported here, because the other status needs none of it.
+        from admin.cluster_health import show_status
+
+        with command_result("status", as_json=as_json) as result:
+            show_status(cluster, result)
+        return
     with command_result("status", as_json=as_json) as result:
         answer = ask(controller, sweep_folder, verifiers, masters)
         result.data = answer_json(answer)

@@ -18,6 +18,7 @@ from admin.answer import controller_options
 from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from admin.sweep_metrics import write_metrics
@@ -169,15 +170,7 @@ def sweep() -> None:
         " containers are UNSEEN. May be repeated."
     ),
 )
-@click.option(
-    "--metrics-file",
-    type=LocalPath(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help=(
-        "Write metrics for the textfile collector of Prometheus' node_exporter, which reads *.prom"
-        " files in its folder."
-    ),
-)
+@metrics_file_option
 @click.option(
     "--reconcile",
     is_flag=True,
@@ -401,8 +394,7 @@ def _check_paths(
             raise UsageError("--volume: the path is empty")
         if "://" in name:
             raise UsageError(f"--volume {name}: volumes are folders of this machine")
-    if metrics_file is not None and not metrics_file.absolute().parent.is_dir():
-        raise UsageError(f"--metrics-file: there is no folder {metrics_file.absolute().parent}")
+    check_metrics_file(metrics_file)
 
 
 def _check_engine(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from runtime.config import check_address
 from runtime.errors import UsageError
+from runtime.setting_values import check_address
 
 if TYPE_CHECKING:
     from admin.client_config import ClientConfig

@@ -21,6 +21,7 @@ import argparse
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from benchmarks.measure import Report, Samples
 from benchmarks.sync_runs import (
@@ -44,7 +45,8 @@ ROUNDS = 3
 OBJECTS = 2_000
 OBJECT_BYTES = 4 << 10
 LARGE_BYTES = 64 << 20
-LARGE_OBJECTS = 16
+# 1 and 4 GiB: of the smaller job the start is a larger part.
+LARGE_OBJECTS = (16, 64)
 DELETES = 100
 CUT_MIB = 256
 # One way, and in each direction.
@@ -67,6 +69,13 @@ def main() -> None:
     parser.add_argument("--endpoint", help="A running gateway of Ozone.")
     parser.add_argument("--objects", type=int, default=OBJECTS, help="Small objects.")
     parser.add_argument(
+        "--large-objects",
+        type=int,
+        nargs="+",
+        default=LARGE_OBJECTS,
+        help="Objects of 64 MiB, for each job. The stores take as much several times.",
+    )
+    parser.add_argument(
         "--cut-mib", type=int, default=CUT_MIB, help="Size of the copy that is cut; 1024 is 1 GiB."
     )
     parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
@@ -81,7 +90,7 @@ def main() -> None:
         if "changes" in arguments.only:
             one_large_object(report, stores)
         if "large" in arguments.only:
-            large_objects(report, stores, arguments.rounds)
+            large_objects(report, stores, arguments.large_objects, arguments.rounds)
         if "cuts" in arguments.only:
             cut_copies(report, stores, arguments.cut_mib << 20, arguments.rounds)
     report.show(as_json=arguments.json)
@@ -181,36 +190,38 @@ def one_large_object(report: Report, stores: PairFactory) -> None:
         measure("metadata changed", 0, metadata_only=1)
 
 
-def large_objects(report: Report, stores: PairFactory, rounds: int) -> None:
-    """The first sync of large objects. Of those that came in one PUT, a store declares
-    the MD5 of the whole: ours is compared with it, and rclone sends it along.
+def large_objects(report: Report, stores: PairFactory, counts: Sequence[int], rounds: int) -> None:
+    """The first sync of so many large objects. Of those that came in one PUT, a store
+    declares the MD5 of the whole: ours is compared with it, and rclone sends it along.
     """
-    megabytes = LARGE_OBJECTS * LARGE_BYTES / 1e6
-    for in_parts in (True, False):
+    for in_parts, count in product((True, False), counts):
         pair = stores.pair()
-        fill(pair.source, LARGE_OBJECTS, LARGE_BYTES, in_parts=in_parts)
+        fill(pair.source, count, LARGE_BYTES, in_parts=in_parts)
         way = "in parts" if in_parts else "of one PUT"
-        job = f"{LARGE_OBJECTS} x {LARGE_BYTES >> 20} MiB {way}"
-        _rates(report, pair, job, megabytes, "MB/s", BYTE_RATE_MIN, rounds)
+        job = f"{count} x {LARGE_BYTES >> 20} MiB {way}"
+        _rates(report, pair, job, count * LARGE_BYTES / 1e6, "MB/s", BYTE_RATE_MIN, rounds)
 
 
 def cut_copies(report: Report, stores: PairFactory, size_bytes: int, rounds: int) -> None:
     """What is sent twice of an object whose copy is cut at a random point, and how fast
-    one object crosses a link with delay.
+    one object crosses a link with delay. Of one that the source has in parts, parts
+    cross as they are read; another one is too large for one PUT.
     """
-    small, pair = stores.pair(), stores.pair()
-    fill(small.source, 1, 2 * PART_BYTES)
-    fill(pair.source, 1, size_bytes)
-    parts = parts_of(small.sync().traffic)
-    head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
     share = random.SystemRandom()
-    for what in ("process killed", "link cut"):
-        found = [
-            _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
-            for _ in range(rounds)
-        ]
-        job = f"{size_bytes >> 20} MiB, {what}: sent again"
-        _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
+    for in_parts in (True, False):
+        small, pair = stores.pair(), stores.pair()
+        fill(small.source, 1, 2 * PART_BYTES, in_parts=True)
+        fill(pair.source, 1, size_bytes, in_parts=in_parts)
+        parts = parts_of(small.sync().traffic)
+        head_bytes = (parts.bytes_to - 2 * PART_BYTES) // parts.requests
+        for what in ("process killed", "link cut"):
+            found = [
+                _resent(pair.fresh_target(), size_bytes, head_bytes, share.uniform(0.1, 0.9), what)
+                for _ in range(rounds)
+            ]
+            way = "in parts" if in_parts else "of one PUT"
+            job = f"{size_bytes >> 20} MiB {way}, {what}: sent again"
+            _bar(report, job, "MB", [one / 1e6 for one in found], PART_BYTES / 1e6)
     pair.link.shape(delay_ms=DELAY_MS, mbit=DELAYED_MBIT)
     runs = [pair.fresh_target().sync() for _ in range(rounds)]
     pair.link.shape(delay_ms=0, mbit=0)
@@ -302,11 +313,17 @@ class _Timed:
 def _timed(pair: BucketPair, *, is_first: bool) -> _Timed:
     """A sync to a fresh bucket each; ours comes first or second."""
     ours, theirs = pair.fresh_target(), pair.fresh_target()
-    if is_first:
-        run = ours.sync()
-        return _Timed(run, _rclone(theirs))
-    peer = _rclone(theirs)
-    return _Timed(ours.sync(), peer)
+    run, peer = None, None
+    for is_ours in (is_first, not is_first):
+        if is_ours:
+            run = ours.sync()
+            ours.empty_target()
+        else:
+            peer = _rclone(theirs)
+            theirs.empty_target()
+    assert run is not None
+    assert peer is not None
+    return _Timed(run, peer)
 
 
 def _rclone(pair: BucketPair) -> RcloneRun:

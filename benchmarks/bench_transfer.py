@@ -29,7 +29,7 @@ from benchmarks.measure import Report, Samples, interleaved
 from merkle.checksum import ChecksumType, window_checksums
 from merkle.record import BlockRecord
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient
+from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from repair.peers import AgentPeer, DatanodePeer
 from repair.ports import Peer

@@ -25,6 +25,7 @@ from random import Random
 
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import EvidenceLevel, HashAlgorithm, Item, Profile
+from proof.kernel_loading import load_kernels
 from proof.stored_index import StoredIndex
 from replicator.refresh import IndexedBucket
 from replicator.stores.opening import open_store
@@ -166,6 +167,8 @@ class VerifierChild(LineProcess):
 
 
 def _serve(folder: Path) -> None:
+    # As the verifier's process does at its start.
+    load_kernels(lambda: False)
     index = StoredIndex(folder / "index", PROFILE, disk=Disk())
     with open_store(f"local:{folder / 'objects'}", may_write=True, create=True) as store:
         bucket = IndexedBucket(store, index, PROFILE, SystemClock())

@@ -9,10 +9,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class CommandRun:
 class BucketPair:
     """A bucket, its copy to be, and the link that leads to the latter, unless
     `is_direct`: then nothing is counted. `folder` takes credentials and the state of
-    each pair. No listing of Ozone `shows_equality`.
+    each pair. No listing of Ozone `shows_equality`. `collect_garbage` lets the target
+    give back the space of what was deleted.
     """
 
     source: S3Bucket
@@ -59,6 +61,7 @@ class BucketPair:
     folder: Path
     shows_equality: bool = True
     is_direct: bool = False
+    collect_garbage: Callable[[], None] | None = None
 
     def sync(self, *options: str) -> CommandRun:
         """`treefold bucket sync`; the link is reset before.
@@ -92,6 +95,17 @@ class BucketPair:
     def fresh_source(self) -> "BucketPair":
         """The same target with an empty source."""
         return replace(self, source=self.source.endpoint.fresh_bucket())
+
+    def empty_target(self) -> None:
+        """Delete what a sync has copied: a store on one disk has no room for many."""
+        with self.target.endpoint.client() as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.target.name)
+            for page in pages:
+                keys = [{"Key": one["Key"]} for one in page.get("Contents", ())]
+                if keys:
+                    client.delete_objects(Bucket=self.target.name, Delete={"Objects": keys})
+        if self.collect_garbage is not None:
+            self.collect_garbage()
 
     def direct(self) -> "BucketPair":
         """The same pair without the link: a proxy takes CPU, which the stores need."""
@@ -152,14 +166,22 @@ class PairFactory:
         folder: Path,
         *,
         shows_equality: bool = True,
+        collect_garbage: Callable[[], None] | None = None,
     ) -> None:
         self._source, self._target, self._link, self._folder = source, target, link, folder
         self._shows_equality = shows_equality
+        self._collect_garbage = collect_garbage
 
     def pair(self) -> BucketPair:
         """Two empty buckets."""
         buckets = self._source.fresh_bucket(), self._target.fresh_bucket()
-        return BucketPair(*buckets, self._link, self._folder, self._shows_equality)
+        return BucketPair(
+            *buckets,
+            self._link,
+            self._folder,
+            self._shows_equality,
+            collect_garbage=self._collect_garbage,
+        )
 
 
 @contextmanager
@@ -175,10 +197,12 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
             server = stack.enter_context(ministack(folder / f"{name}.log"))
             return S3Endpoint(server.url, "test", "test")
 
+        collect: Callable[[], None] | None = None
         if target == "rgw":
             default = Path(tempfile.gettempdir()) / "ceph-rgw"
             running = RgwPair(Path(os.environ.get("CEPH_RGW_DIR", default)))
             source, theirs = running.site("a").endpoint, running.site("b").endpoint
+            collect = partial(running.collect_garbage, "b")
         elif target == "ozone":
             # Without security it takes any credentials.
             if endpoint is None:
@@ -188,7 +212,14 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
         else:
             source, theirs = emulator("source"), emulator("target")
         link = stack.enter_context(WanLink(theirs.address))
-        yield PairFactory(source, theirs, link, folder, shows_equality=target != "ozone")
+        yield PairFactory(
+            source,
+            theirs,
+            link,
+            folder,
+            shows_equality=target != "ozone",
+            collect_garbage=collect,
+        )
 
 
 def fill(bucket: S3Bucket, count: int, size_bytes: int, *, in_parts: bool = False) -> None:

@@ -50,7 +50,6 @@ from repair.ports import Peer
 from repair.runner import Runner
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, ConfigError, InternalError, OperationInterruptedError
 from runtime.folder_lock import FolderLock
@@ -58,9 +57,10 @@ from runtime.guard import ThreadGuard
 from runtime.live_limits import limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
-from runtime.rate_limit import RateLimiter, RateMeter, SystemClock
+from runtime.rate_limit import Clock, RateLimiter, RateMeter, SystemClock, steady_clock
 from runtime.roles import Identity, Role
 from runtime.rpc import open_channel, start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from runtime.tls_files import FAULT
 from runtime.tls_renewal import RenewableTls
@@ -102,6 +102,7 @@ class Agent:
         *,
         config_file: Path | None = None,
         refresh_s: float = _REFRESH_S,
+        clock: Clock | None = None,
     ) -> None:
         """The settings were read from `config_file`. `refresh_s` is the interval of
         maintenance.
@@ -109,7 +110,8 @@ class Agent:
         self._config = config
         self._config_file = config_file
         self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
-        clock = self._clock = SystemClock()
+        clock = self._clock = clock or SystemClock()
+        self._steady_s = steady_clock(lambda: clock.now_ms() / 1000, clock.monotonic_s)
         self._repair_meter = RateMeter(clock)
         self._refresh_s = refresh_s
         self._disk = Disk()
@@ -398,7 +400,7 @@ class Agent:
             is_enforced=config.tls is not None,
             on_refusal=self._audit.refused,
             metrics=self.metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
         services = [
             AgentService(self._store, self, self).register,
@@ -586,7 +588,7 @@ class Agent:
             if volume.volume.hold is Hold.READ_ONLY:
                 volume.refresh()
                 self._scanners[volume.name].wake()
-            freed = volume.undo.clean(older_than_s=older_than_s, now_s=time.time())
+            freed = volume.undo.clean(older_than_s=older_than_s, now_s=self._steady_s())
             if freed:
                 self._log.info("undo_pruned", volume=volume.name, length_bytes=freed)
         finally:

@@ -15,7 +15,7 @@ from merkle.errors import ReconcileError
 from merkle.replica import TreeSource
 from ozone.site import check_unsecured, read_site
 from ozone.volume import Hold, read_version
-from runtime.config import load, split_address
+from runtime.config import load
 from runtime.disk import Disk
 from runtime.errors import ConfigError, UsageError
 from runtime.exit_codes import ExitCode
@@ -33,6 +33,7 @@ from runtime.process import (
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.roles import Identity, Role
 from runtime.service_manager import ServiceManager
+from runtime.setting_values import split_address
 from runtime.tls_files import read_files
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from protos.agent_pb2 import (
 )
 from protos.agent_pb2 import VolumeStatus as VolumeMessage
 from protos.agent_pb2_grpc import AgentStub
-from runtime.errors import PeerUnavailableError
+from protos.values import rate_from, seconds_from
+from runtime.errors import PeerUnavailableError, RemoteProtocolError
 from runtime.live_limits import LiveLimit
 from runtime.rpc import named_errors
 
@@ -126,31 +127,46 @@ class AgentClient:
 
         Raises:
             PeerUnavailableError: the agent did not answer in time.
+            RemoteProtocolError: its answer is invalid.
             ReconcileError: the agent refused; the error has its reason.
         """
         with named_errors(self._target, PeerUnavailableError):
             answer: GetStatusResponse = self._stub.GetStatus(GetStatusRequest(), timeout=timeout_s)
-        return AgentStatus(
-            PeerId(answer.datanode_id),
-            answer.repair_enabled,
-            tuple(_volume_from(volume) for volume in answer.volumes),
-            tuple(
-                ReconciliationStatus(
-                    one.job_id,
-                    ContainerId(one.container_id),
-                    one.phase,
-                    one.windows_written,
-                    one.bytes_fetched,
-                )
-                for one in answer.reconciliations
-            ),
-            tuple(
-                LiveLimit(one.name, one.value, one.set_by, one.set_at_s) for one in answer.limits
-            ),
-            answer.repair_bytes_per_second,
-            answer.fault,
-            answer.roles_enforced,
-        )
+        try:
+            return _status_from(answer)
+        except ValueError as error:
+            text = f"{self._target} sent an invalid status: {error}"
+            raise RemoteProtocolError(text) from error
+
+
+def _status_from(message: GetStatusResponse) -> AgentStatus:
+    """The status in an agent's answer.
+
+    Raises:
+        ValueError: a time or a rate is none.
+    """
+    return AgentStatus(
+        PeerId(message.datanode_id),
+        message.repair_enabled,
+        tuple(_volume_from(volume) for volume in message.volumes),
+        tuple(
+            ReconciliationStatus(
+                one.job_id,
+                ContainerId(one.container_id),
+                one.phase,
+                one.windows_written,
+                one.bytes_fetched,
+            )
+            for one in message.reconciliations
+        ),
+        tuple(
+            LiveLimit(one.name, one.value, one.set_by, seconds_from(one.set_at_s))
+            for one in message.limits
+        ),
+        rate_from(message.repair_bytes_per_second),
+        message.fault,
+        message.roles_enforced,
+    )
 
 
 def _holders(peers: Mapping[PeerId, str]) -> list[Holder]:
@@ -166,7 +182,7 @@ def _volume_from(message: VolumeMessage) -> VolumeStatus:
         message.bytes_scanned,
         message.containers_scanned,
         message.last_error,
-        message.scan_bytes_per_second,
-        message.full_scan_age_s if message.HasField("full_scan_age_s") else None,
+        rate_from(message.scan_bytes_per_second),
+        seconds_from(message.full_scan_age_s) if message.HasField("full_scan_age_s") else None,
         message.never_scanned,
     )

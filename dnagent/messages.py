@@ -22,9 +22,9 @@ from protos import controller_pb2 as pb
 from protos.controller_pb2_grpc import ControllerStub
 from protos.errors import ControllerUnavailableError
 from protos.values import replica_to, set_report
-from runtime.config import split_address
 from runtime.roles import Role
 from runtime.rpc import named_errors, open_channel
+from runtime.setting_values import split_address
 from runtime.tls_renewal import RenewableTls
 
 _JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")

@@ -317,7 +317,7 @@ class Scanner:
         self._wake = threading.Event()
         # A failed scan stores no time: without these times the same container would
         # always be next.
-        self._not_before_ms: dict[ContainerId, int] = {}
+        self._retry_s: dict[ContainerId, float] = {}
         self._checked_ms: dict[ContainerId, int] = {}
         self._limiters = [
             RateLimiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)
@@ -377,12 +377,12 @@ class Scanner:
         Raises:
             VolumeError: the volume failed; there will be no more work.
         """
-        now_ms = self._clock.now_ms()
+        now_ms, now_s = self._clock.now_ms(), self._clock.monotonic_s()
         candidates = self._volume.candidates()
-        ready = [c for c in candidates if self._not_before_ms.get(c.container_id, now_ms) <= now_ms]
+        ready = [c for c in candidates if self._retry_s.get(c.container_id, now_s) <= now_s]
         # Trees first: without one a replica cannot be compared.
         treeless = _next_without_tree(ready)
-        if treeless is not None and self._try_scan(treeless, ScanDepth.METADATA, now_ms):
+        if treeless is not None and self._try_scan(treeless, ScanDepth.METADATA):
             return True
         # If the records cannot be read, a data scan builds the tree and reports the
         # findings. It must be due, so that a tree that cannot be written does not cause
@@ -393,26 +393,31 @@ class Scanner:
             unchecked = _next_to_check(ready, self._checked_ms, now_ms=now_ms)
             if unchecked is not None:
                 self._checked_ms[unchecked] = now_ms
-                self._try_scan(unchecked, ScanDepth.CHECK, now_ms)
+                self._try_scan(unchecked, ScanDepth.CHECK)
                 return True
             container_id = next_to_scan(ready, now_ms=now_ms, gap_ms=self._background_gap_ms)
         if container_id is None:
             self._update_full_pass_time(candidates)
             return False
-        self._try_scan(container_id, ScanDepth.DATA, now_ms)
+        self._try_scan(container_id, ScanDepth.DATA)
         return True
 
-    def _try_scan(self, container_id: ContainerId, source: ScanDepth, now_ms: int) -> bool:
+    def _try_scan(self, container_id: ContainerId, source: ScanDepth) -> bool:
         try:
             with self._background_guard.named_errors():
                 self._scan(container_id, source, self._limiters[0])
         except VolumeError:
             raise
         except ReconcileError as error:
-            self._not_before_ms[container_id] = now_ms + max(self._pace.min_gap_ms, 1)
+            self._try_later(container_id)
             self._log_failure(container_id, error)
             return False
         return True
+
+    def _try_later(self, container_id: ContainerId) -> None:
+        # On a clock that nobody sets: it would wait for the time of a step back too.
+        gap_s = max(self._pace.min_gap_ms, 1) / 1000
+        self._retry_s[container_id] = self._clock.monotonic_s() + gap_s
 
     @property
     def _background_gap_ms(self) -> int:
@@ -503,10 +508,10 @@ class Scanner:
         elif source is ScanDepth.DATA or result.findings:
             self._record_result(completed)
         if is_stored:
-            self._not_before_ms.pop(container_id, None)
+            self._retry_s.pop(container_id, None)
         else:
             # Otherwise a container without a tree would always be next.
-            self._not_before_ms[container_id] = self._clock.now_ms() + max(self._pace.min_gap_ms, 1)
+            self._try_later(container_id)
         after = self._volume.candidate(container_id)
         if (after.state, after.data_checksum) != (before.state, before.data_checksum):
             self._on_change(container_id)

@@ -7,7 +7,7 @@ no tree holds whole: a file that outlived its record may still have its bytes.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from merkle.outcome import DIVERGED_VERDICTS, Evidence, Verdict
@@ -121,6 +121,20 @@ def compare(
     ]
     container_id = trees[names[0]].container_id
     return Comparison(container_id, survey.verdict, tuple(differences), survey.evidence)
+
+
+def with_doubt(compared: Comparison, *, is_incomplete: bool) -> Comparison:
+    """The comparison as far as it can be told while something about the replicas is not
+    known; `is_incomplete` is whether expected replicas were not compared.
+
+    A MATCH needs all of them. UNRECOVERABLE needs all trees, because another replica
+    may have the data. Otherwise the verdict is UNKNOWN.
+    """
+    if compared.verdict is Verdict.MATCH or (
+        is_incomplete and compared.verdict is Verdict.UNRECOVERABLE
+    ):
+        return replace(compared, verdict=Verdict.UNKNOWN)
+    return compared
 
 
 def _differences(block: BlockSlots, names: Sequence[str]) -> Iterable[Difference]:

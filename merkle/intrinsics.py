@@ -94,6 +94,20 @@ def store64(typing_context: object, address: object, word: object) -> object:
 
 
 @_intrinsic
+def copy_bytes(typing_context: object, to: object, source: object, length: object) -> object:
+    """Copy so many bytes between two addresses whose memory does not overlap."""
+
+    def generate(
+        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
+    ) -> ir.Value:
+        to, source = (builder.inttoptr(value, _I8.as_pointer()) for value in values[:2])
+        cgutils.raw_memcpy(builder, to, source, values[2], 1)
+        return values[0]
+
+    return U64(U64, U64, U64), generate
+
+
+@_intrinsic
 def leading_zeros(typing_context: object, word: object) -> object:
     return U64(U64), lambda context, builder, signature, values: builder.ctlz(
         values[0], ir.IntType(1)(0)

@@ -37,6 +37,18 @@ class ReplicaState(Enum):
         return self in _CLOSED
 
 
+class ContainerState(Enum):
+    """The life cycle of a container, by the names of Ozone's SCM."""
+
+    OPEN = "OPEN"
+    CLOSING = "CLOSING"
+    QUASI_CLOSED = "QUASI_CLOSED"
+    CLOSED = "CLOSED"
+    DELETING = "DELETING"
+    DELETED = "DELETED"
+    RECOVERING = "RECOVERING"
+
+
 class TreeSource(Enum):
     """What a replica's tree is built from."""
 

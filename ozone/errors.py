@@ -102,3 +102,68 @@ class UndoBudgetError(ReconcileError):
 
     code = "undo_budget"
     exit_status = 6
+
+
+class ManagerError(ReconcileError):
+    """The Ozone Manager refused a request; the fact `status` is Ozone's name for it."""
+
+    code = "om_refused"
+
+
+class ManagerUnavailableError(ManagerError):
+    """No Ozone Manager answered in time, or none leads; a later call may succeed."""
+
+    code = "om_unavailable"
+    retryable = True
+    exit_status = 7
+
+
+class ManagerBusyError(ManagerError):
+    """The Ozone Manager cannot do this at the moment, such as in safe mode."""
+
+    code = "om_busy"
+    retryable = True
+    exit_status = 8
+
+
+class ManagerMissingError(ManagerError):
+    """The volume, bucket, key or snapshot does not exist."""
+
+    code = "om_missing"
+
+
+class ManagerExistsError(ManagerError):
+    """There is a volume, bucket, key or snapshot of this name already."""
+
+    code = "om_exists"
+
+
+class ManagerForbiddenError(ManagerError):
+    """The user may not do this."""
+
+    code = "om_forbidden"
+    exit_status = 6
+
+
+class ManagerFullError(ManagerError):
+    """A quota does not allow it."""
+
+    code = "om_full"
+
+
+class LogGapError(ReconcileError):
+    """The Ozone Manager cannot tell what followed a place in its log."""
+
+    code = "om_log_gap"
+
+
+class LogTrimmedError(LogGapError):
+    """It no longer keeps the log from there on."""
+
+    code = "om_log_trimmed"
+
+
+class WriteBatchError(ReconcileError):
+    """A batch of the Ozone Manager's log cannot be decoded."""
+
+    code = "om_batch_invalid"

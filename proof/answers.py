@@ -174,10 +174,8 @@ class TargetAnswers:
         # As many hashes as fit a message, whatever the keys are like.
         fitting = int(np.searchsorted(np.cumsum(sizes), _NAMES_BYTES, side="right"))
         answered = min(len(hashes), max(fitting, 1))
-        names = found.items.names
-        texts = list(zip(names.keys.texts(), names.versions.texts(), strict=True))
-        kept = sorted(np.flatnonzero(places < answered).tolist(), key=texts.__getitem__)
-        return NamesAnswer(answered, found.items.taken(np.array(kept, np.intp)))
+        order = found.items.names.order()
+        return NamesAnswer(answered, found.items.taken(order[places[order] < answered]))
 
     def _at(self, position: Position) -> AbstractContextManager[RewoundSnapshot]:
         return rewound(self._index, AppliedPositions(position))

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, TypeVar, overload
 
 import numpy as np
 
+from proof.columns import NameColumns
 from proof.cuts import RewoundSnapshot
 from proof.index import AppliedPositions, IndexedItem, ItemFacts
 from proof.index_state import damaged
 from proof.item import KEY_HASH_BYTES
-from proof.item_columns import ColumnHasher, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, ItemColumns
 from proof.naming import ItemDifference, ItemDifferenceKind, Naming, NamingResult
 from proof.symbols import (
     IdDifference,
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _Value = TypeVar("_Value", bound=np.generic)
+# In the order in which plain differences are kept.
+_KINDS = np.array(
+    [ItemDifferenceKind.CHANGED, ItemDifferenceKind.MISSING, ItemDifferenceKind.EXTRA], object
+)
 # Reads the source's items of some key hashes, as they are now.
 ItemReader = Callable[["NDArray[np.uint64]"], Sequence[IndexedItem]]
 
@@ -42,30 +47,31 @@ class _ColumnDifferences(Sequence[ItemDifference]):
 
     def __init__(
         self,
-        kinds: Sequence[ItemDifferenceKind],
-        names: tuple[Sequence[str], Sequence[str]],
+        changed: int,
+        names: NameColumns,
         ours: Ids,
         theirs: Ids,
         extras: ItemColumns,
         rest: Sequence[ItemDifference],
         read: ItemReader,
     ) -> None:
-        """Internal: made by ColumnNaming. All changed items come first, then missing
-        ones, then `extras`; `ours` has IDs of the first two, `theirs` of the first and
-        the last.
+        """Internal: made by ColumnNaming. All changed items come first, so many, then
+        missing ones, then `extras`; `ours` has IDs of the first two, `theirs` of the
+        first and the last.
         """
-        self._kinds = [*kinds, *(one.kind for one in rest)]
-        self._keys = [*names[0], *(one.key for one in rest)]
-        self._versions = [*names[1], *(one.version for one in rest)]
+        counts = (changed, len(names) - changed - len(extras), len(extras))
+        self._kinds = np.repeat(_KINDS, counts)
+        self._names = names
+        if rest:
+            keys, versions = (
+                [one.key.encode() for one in rest],
+                [one.version.encode() for one in rest],
+            )
+            self._names = names.joined(NameColumns.of(keys, versions))
+            self._kinds = np.array([*self._kinds, *(one.kind for one in rest)], object)
         self._ours, self._theirs, self._extras = ours, theirs, extras
         self._rest, self._read = rest, read
-        # Most buckets have no versions, and comparing pairs takes five times as long.
-        places = range(len(self._keys))
-        if any(self._versions):
-            pairs = list(zip(self._keys, self._versions, strict=True))
-            self._order = sorted(places, key=pairs.__getitem__)
-        else:
-            self._order = sorted(places, key=self._keys.__getitem__)
+        self._order = self._names.order()
         self._made: tuple[ItemDifference, ...] | None = None
 
     def __len__(self) -> int:
@@ -86,21 +92,21 @@ class _ColumnDifferences(Sequence[ItemDifference]):
 
     def names(self) -> Iterator[tuple[ItemDifferenceKind, str, str]]:
         """Kind, key and version of each."""
-        columns = (self._kinds, self._keys, self._versions)
-        return zip(*([column[at] for at in self._order] for column in columns), strict=True)
+        keys, versions = self._names.taken(self._order).texts()
+        return zip(self._kinds[self._order].tolist(), keys, versions, strict=True)
 
     def _items(self) -> tuple[ItemDifference, ...]:
         if self._made is None:
             made = [*self._plain(), *self._rest]
-            self._made = tuple([made[at] for at in self._order])
+            self._made = tuple([made[at] for at in self._order.tolist()])
         return self._made
 
     def _plain(self) -> Iterator[ItemDifference]:
         rows = {row.id: row for row in self._read(key_hashes(self._ours))}
         ours, theirs = each_id(self._ours), each_id(self._theirs)
         changed = len(theirs) - len(self._extras)
-        extras, names = iter(self._extras), zip(self._keys, self._versions, strict=True)
-        for at, (kind, name) in enumerate(zip(self._kinds, names, strict=True)):
+        extras, names = iter(self._extras), zip(*self._names.texts(), strict=True)
+        for at, (kind, name) in enumerate(zip(self._kinds.tolist(), names, strict=True)):
             if at == len(ours) + len(self._extras):
                 break
             row = rows.get(ours[at]) if at < len(ours) else None
@@ -143,7 +149,7 @@ class ColumnNaming:
         self._hasher, self._read = hasher, read
         ours, our_hashes = _by_hash(found.ours)
         theirs, their_hashes = _by_hash(found.theirs)
-        keys, versions, name_places, name_hashes = self._found(view, our_hashes)
+        names, name_places, name_hashes = self._found(view, our_hashes)
         moved = np.unique(np.array(_undone_hashes(view), np.uint64))
         in_theirs, at_theirs = _places(our_hashes, their_hashes)
         in_names, at_names = _places(our_hashes, name_hashes)
@@ -161,10 +167,7 @@ class ColumnNaming:
         )
         is_changed, is_missing = is_plain & in_theirs, is_plain & ~in_theirs
         order = np.concatenate((at_names[is_changed], at_names[is_missing]))
-        places = _read(name_places, order).tolist()
-        # Picking from lists is faster here than from columns.
-        self._keys = [keys[at].decode() for at in places]
-        self._versions = [versions[at].decode() for at in places]
+        self._names = names.taken(_read(name_places, order))
         self._changed = int(is_changed.sum())
         self._ours = np.concatenate((ours[is_changed], ours[is_missing]))
         self._changed_theirs = theirs[at_theirs[is_changed]]
@@ -214,14 +217,9 @@ class ColumnNaming:
         rest = self._rest.result() if self._rest else NamingResult((), 0, ())
         extras = _joined([columns for columns, _ in self._answers])
         found = [ids for _, ids in self._answers]
-        extra_keys, extra_versions = extras.names.texts()
-        missing = len(self._keys) - self._changed
-        kinds = [ItemDifferenceKind.CHANGED] * self._changed
-        kinds += [ItemDifferenceKind.MISSING] * missing
-        kinds += [ItemDifferenceKind.EXTRA] * len(extras)
         differences = _ColumnDifferences(
-            kinds,
-            (self._keys + extra_keys, self._versions + extra_versions),
+            self._changed,
+            self._names.joined(extras.names),
             self._ours,
             np.concatenate((self._changed_theirs, *found)),
             extras,
@@ -233,21 +231,17 @@ class ColumnNaming:
 
     def _found(
         self, view: RewoundSnapshot, hashes: "NDArray[np.uint64]"
-    ) -> tuple[list[bytes], list[bytes], "NDArray[np.intp]", "NDArray[np.uint64]"]:
-        """The keys and versions of these hashes that our index has; their places by
-        hash, and the hashes. The index's order by hash has no checksum, but a name that
+    ) -> tuple[NameColumns, "NDArray[np.intp]", "NDArray[np.uint64]"]:
+        """The names of these hashes that our index has; their places by hash, and the
+        hashes. The index's order by hash has no checksum, but a name that
         was found there has the hash itself.
         """
-        keys, versions = view.names(hashes)
-        try:
-            names = NameColumns.of(keys, versions)
-        except TypeError as error:
-            raise damaged("a key has another type") from error
+        names = view.names(hashes)
         found = self._hasher.key_hashes(names)
         if not _places(found, hashes)[0].all():
             raise damaged("its order by hash has another key than its rows")
         order = np.argsort(found)
-        return keys, versions, order, found[order]
+        return names, order, found[order]
 
 
 def _by_hash(ids: Ids) -> tuple[Ids, "NDArray[np.uint64]"]:

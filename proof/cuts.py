@@ -32,6 +32,8 @@ from runtime.errors import RemoteProtocolError
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from proof.columns import NameColumns
+
 
 @dataclass(frozen=True, slots=True)
 class UndoneChange:
@@ -137,7 +139,7 @@ class RewoundSnapshot:
         found, now = self._snapshot.find(key_hashes), {one.now for one in self.undone}
         return [row for row in found if row.id not in now] if now else found
 
-    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+    def names(self, key_hashes: "NDArray[np.uint64]") -> "NameColumns":
         """See ItemSnapshot; of the present."""
         return self._snapshot.names(key_hashes)
 

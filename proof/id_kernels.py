@@ -2,6 +2,8 @@
 once: BLAKE2b (RFC 7693) with a key, without the GIL.
 
 A message begins with the block of the key; its fields follow, each after its length.
+Most messages end in one block more. So many of these as a vector of the processor has
+words are hashed together, a message in each lane.
 Importing this module compiles it or loads it from numba's cache.
 """
 
@@ -9,12 +11,15 @@ Importing this module compiles it or loads it from numba's cache.
 # mypy: allow-untyped-calls
 
 import sys
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from llvmlite import ir
 from numba.core import types
+from numba.extending import intrinsic
 
-from merkle.intrinsics import U64, jit
+from merkle.intrinsics import LANES, U64, copy_bytes, jit, swap
 from proof.item import SECRET_BYTES, Item, ItemHasher, Profile
 
 if TYPE_CHECKING:
@@ -24,6 +29,8 @@ _BLOCK_BYTES = 128
 _HASH_BYTES = 6
 _LENGTH_BYTES = 4
 _SIZE_BYTES = 8
+# Of an item besides its texts: six lengths, two bytes that say yes or no, and a size.
+_ITEM_BYTES = 6 * _LENGTH_BYTES + 2 + _SIZE_BYTES
 _ROUNDS = 12
 _IV = np.array(
     [
@@ -53,7 +60,7 @@ _SIGMA = np.array(
     ],
     np.uint8,
 )
-_0, _24, _63 = map(np.uint64, (0, 24, 63))
+_24, _63 = map(np.uint64, (24, 63))
 _16, _32, _40 = map(np.uint64, (16, 32, 40))
 _BYTES = types.Array(types.uint8, 1, "C", readonly=True)
 _OUT_BYTES = types.Array(types.uint8, 1, "C")
@@ -61,6 +68,18 @@ _ENDS = types.Array(types.int64, 1, "C", readonly=True)
 _NUMBERS = types.Array(types.uint64, 1, "C", readonly=True)
 _WORDS, _FLAGS = types.Array(types.uint64, 1, "C"), types.Array(types.boolean, 1, "C", True)
 _FOUR = types.UniTuple(U64, 4)
+# Messages that are hashed together. LANES has 128 bits each, a message takes 64.
+_TOGETHER = 2 * LANES
+_BLOCK_WORDS = _BLOCK_BYTES // 8
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+_VECTOR = ir.VectorType(_I64, _TOGETHER)
+# The places of the state that a round mixes: columns, then diagonals.
+_MIXED_PLACES = tuple(
+    (n, 4 + (n + by) % 4, 8 + (n + 2 * by) % 4, 12 + (n + 3 * by) % 4)
+    for by in (0, 1)
+    for n in range(4)
+)
+_intrinsic: Callable[[Callable[..., object]], Callable[..., np.uint64]] = intrinsic
 
 
 def keyed_start(secret: bytes, person: bytes) -> "NDArray[np.uint64]":
@@ -132,6 +151,69 @@ def _compress(
     state[7] ^= v7 ^ v15
 
 
+@_intrinsic
+def _last_blocks(
+    typing_context: object, start: object, blocks: object, lengths: object, out: object
+) -> object:
+    """Take in one last block after the block of the key, for _TOGETHER messages. By
+    addresses: the state of all of them, their blocks, their lengths, and where the
+    first words of their states go.
+    """
+
+    def generate(
+        context: object, builder: ir.IRBuilder, signature: object, values: Sequence[ir.Value]
+    ) -> ir.Value:
+        start, blocks, lengths, out = values
+
+        def word(address: ir.Value, at: int) -> ir.Value:
+            place = builder.add(address, _I64(8 * at))
+            found = builder.load(builder.inttoptr(place, _I64.as_pointer()))
+            found.align = 8
+            return found
+
+        def vector(words: Sequence[ir.Value]) -> ir.Value:
+            made: ir.Value = ir.Constant(_VECTOR, ir.Undefined)
+            for lane, one in enumerate(words):
+                made = builder.insert_element(made, one, _I32(lane))
+            return made
+
+        def every(number: int) -> ir.Value:
+            return ir.Constant(_VECTOR, _TOGETHER * [number])
+
+        def turned(a: ir.Value, b: ir.Value, bits: int) -> ir.Value:
+            both = builder.xor(a, b)
+            return builder.or_(builder.lshr(both, every(bits)), builder.shl(both, every(64 - bits)))
+
+        m = [
+            vector([word(blocks, _BLOCK_WORDS * lane + at) for lane in range(_TOGETHER)])
+            for at in range(_BLOCK_WORDS)
+        ]
+        v = [vector(_TOGETHER * [word(start, at)]) for at in range(8)]
+        first = v[0]
+        v += [every(int(one)) for one in _IV]
+        counted = vector([word(lengths, lane) for lane in range(_TOGETHER)])
+        v[12] = builder.xor(v[12], builder.add(counted, every(_BLOCK_BYTES)))
+        v[14] = builder.not_(v[14])
+        for number in range(_ROUNDS):
+            sigma = iter(_SIGMA[number % 10].tolist())
+            for a, b, c, d in _MIXED_PLACES:
+                for by_d, by_b in ((32, 24), (16, 63)):
+                    v[a] = builder.add(builder.add(v[a], v[b]), m[next(sigma)])
+                    v[d] = turned(v[d], v[a], by_d)
+                    v[c] = builder.add(v[c], v[d])
+                    v[b] = turned(v[b], v[c], by_b)
+        found = builder.xor(first, builder.xor(v[0], v[8]))
+        builder.store(found, builder.inttoptr(out, _VECTOR.as_pointer())).align = 8
+        return out
+
+    return U64(U64, U64, U64, U64), generate
+
+
+@jit(U64(U64))
+def _first_bytes(state: np.uint64) -> np.uint64:
+    return swap(state) >> np.uint64(64 - 8 * _HASH_BYTES)
+
+
 @jit(U64(_WORDS, _WORDS, _OUT_BYTES, types.int64, _WORDS))
 def _hash(
     start: "NDArray[np.uint64]",
@@ -147,10 +229,54 @@ def _hash(
     for at in range(0, end, _BLOCK_BYTES):
         counted = _BLOCK_BYTES + min(at + _BLOCK_BYTES, length)
         _compress(state, words, at // 8, counted, at + _BLOCK_BYTES == end)
-    found, low = _0, state[0]
-    for n in range(_HASH_BYTES):
-        found = found << np.uint64(8) | (low >> np.uint64(8 * n)) & np.uint64(255)
-    return found
+    return _first_bytes(state[0])
+
+
+@jit(_WORDS(types.int64))
+def _words_for(longest: int) -> "NDArray[np.uint64]":
+    """Memory for the blocks that are hashed together, and for a longer message."""
+    return np.zeros(_TOGETHER * _BLOCK_WORDS + longest // 8 + 32, np.uint64)
+
+
+@jit(types.int64(types.int64, types.int64))
+def _message_start(n: int, length: int) -> int:
+    """Where message `n` begins in this memory."""
+    return _BLOCK_BYTES * (n % _TOGETHER if length <= _BLOCK_BYTES else _TOGETHER)
+
+
+@jit(types.void(_WORDS, _WORDS, _WORDS, types.int64, types.int64, _WORDS))
+def _end_message(
+    start: "NDArray[np.uint64]",
+    words: "NDArray[np.uint64]",
+    lengths: "NDArray[np.uint64]",
+    n: int,
+    length: int,
+    out: "NDArray[np.uint64]",
+) -> None:
+    """Hash message `n` of all that go to `out`, alone if it is long, or with those
+    before it that wait.
+    """
+    lane, message = n % _TOGETHER, words.view(np.uint8)
+    lengths[lane] = length
+    if length <= _BLOCK_BYTES:
+        message[lane * _BLOCK_BYTES + length : (lane + 1) * _BLOCK_BYTES] = 0
+    else:
+        first = _TOGETHER * _BLOCK_WORDS
+        state, long = np.empty(8, np.uint64), words[first:]
+        out[n] = _hash(start, state, message[8 * first :], length, long)
+    if lane < _TOGETHER - 1 and n < len(out) - 1:
+        return
+    states = np.empty(_TOGETHER, np.uint64)
+    _last_blocks(
+        U64(start.ctypes.data),
+        U64(words.ctypes.data),
+        U64(lengths.ctypes.data),
+        U64(states.ctypes.data),
+    )
+    for at in range(lane + 1):
+        # Long ones have their hashes.
+        if lengths[at] <= np.uint64(_BLOCK_BYTES):
+            out[n - lane + at] = _first_bytes(states[at])
 
 
 @jit(types.int64(_OUT_BYTES, types.int64, types.uint64, types.int64))
@@ -161,13 +287,20 @@ def _put_number(out: "NDArray[np.uint8]", at: int, value: np.uint64, size: int) 
 
 
 @jit(types.int64(_OUT_BYTES, types.int64, _BYTES, types.int64, types.int64))
+def _put_bytes(
+    out: "NDArray[np.uint8]", at: int, data: "NDArray[np.uint8]", start: int, end: int
+) -> int:
+    to, source = U64(out.ctypes.data) + U64(at), U64(data.ctypes.data) + U64(start)
+    copy_bytes(to, source, U64(end - start))
+    return at + end - start
+
+
+@jit(types.int64(_OUT_BYTES, types.int64, _BYTES, types.int64, types.int64))
 def _put_field(
     out: "NDArray[np.uint8]", at: int, data: "NDArray[np.uint8]", start: int, end: int
 ) -> int:
     at = _put_number(out, at, np.uint64(end - start), _LENGTH_BYTES)
-    for n in range(start, end):
-        out[at + n - start] = data[n]
-    return at + end - start
+    return _put_bytes(out, at, data, start, end)
 
 
 @jit(types.int64(_ENDS, types.int64))
@@ -194,13 +327,15 @@ def hash_names(
 ) -> None:
     """The 48 bits of each key and version, which are columns (`proof.columns`)."""
     assert len(key_ends) == len(version_ends) == len(out)
-    most = 2 * _LENGTH_BYTES + _longest(key_ends) + _longest(version_ends)
-    words, state = np.zeros(most // 8 + 32, np.uint64), np.empty(8, np.uint64)
-    message = words.view(np.uint8)
+    words = _words_for(2 * _LENGTH_BYTES + _longest(key_ends) + _longest(version_ends))
+    message, lengths = words.view(np.uint8), np.zeros(_TOGETHER, np.uint64)
     for n in range(len(out)):
-        at = _put_field(message, 0, keys, _start(key_ends, n), key_ends[n])
-        at = _put_field(message, at, versions, _start(version_ends, n), version_ends[n])
-        out[n] = _hash(start, state, message, at, words)
+        key_start, version_start = _start(key_ends, n), _start(version_ends, n)
+        length = 2 * _LENGTH_BYTES + key_ends[n] - key_start + version_ends[n] - version_start
+        at = _message_start(n, length)
+        at = _put_field(message, at, keys, key_start, key_ends[n])
+        _put_field(message, at, versions, version_start, version_ends[n])
+        _end_message(start, words, lengths, n, length, out)
 
 
 @jit(
@@ -239,11 +374,16 @@ def hash_items(
     assert len(key_ends) == len(version_ends) == len(is_marker) == len(sizes) == len(out)
     assert len(out) == len(has_content) == len(content_ends) == len(properties_ends)
     most = _longest(key_ends) + _longest(version_ends)
-    most += _longest(content_ends) + _longest(properties_ends) + 8 * _LENGTH_BYTES + _SIZE_BYTES
-    words, state = np.zeros(most // 8 + 32, np.uint64), np.empty(8, np.uint64)
+    most += _longest(content_ends) + _longest(properties_ends) + _ITEM_BYTES
+    words, lengths = _words_for(most), np.zeros(_TOGETHER, np.uint64)
     message = words.view(np.uint8)
     for n in range(len(out)):
-        at = _put_field(message, 0, keys, _start(key_ends, n), key_ends[n])
+        length = _ITEM_BYTES + key_ends[n] - _start(key_ends, n)
+        length += version_ends[n] - _start(version_ends, n)
+        length += content_ends[n] - _start(content_ends, n)
+        length += properties_ends[n] - _start(properties_ends, n)
+        at = _message_start(n, length)
+        at = _put_field(message, at, keys, _start(key_ends, n), key_ends[n])
         at = _put_field(message, at, versions, _start(version_ends, n), version_ends[n])
         at = _put_number(message, at, np.uint64(1), _LENGTH_BYTES)
         at = _put_number(message, at, np.uint64(is_marker[n]), 1)
@@ -253,11 +393,9 @@ def hash_items(
         first, end = _start(content_ends, n), content_ends[n]
         at = _put_number(message, at, np.uint64(1 + end - first), _LENGTH_BYTES)
         at = _put_number(message, at, np.uint64(has_content[n]), 1)
-        for place in range(first, end):
-            message[at + place - first] = contents[place]
-        at += end - first
-        at = _put_field(message, at, properties, _start(properties_ends, n), properties_ends[n])
-        out[n] = _hash(start, state, message, at, words)
+        at = _put_bytes(message, at, contents, first, end)
+        _put_field(message, at, properties, _start(properties_ends, n), properties_ends[n])
+        _end_message(start, words, lengths, n, length, out)
 
 
 def _self_test() -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from proof.columns import NameColumns
+
 Position = NewType("Position", int)
 
 
@@ -142,7 +144,7 @@ class ItemSnapshot(Protocol):
         hash are all returned.
         """
 
-    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+    def names(self, key_hashes: "NDArray[np.uint64]") -> "NameColumns":
         """The keys and the versions of the same items, for less. They are not checked:
         hash them before use.
         """
@@ -175,11 +177,14 @@ class Stamp:
 
 @dataclass(frozen=True, slots=True)
 class StampedItem:
-    """What an index stores for one version of a key."""
+    """What an index stores for one version of a key. `is_damaged`: under this stamp its
+    bytes were seen to change, or could not be read any more.
+    """
 
     item: Item
     evidence: ItemEvidence
     stamp: Stamp
+    is_damaged: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, overload
 
 import numpy as np
 
-from proof.columns import ByteColumn, numbers_of
+from proof.columns import ByteColumn, NameColumns, numbers_of
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import ID_BYTES, EvidenceLevel, Item, ItemHasher, ItemId, Profile
 from proof.symbols import Ids, ids_from_bytes, ids_from_hashes, ids_to_bytes, kernels_for
@@ -22,37 +22,6 @@ LEVEL_MASK, DELETE_MARKER, HAS_CONTENT, WAS_READ = 3, 4, 8, 16
 # Of the lengths and numbers of one item, at most.
 _NUMBERS_BYTES_MAX = 40
 _LEVELS = {int(level): level for level in EvidenceLevel}
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class NameColumns:
-    """Keys and versions of items, in UTF-8."""
-
-    keys: ByteColumn
-    versions: ByteColumn
-
-    def __post_init__(self) -> None:
-        assert len(self.keys) == len(self.versions)
-
-    def __len__(self) -> int:
-        return len(self.keys)
-
-    @classmethod
-    def of(cls, keys: Sequence[bytes], versions: Sequence[bytes]) -> "NameColumns":
-        """The columns of these."""
-        return cls(ByteColumn.of(keys), ByteColumn.of(versions))
-
-    def taken(self, places: "NDArray[np.intp]") -> "NameColumns":
-        """Those at some places, in their order."""
-        return NameColumns(self.keys.taken(places), self.versions.taken(places))
-
-    def texts(self) -> tuple[list[str], list[str]]:
-        """All keys and all versions.
-
-        Raises:
-            UnicodeDecodeError: one is not UTF-8.
-        """
-        return _decoded(self.keys), _decoded(self.versions)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -248,12 +217,6 @@ class ColumnHasher:
 
 def _parts(names: NameColumns) -> tuple["NDArray[Any]", ...]:
     return names.keys.data, names.keys.ends, names.versions.data, names.versions.ends
-
-
-def _decoded(column: ByteColumn) -> list[str]:
-    if not len(column.data):
-        return [""] * len(column)
-    return [text.decode() for text in column.texts()]
 
 
 def _kernels_for(items: int) -> _IdKernels | None:

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from proof.columns import ByteColumn
-from proof.item_columns import (
-    DELETE_MARKER,
-    HAS_CONTENT,
-    LEVEL_MASK,
-    WAS_READ,
-    ItemColumns,
-    NameColumns,
-)
+from proof.columns import ByteColumn, NameColumns
+from proof.item_columns import DELETE_MARKER, HAS_CONTENT, LEVEL_MASK, WAS_READ, ItemColumns
 from runtime.errors import RemoteProtocolError
 
 if TYPE_CHECKING:

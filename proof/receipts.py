@@ -10,13 +10,13 @@ An append writes and syncs the record first and its newline after that. So what 
 the last newline was never acknowledged, whatever a crash left of it.
 """
 
+import json
 import stat
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -26,12 +26,12 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     load_pem_private_key,
 )
-from pydantic import BeforeValidator, Field, PlainSerializer, TypeAdapter, ValidationError
 
 from proof.errors import ReceiptChainError, SigningKeyError
 from proof.item import EvidenceLevel
 from proof.lthash import sha256
 from runtime.disk import Disk, disk_error
+from runtime.documents import parse_json
 from runtime.errors import DiskError
 
 HASH_BYTES = 32
@@ -39,13 +39,6 @@ HASH_BYTES = 32
 _TIME_MS_MAX = 253_402_300_799_999
 # A signature over a receipt is valid for nothing else.
 _SIGNED_PREFIX = b"treefold-receipt-1\n"
-
-
-def _from_hex(text: object) -> object:
-    return bytes.fromhex(text) if isinstance(text, str) else text
-
-
-HexBytes = Annotated[bytes, BeforeValidator(_from_hex), PlainSerializer(bytes.hex)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +57,8 @@ class SideStatement:
     recorded: int
     read: int
     oldest_read_at_s: int | None
-    root: HexBytes
-    set_digest: HexBytes
+    root: bytes
+    set_digest: bytes
 
     @property
     def level(self) -> EvidenceLevel:
@@ -79,8 +72,8 @@ class SideStatement:
 class Receipt:
     """What one comparison found. `level` holds for all items of both sides."""
 
-    time_ms: Annotated[int, Field(ge=0, le=_TIME_MS_MAX)]
-    profile_digest: HexBytes
+    time_ms: int
+    profile_digest: bytes
     level: EvidenceLevel
     source: SideStatement
     target: SideStatement
@@ -98,8 +91,8 @@ class Receipt:
 class Signature:
     """An Ed25519 signature and the public key (32 bytes) that proves it."""
 
-    key: HexBytes
-    signature: HexBytes
+    key: bytes
+    signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +102,7 @@ class ReceiptRecord:
     """
 
     sequence: int
-    previous: HexBytes
+    previous: bytes
     receipt: Receipt
     signatures: tuple[Signature, ...] = ()
 
@@ -126,7 +119,15 @@ class ReceiptRecord:
     @property
     def line(self) -> bytes:
         """The record as JSON in its one form, without a newline."""
-        return _RECORD.dump_json(self)
+        document = {
+            "sequence": self.sequence,
+            "previous": self.previous.hex(),
+            "receipt": _receipt_document(self.receipt),
+            "signatures": [
+                {"key": one.key.hex(), "signature": one.signature.hex()} for one in self.signatures
+            ],
+        }
+        return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
     @property
     def is_signed(self) -> bool:
@@ -146,9 +147,6 @@ class ReceiptRecord:
         return _SIGNED_PREFIX + replace(self, signatures=()).line
 
 
-_RECORD = TypeAdapter(ReceiptRecord)
-
-
 def parse_record(line: bytes) -> ReceiptRecord:
     """A record from its line, as the other side sends it.
 
@@ -156,10 +154,11 @@ def parse_record(line: bytes) -> ReceiptRecord:
         ReceiptChainError: the line is not a record in its one form.
     """
     try:
-        record = _RECORD.validate_json(line)
-    except ValidationError as error:
+        record = _record_of(parse_json(line))
+        is_one_form = record.line == line
+    except (TypeError, ValueError) as error:
         raise ReceiptChainError("the line is not a receipt") from error
-    if record.line != line:
+    if not is_one_form:
         # Two forms of one record would let a change pass that JSON does not show.
         raise ReceiptChainError("the line is a receipt, but not in its one form")
     return record
@@ -416,3 +415,96 @@ def _sequence_in(line: bytes) -> int | None:
 
 def _previous_in(line: bytes) -> bytes:
     return parse_record(line).previous
+
+
+def _receipt_document(receipt: Receipt) -> dict[str, object]:
+    return {
+        "time_ms": receipt.time_ms,
+        "profile_digest": receipt.profile_digest.hex(),
+        "level": receipt.level.value,
+        "source": _side_document(receipt.source),
+        "target": _side_document(receipt.target),
+    }
+
+
+def _side_document(side: SideStatement) -> dict[str, object]:
+    return {
+        "address": side.address,
+        "position": side.position,
+        "listed": side.listed,
+        "recorded": side.recorded,
+        "read": side.read,
+        "oldest_read_at_s": side.oldest_read_at_s,
+        "root": side.root.hex(),
+        "set_digest": side.set_digest.hex(),
+    }
+
+
+def _record_of(value: object) -> ReceiptRecord:
+    """The record of a document; whether it is in its one form, its line shows.
+
+    Raises:
+        TypeError, ValueError: it is no record.
+    """
+    sequence, previous, receipt, signatures = _fields(
+        value, "sequence", "previous", "receipt", "signatures"
+    )
+    if not isinstance(signatures, list):
+        raise TypeError("the signatures are no list")
+    signed = [_fields(one, "key", "signature") for one in signatures]
+    made = tuple(Signature(_bytes(key), _bytes(signature)) for key, signature in signed)
+    if sorted({one.key for one in made}) != [one.key for one in made]:
+        raise ValueError("the signatures are not sorted by key")
+    return ReceiptRecord(_whole(sequence), _bytes(previous), _receipt_of(receipt), made)
+
+
+def _receipt_of(value: object) -> Receipt:
+    time_ms, digest, level, source, target = _fields(
+        value, "time_ms", "profile_digest", "level", "source", "target"
+    )
+    if not 0 <= _whole(time_ms) <= _TIME_MS_MAX:
+        raise ValueError(f"{time_ms} is no time")
+    sides, holds = (_side_of(source), _side_of(target)), EvidenceLevel(_whole(level))
+    if holds > min(side.level for side in sides):
+        raise ValueError("the level does not hold for both sides")
+    return Receipt(_whole(time_ms), _bytes(digest), holds, *sides)
+
+
+def _side_of(value: object) -> SideStatement:
+    address, position, listed, recorded, read, oldest, root, digest = _fields(
+        value,
+        *("address", "position", "listed", "recorded", "read"),
+        *("oldest_read_at_s", "root", "set_digest"),
+    )
+    if not isinstance(address, str):
+        raise TypeError("the address is no text")
+    return SideStatement(
+        address=address,
+        position=None if position is None else _whole(position),
+        listed=_whole(listed),
+        recorded=_whole(recorded),
+        read=_whole(read),
+        oldest_read_at_s=None if oldest is None else _whole(oldest),
+        root=_bytes(root),
+        set_digest=_bytes(digest),
+    )
+
+
+def _fields(value: object, *names: str) -> list[object]:
+    """The values of just these fields, in this order."""
+    if not isinstance(value, dict) or tuple(value) != names:
+        raise ValueError(f"the fields are not {', '.join(names)}")
+    return list(value.values())
+
+
+def _whole(value: object) -> int:
+    # True is an int, and no number of JSON.
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _bytes(value: object) -> bytes:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text of hexadecimal digits")
+    return bytes.fromhex(value)

@@ -7,13 +7,19 @@ first byte. RocksDB checks its blocks when it reads them.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ozone.rocks import KeyScanner, KeyValues
+from proof.columns import NameColumns
 from proof.errors import IndexDamagedError
 from proof.item import KEY_HASH_BYTES
-from proof.tables import ItemRow, JournalRow, TableBatch
+from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
 from runtime.disk import Disk
 from runtime.errors import DatabaseError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 _ROW, _HASH, _JOURNAL, _VALUE = b"i", b"h", b"j", b"v"
 # Ends a key, behind which the version stands; the same bytes inside a key are escaped,
@@ -103,7 +109,7 @@ class _RocksView:
             for found in self._scanner.scan(_row_start(start), last):
                 yield _item_row(*found)
 
-    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
+    def by_hash(self, key_hashes: "NDArray[np.uint64]") -> RowColumns:
         """See TableView.by_hash."""
         found = list[ItemRow]()
         with _translated(self._path):
@@ -112,17 +118,17 @@ class _RocksView:
                 if row is None:
                     raise IndexDamagedError("an entry by hash has no row", path=str(self._path))
                 found.append(_item_row(place, row))
-        return found
+        return RowColumns.of(found)
 
-    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    def names_by_hash(self, key_hashes: "NDArray[np.uint64]") -> NameColumns:
         """See TableView.names_by_hash."""
         with _translated(self._path):
             found = [_item_row(place, b"") for place in self._places(key_hashes)]
-        return [one.key for one in found], [one.version for one in found]
+        return NameColumns.of([one.key for one in found], [one.version for one in found])
 
-    def _places(self, key_hashes: Sequence[int]) -> Iterator[bytes]:
+    def _places(self, key_hashes: "NDArray[np.uint64]") -> Iterator[bytes]:
         """The keys of the rows with these hashes."""
-        for key_hash in key_hashes:
+        for key_hash in key_hashes.tolist():
             first = _HASH + key_hash.to_bytes(KEY_HASH_BYTES, "big")
             for entry, _ in list(self._scanner.scan(first, first + b"\xff" * 2)):
                 yield _ROW + entry[len(first) :]

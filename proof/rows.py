@@ -5,22 +5,23 @@ and others not at all, and a flipped bit must not become a word about an object.
 """
 
 import struct
-from collections.abc import Sequence
 from zlib import crc32
 
 import numpy as np
 
-from proof.columns import ByteColumn, gathered
+from proof.columns import column_kernels, gathered
 from proof.errors import IndexDamagedError
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.item import HASHES_BYTES, PROPERTIES_DIGEST_BYTES, EvidenceLevel, Item
-from proof.item_columns import HAS_CONTENT, WAS_READ, FoundItems, ItemColumns, NameColumns
+from proof.item_columns import HAS_CONTENT, WAS_READ, FoundItems, ItemColumns
 from proof.symbols import ids_from_hashes
+from proof.tables import RowColumns
 
 # Flags of a row: the evidence's level in the lowest two bits, then these.
 _LEVEL_MASK, _DELETE_MARKER, _VERSIONED = 3, 4, 8
 # An ETag is most often the hexadecimal content, else some other bytes as hexadecimal.
 _ETAG_IS_CONTENT, _ETAG_IS_HEX = 16, 32
+_DAMAGED = 64
 # The next byte: how many bytes the size has, whether there are properties, and the
 # length of the content as a place in this list.
 _SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
@@ -56,6 +57,8 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
         shape |= _PROPERTIES
     if item.is_delete_marker:
         flags |= _DELETE_MARKER
+    if stamped.is_damaged:
+        flags |= _DAMAGED
     tail = [size.to_bytes(size_bytes, "little"), item.content or b"", item.properties]
     packed = _from_hex(stamp.etag)
     if packed is None:
@@ -114,25 +117,28 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
         Item(key.decode(), size, content, properties, version.decode(), is_marker),
         row_evidence(row),
         Stamp(stored_version, etag, modified_high << _LOW_BITS | modified_low),
+        bool(flags & _DAMAGED),
     )
 
 
-def decode_rows(rows: Sequence[tuple[bytes, bytes, bytes]]) -> FoundItems:
-    """The items in many rows (key, version, row), without their stamps. A damaged page
-    can give any type.
+def decode_rows(rows: RowColumns) -> FoundItems:
+    """The items in many rows, without their stamps.
 
     Raises:
         IndexDamagedError: a row is not the one that was written for its key.
     """
-    try:
-        residues = [crc32(row, _key_crc(key, version)) for key, version, row in rows]
-        whole = ByteColumn.of([row for _, _, row in rows])
-    except TypeError as error:
-        raise _damaged("a row of the index has another type") from error
-    lengths = whole.lengths
-    if residues.count(_CRC_RESIDUE) < len(rows) or (lengths < _ROW_BYTES_MIN).any():
+    names, whole = rows.names, rows.rows
+    lengths, kernels = whole.lengths, column_kernels()
+    is_whole = False
+    if kernels is not None:
+        keys, versions = names.keys, names.versions
+        checks = kernels.row_checksums(
+            keys.data, keys.ends, versions.data, versions.ends, whole.data, whole.ends
+        )
+        is_whole = bool((checks == _CRC_RESIDUE).all() and (lengths >= _ROW_BYTES_MIN).all())
+    if not is_whole:
         # The first that is damaged raises, by its name.
-        for one in rows:
+        for one in zip(names.keys.texts(), names.versions.texts(), whole.texts(), strict=True):
             checked_hashes(*one)
     starts = whole.ends - lengths
     hashes = whole.data[starts[:, np.newaxis] + np.arange(HASHES_BYTES)]
@@ -153,7 +159,6 @@ def decode_rows(rows: Sequence[tuple[bytes, bytes, bytes]]) -> FoundItems:
     flags = held & (_LEVEL_MASK | _DELETE_MARKER)
     flags |= np.where(shape >> _CONTENT_SHIFT, HAS_CONTENT, 0).astype(np.uint8)
     flags |= np.where(read, WAS_READ, 0).astype(np.uint8)
-    names = NameColumns.of([key for key, _, _ in rows], [version for _, version, _ in rows])
     properties = gathered(whole.data, at, lengths)
     items = ItemColumns(names, flags, sizes, contents, properties, read_at)
     return FoundItems(items, ids_from_hashes(hashes.tobytes()))

@@ -6,6 +6,7 @@ from itertools import groupby
 import numpy as np
 import numpy.typing as npt
 
+from proof.columns import NameColumns
 from proof.index import AppliedPositions, EvidenceCounts, KeyRange, Position
 from proof.item_columns import FoundItems
 from proof.root import SetRoot
@@ -81,7 +82,7 @@ class StoredSnapshot:
         """See ItemSnapshot.find."""
         return decode_rows(self._view.by_hash(_each_once(key_hashes)))
 
-    def names(self, key_hashes: npt.NDArray[np.uint64]) -> tuple[list[bytes], list[bytes]]:
+    def names(self, key_hashes: npt.NDArray[np.uint64]) -> NameColumns:
         """See ItemSnapshot.names."""
         return self._view.names_by_hash(_each_once(key_hashes))
 
@@ -104,12 +105,12 @@ def split_rows(view: TableView, key_range: KeyRange, parts: int, count: int) -> 
     return _bounds(keys, key_range, parts, count)
 
 
-def _each_once(hashes: npt.NDArray[np.uint64]) -> list[int]:
+def _each_once(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Ascending: neighbours are found in one page."""
-    ascending = np.sort(hashes)
+    ascending: npt.NDArray[np.uint64] = np.sort(hashes)
     is_first = np.ones(len(ascending), np.bool_)
     is_first[1:] = ascending[1:] != ascending[:-1]
-    return list(ascending[is_first].tolist())
+    return ascending[is_first]
 
 
 def _range_rows(view: TableView, key_range: KeyRange) -> Iterator[ItemRow]:

@@ -10,12 +10,19 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from proof.columns import NameColumns
 from proof.errors import IndexDamagedError, IndexRefusal, IndexRefusedError
 from proof.item import KEY_HASH_BYTES
-from proof.tables import ItemRow, JournalRow, TableBatch
+from proof.sqlite_pages import PageFile
+from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
 from runtime.disk import Disk
 from runtime.errors import DatabaseError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 # In the file's header, where the `file` command finds it.
 _APPLICATION_ID = 0x54464958
@@ -88,6 +95,7 @@ class SqliteTables:
                 else:
                     _check_header(self._writer, path)
                     self._writer.executescript(_SETTINGS + _DURABLE)
+            self._pages = PageFile(path, self._connect())
         except BaseException:
             self._writer.close()
             raise
@@ -106,7 +114,7 @@ class SqliteTables:
                 connection.execute("BEGIN")
                 # A transaction begins with its first read.
                 connection.execute("SELECT 1 FROM value LIMIT 1").fetchall()
-            yield _SqliteView(connection, self._path)
+            yield _SqliteView(connection, self._path, self._pages)
         finally:
             with suppress(sqlite3.Error):
                 connection.rollback()
@@ -174,6 +182,7 @@ class SqliteTables:
             with suppress(sqlite3.Error):
                 connection.close()
         self._idle.clear()
+        self._pages.close()
 
     def _connect(self) -> sqlite3.Connection:
         with _translated(self._path, "open"):
@@ -185,9 +194,10 @@ class SqliteTables:
 class _SqliteView:
     """TableView in a read transaction."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, pages: PageFile) -> None:
         self._connection = connection
         self._path = path
+        self._pages = pages
 
     def rows(self, start: bytes, end: bytes | None) -> Iterator[ItemRow]:
         """See TableView.rows."""
@@ -195,34 +205,47 @@ class _SqliteView:
         statement = f"{_SELECT} WHERE key >= ?{bound} ORDER BY key, version"
         return self._select(statement, arguments)
 
-    def by_hash(self, key_hashes: Sequence[int]) -> Sequence[tuple[bytes, bytes, bytes]]:
+    def by_hash(self, key_hashes: "NDArray[np.uint64]") -> RowColumns:
         """See TableView.by_hash."""
         found = list[tuple[bytes, bytes, bytes]]()
         with _translated(self._path, "read"):
-            for cursor in self._by_hash(_SELECT, key_hashes):
-                rows = cursor.fetchall()
+            reader = self._pages.reader(len(key_hashes))
+            read, left = reader.rows(key_hashes) if reader else (RowColumns.of([]), key_hashes)
+            for cursor in self._by_hash(_SELECT, left):
                 try:
                     found += [
-                        (k, v, h.to_bytes(KEY_HASH_BYTES, "big") + row) for k, v, h, row in rows
+                        (key, version, key_hash.to_bytes(KEY_HASH_BYTES, "big") + row)
+                        for key, version, key_hash, row in cursor.fetchall()
                     ]
                 except _TYPE_ERRORS as error:
                     raise IndexDamagedError(_OTHER_TYPE) from error
-        return found
+        try:
+            return read.joined(RowColumns.of(found))
+        except _TYPE_ERRORS as error:
+            raise IndexDamagedError(_OTHER_TYPE) from error
 
-    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    def names_by_hash(self, key_hashes: "NDArray[np.uint64]") -> NameColumns:
         """See TableView.names_by_hash."""
         keys, versions = list[bytes](), list[bytes]()
         with _translated(self._path, "read"):
-            for cursor in self._by_hash("SELECT key, version FROM item", key_hashes):
+            reader = self._pages.reader(len(key_hashes))
+            read, left = (
+                reader.names(key_hashes) if reader else (NameColumns.of([], []), key_hashes)
+            )
+            for cursor in self._by_hash("SELECT key, version FROM item", left):
                 rows = cursor.fetchall()
                 keys += [key for key, _ in rows]
                 versions += [version for _, version in rows]
-        return keys, versions
+        try:
+            return read.joined(NameColumns.of(keys, versions))
+        except _TYPE_ERRORS as error:
+            raise IndexDamagedError(_OTHER_TYPE) from error
 
-    def _by_hash(self, select: str, key_hashes: Sequence[int]) -> Iterator[sqlite3.Cursor]:
+    def _by_hash(self, select: str, key_hashes: "NDArray[np.uint64]") -> Iterator[sqlite3.Cursor]:
         """The rows, some at a time: thousands of tuples would call the collector."""
-        for first in range(0, len(key_hashes), _LOOKED_UP):
-            some = key_hashes[first : first + _LOOKED_UP]
+        hashes = key_hashes.tolist()
+        for first in range(0, len(hashes), _LOOKED_UP):
+            some = hashes[first : first + _LOOKED_UP]
             statement = f"{select} WHERE key_hash IN ({_marks(some)})"
             yield self._connection.execute(statement, some)
 

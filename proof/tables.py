@@ -8,7 +8,13 @@ can be looked up.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from proof.columns import ByteColumn, NameColumns
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ItemRow(NamedTuple):
@@ -17,6 +23,34 @@ class ItemRow(NamedTuple):
     key: bytes
     version: bytes
     row: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RowColumns:
+    """Many of them. Rows are as stored: their checksums tell what is damaged."""
+
+    names: NameColumns
+    rows: ByteColumn
+
+    def __post_init__(self) -> None:
+        assert len(self.names) == len(self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @classmethod
+    def of(cls, rows: Sequence[tuple[bytes, bytes, bytes]]) -> "RowColumns":
+        """The columns of these.
+
+        Raises:
+            TypeError: one has something else than bytes.
+        """
+        names = NameColumns.of([key for key, _, _ in rows], [version for _, version, _ in rows])
+        return cls(names, ByteColumn.of([row for _, _, row in rows]))
+
+    def joined(self, other: "RowColumns") -> "RowColumns":
+        """These, and those behind them."""
+        return RowColumns(self.names.joined(other.names), self.rows.joined(other.rows))
 
 
 class JournalRow(NamedTuple):
@@ -48,14 +82,14 @@ class TableView(Protocol):
     def rows(self, start: bytes, end: bytes | None) -> Iterator[ItemRow]:
         """The rows from one key on and before another, ascending; None is no end."""
 
-    def by_hash(self, key_hashes: Sequence[int]) -> Sequence[tuple[bytes, bytes, bytes]]:
-        """Key, version and row of all rows that begin with one of these (48 bits,
-        big-endian), in any order. Damaged ones may be of another type.
+    def by_hash(self, key_hashes: "NDArray[np.uint64]") -> RowColumns:
+        """All rows that begin with one of these (48 bits, big-endian), which ascend and
+        are there once each; in any order.
         """
 
-    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
+    def names_by_hash(self, key_hashes: "NDArray[np.uint64]") -> NameColumns:
         """The keys and the versions of the same rows, for less. They come from the
-        order by hash, which has no checksum: damaged ones may even be of another type.
+        order by hash, which has no checksum.
         """
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:

@@ -19,8 +19,33 @@ CLAIMED_MAX = 10_000
 # sum over all rounds and datanodes of a job fits one: a false counter must not keep its
 # job, and every list of jobs, from being shown.
 _COUNTER_MAX = 1 << 48
+# The years 1 and 10000, in seconds since the epoch, and a rate that nothing has.
+_SECONDS_FIRST, _SECONDS_END, _RATE_END = -62_135_596_800.0, 253_402_300_800.0, 2.0**63
 # The counters that travel: those that the message has a field for.
 _SENT = tuple(name for name in COUNTERS if name in pb.ReconcileProgress.DESCRIPTOR.fields_by_name)
+
+
+def seconds_from(value: float) -> float:
+    """A time since the epoch, or an age, in seconds.
+
+    Raises:
+        ValueError: it is no number, or no time that a date can say.
+    """
+    # NaN is between no numbers.
+    if not _SECONDS_FIRST <= value < _SECONDS_END:
+        raise ValueError(f"{value} is not a time")
+    return value
+
+
+def rate_from(value: float) -> float:
+    """A number per second.
+
+    Raises:
+        ValueError: it is no number, or none that was measured.
+    """
+    if not 0 <= value < _RATE_END:
+        raise ValueError(f"{value} is not a rate")
+    return value
 
 
 def _set_counters(message: pb.ReconcileProgress, counters: RepairCounters) -> None:

@@ -36,7 +36,7 @@ class Profile(_message.Message):
     def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total")
+    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total", "damaged")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
@@ -45,6 +45,7 @@ class IndexState(_message.Message):
     OLDEST_READ_MS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     position: int
     listed: int
     recorded: int
@@ -53,7 +54,8 @@ class IndexState(_message.Message):
     oldest_read_ms: int
     settled_items: int
     settled_total: bytes
-    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ...) -> None: ...
+    damaged: bytes
+    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ..., damaged: _Optional[bytes] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("question",)
@@ -67,15 +69,25 @@ class ProveResponse(_message.Message):
     answer: bytes
     def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
 
+class Run(_message.Message):
+    __slots__ = ("pair", "run")
+    PAIR_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    pair: bytes
+    run: bytes
+    def __init__(self, pair: _Optional[bytes] = ..., run: _Optional[bytes] = ...) -> None: ...
+
 class RefreshRequest(_message.Message):
-    __slots__ = ("profile_digest", "read_since_ms", "prefix")
+    __slots__ = ("profile_digest", "read_since_ms", "prefix", "begins")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     READ_SINCE_MS_FIELD_NUMBER: _ClassVar[int]
     PREFIX_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     read_since_ms: int
     prefix: str
-    def __init__(self, profile_digest: _Optional[bytes] = ..., read_since_ms: _Optional[int] = ..., prefix: _Optional[str] = ...) -> None: ...
+    begins: Run
+    def __init__(self, profile_digest: _Optional[bytes] = ..., read_since_ms: _Optional[int] = ..., prefix: _Optional[str] = ..., begins: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class RefreshProgress(_message.Message):
     __slots__ = ("objects", "bytes_read", "index")
@@ -164,14 +176,16 @@ class Write(_message.Message):
     def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., properties_only: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., replaced_id: _Optional[bytes] = ...) -> None: ...
 
 class WriteBatch(_message.Message):
-    __slots__ = ("profile_digest", "batch", "writes")
+    __slots__ = ("profile_digest", "batch", "writes", "run")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BATCH_FIELD_NUMBER: _ClassVar[int]
     WRITES_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     batch: int
     writes: _containers.RepeatedCompositeFieldContainer[Write]
-    def __init__(self, profile_digest: _Optional[bytes] = ..., batch: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[Write, _Mapping]]] = ...) -> None: ...
+    run: Run
+    def __init__(self, profile_digest: _Optional[bytes] = ..., batch: _Optional[int] = ..., writes: _Optional[_Iterable[_Union[Write, _Mapping]]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class WriteResult(_message.Message):
     __slots__ = ("error", "reason", "etag", "modified_ms", "version")
@@ -200,12 +214,14 @@ class BatchResult(_message.Message):
     def __init__(self, batch: _Optional[int] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ..., items: _Optional[int] = ..., total: _Optional[bytes] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("profile_digest", "items")
+    __slots__ = ("profile_digest", "items", "run")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     ITEMS_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     items: bytes
-    def __init__(self, profile_digest: _Optional[bytes] = ..., items: _Optional[bytes] = ...) -> None: ...
+    run: Run
+    def __init__(self, profile_digest: _Optional[bytes] = ..., items: _Optional[bytes] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class DeleteRefusal(_message.Message):
     __slots__ = ("item", "error", "reason")
@@ -226,20 +242,22 @@ class DeleteResponse(_message.Message):
     def __init__(self, deleted: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeleteRefusal, _Mapping]]] = ...) -> None: ...
 
 class PatchHeader(_message.Message):
-    __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties")
+    __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties", "run")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_ID_FIELD_NUMBER: _ClassVar[int]
     RESULT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESULT_BLAKE3_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     key: str
     base_id: bytes
     result_size_bytes: int
     result_blake3: bytes
     properties: Properties
-    def __init__(self, profile_digest: _Optional[bytes] = ..., key: _Optional[str] = ..., base_id: _Optional[bytes] = ..., result_size_bytes: _Optional[int] = ..., result_blake3: _Optional[bytes] = ..., properties: _Optional[_Union[Properties, _Mapping]] = ...) -> None: ...
+    run: Run
+    def __init__(self, profile_digest: _Optional[bytes] = ..., key: _Optional[str] = ..., base_id: _Optional[bytes] = ..., result_size_bytes: _Optional[int] = ..., result_blake3: _Optional[bytes] = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
 
 class PatchPiece(_message.Message):
     __slots__ = ("header", "patch")

@@ -23,7 +23,7 @@ from merkle.limits import (
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.datanode import READ_BYTES_MAX, DatanodeClient, merge_ranges
+from ozone.datanode_client import READ_BYTES_MAX, DatanodeClient, merge_ranges
 from ozone.ports import ByteRange
 from protos.agent_pb2 import ByteRange as ByteRangeMessage
 from protos.agent_pb2 import (
@@ -307,9 +307,7 @@ class DatanodePeer:
 
     def tree(self, container_id: ContainerId) -> ContainerTree:
         """See Peer.tree."""
-        tree = _parsed(self._client.tree_bytes(container_id), container_id)
-        check_tree(tree)
-        return tree
+        return checked_tree(self._client.tree_bytes(container_id), container_id)
 
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
@@ -369,6 +367,18 @@ class _RecordBudget:
                 f" {RECORDS_BYTES_MAX} bytes for one request",
                 container_id=self._container_id,
             )
+
+
+def checked_tree(raw: bytes, container_id: ContainerId) -> ContainerTree:
+    """The tree in a peer's bytes, parsed and checked.
+
+    Raises:
+        TreeRefusedError: the tree breaks a rule of merkle.check, or would take too much
+            memory.
+    """
+    tree = _parsed(raw, container_id)
+    check_tree(tree)
+    return tree
 
 
 def _parsed(raw: bytes, container_id: ContainerId) -> ContainerTree:

@@ -72,7 +72,7 @@ def draw(title: str, subtitle: str, containers: Sequence[DrawnContainer]) -> str
     lines = _lines(containers)
     band = _BAND_HEAD + _ROW * len(replicas) + _BAND_FOOT
     height = _TOP + len(lines) * (2 * band + 20) + _LEGEND
-    drawn = [_text(_MARGIN, 34, title, "title"), _text(_MARGIN, 57, subtitle, "quiet")]
+    drawn = list[str]()
     y = _TOP
     for line in lines:
         for is_after, heading in ((False, "before"), (True, "after")):
@@ -90,7 +90,7 @@ def draw(title: str, subtitle: str, containers: Sequence[DrawnContainer]) -> str
                 x += one.width + _GAP
             y += band + (12 if not is_after else 8)
     drawn += _legend(height - 18, _kinds(containers))
-    return _document(title, subtitle, height, drawn)
+    return document(title, subtitle, height, drawn, _rules())
 
 
 def _lines(containers: Sequence[DrawnContainer]) -> list[list[DrawnContainer]]:
@@ -177,22 +177,15 @@ def _text(x: int, y: int, text: str, kind: str) -> str:
     return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
-def _document(title: str, subtitle: str, height: int, drawn: Sequence[str]) -> str:
+def document(title: str, subtitle: str, height: int, drawn: Sequence[str], rules: str = "") -> str:
+    """The text of an SVG file on a light or dark page. What is `drawn`, and further CSS
+    `rules`, name colours as `var(--NAME)`, with the names of COLOURS.
+    """
     rules = (
         "text{font:14px -apple-system,'Segoe UI','Noto Sans',Helvetica,Arial,sans-serif;"
         "fill:var(--text)}"
-        ".title{font-size:20px;font-weight:600}.heading{font-size:15px;font-weight:600}"
-        ".container{font-weight:600}.quiet{fill:var(--quiet)}.small{font-size:12.5px}"
-        ".name{font-family:ui-monospace,'DejaVu Sans Mono',Menlo,monospace;font-size:13px}"
-        ".page{fill:var(--page)}.band{fill:var(--band)}"
-        ".frame{fill:none;stroke-width:2}.dashed{stroke-dasharray:4 3}"
-        ".dash{fill:none;stroke-width:2.5}"
-        ".cross{fill:none;stroke:var(--mark);stroke-width:2.5;stroke-linecap:round}"
-        ".letter{fill:var(--mark);font-weight:700;text-anchor:middle}"
-    )
-    for name in sorted(set(_COLOUR_OF.values())):
-        rules += f".{name}.cell{{fill:var(--{name})}}"
-        rules += f".{name}.frame,.{name}.dash{{stroke:var(--{name})}}"
+        ".title{font-size:20px;font-weight:600}.quiet{fill:var(--quiet)}.page{fill:var(--page)}"
+    ) + rules
     light, dark = (
         "".join(f"--{name}:{pair[side]};" for name, pair in COLOURS.items()) for side in (0, 1)
     )
@@ -205,7 +198,27 @@ def _document(title: str, subtitle: str, height: int, drawn: Sequence[str]) -> s
             f"<style>svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}{rules}",
             "</style>",
             f'<rect class="page" width="{WIDTH}" height="{height}" rx="10"/>',
+            _text(_MARGIN, 34, title, "title"),
+            _text(_MARGIN, 57, subtitle, "quiet"),
             *drawn,
             "</svg>\n",
         )
     )
+
+
+def _rules() -> str:
+    """How containers look."""
+    rules = (
+        ".heading{font-size:15px;font-weight:600}.container{font-weight:600}"
+        ".small{font-size:12.5px}"
+        ".name{font-family:ui-monospace,'DejaVu Sans Mono',Menlo,monospace;font-size:13px}"
+        ".band{fill:var(--band)}"
+        ".frame{fill:none;stroke-width:2}.dashed{stroke-dasharray:4 3}"
+        ".dash{fill:none;stroke-width:2.5}"
+        ".cross{fill:none;stroke:var(--mark);stroke-width:2.5;stroke-linecap:round}"
+        ".letter{fill:var(--mark);font-weight:700;text-anchor:middle}"
+    )
+    for name in sorted(set(_COLOUR_OF.values())):
+        rules += f".{name}.cell{{fill:var(--{name})}}"
+        rules += f".{name}.frame,.{name}.dash{{stroke:var(--{name})}}"
+    return rules

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from replicator.replication import Checkpoint
-from replicator.stores.port import Change, FeedGapError, Store
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import Change, Store
 
 
 @dataclass(frozen=True, slots=True)

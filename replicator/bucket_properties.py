@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from replicator.stores.address import LocalAddress, parse_address
+from replicator.stores.address import LocalAddress, OzoneAddress, parse_address
 from replicator.stores.bucket_facts import BucketFacts, BucketQuota
+from replicator.stores.errors import UnsupportedObjectError
 from replicator.stores.opening import open_store
-from replicator.stores.port import UnsupportedObjectError
 from runtime.documents import parse_json
 from runtime.errors import UsageError
 from runtime.output import JsonObject
@@ -62,6 +62,7 @@ def create_bucket(address: str, facts: BucketFacts) -> None:
 
     Raises:
         UsageError: the address is invalid.
+        ConfigError: there are no credentials.
         UnsupportedObjectError: the store does not make buckets, or has no such
             properties.
         StoreError, DiskError: the store refused, or did not answer.
@@ -75,6 +76,10 @@ def create_bucket(address: str, facts: BucketFacts) -> None:
                 )
             with open_store(address, may_write=True, create=True):
                 pass
+        case OzoneAddress(text):
+            from replicator.stores.ozone_describer import create_ozone_bucket
+
+            create_ozone_bucket(text, facts)
         case _:
             raise UnsupportedObjectError(
                 f"{address}: buckets of this store are not made here",

@@ -15,13 +15,9 @@ from replicator.difference import Action, Decision, DecisionRules, KeyState, Nee
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
 from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    PreconditionFailedError,
-    Store,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.port import ObjectFacts, Store
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.retry import Backoff, Sleep, call_with_retry
 

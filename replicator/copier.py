@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeVar, assert_never
 
+from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from replicator.copy_requests import (
     AbortUpload,
@@ -40,21 +41,15 @@ from replicator.copy_requests import (
     StartPart,
     Steps,
     StitchObject,
+    StreamPart,
 )
 from replicator.copy_task import SourceChangedError
 from replicator.ledger import PairLedger
 from replicator.source_stream import SourceStream
 from replicator.stitching import stitch
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectReader,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-    UploadedPart,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectReader, Store, UploadedPart
+from replicator.stores.stamps import same_stamp
 from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import RateLimiter
@@ -185,6 +180,8 @@ class Copier:
                 return self._retried(lambda: uploads.begin(key, properties))
             case PutPieces():
                 return self._put_pieces(request, job)
+            case StreamPart():
+                return self._stream_part(request, job)
             case StitchObject(base):
                 recorded = RecordedUploads(self._target, base.key, self._ledger)
                 return self._retried(lambda: self._stitch(request, recorded))
@@ -219,7 +216,7 @@ class Copier:
                 raise AssertionError(f"{request} is no call of the target")
             case StartPart() | JoinPart() | SaveUpload() | SavePart() | DoubtSourceEtags():
                 raise AssertionError(f"{request} is no call of the target")
-            case BeginUpload() | StitchObject() | PutPieces():
+            case BeginUpload() | StitchObject() | PutPieces() | StreamPart():
                 raise AssertionError(f"{request} is no call of the target")
             case _:
                 assert_never(request)
@@ -258,6 +255,31 @@ class Copier:
         if now is None or not same_stamp(now, facts):
             raise SourceChangedError(f"{facts.key} changed before its copy was complete")
         yield last
+
+    def _stream_part(self, request: StreamPart, job: "_Job") -> UploadedPart:
+        """Write a part as it is read, as `_put_pieces` writes an object."""
+        writer = self._target.piece_writer
+        assert writer is not None
+        job.take_memory(_PIECE_BYTES)
+        with self._writes:
+            return writer.write_part_pieces(
+                request.facts.key,
+                request.upload,
+                request.number,
+                self._part_pieces(request, job.stream),
+                request.end - request.first,
+            )
+
+    def _part_pieces(self, request: StreamPart, stream: SourceStream) -> Iterator[Buffer]:
+        with _source_errors(request.facts.key):
+            for piece in stream.pieces(
+                request.facts, request.first, request.end, until=request.until
+            ):
+                if self._is_cancelled():
+                    raise OperationInterruptedError("the sync was interrupted")
+                self._rate.take(len(piece))
+                request.take(piece)
+                yield piece
 
     def _stitch(self, request: StitchObject, uploads: RecordedUploads) -> ObjectFacts:
         self._rate.take(request.plan.sent_bytes)

@@ -35,16 +35,13 @@ from replicator.copy_task import (
     target_properties,
 )
 from replicator.hashing import ContentHasher, WholeCrc, with_whole
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
-    WholeObject,
-    WriteCondition,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
 from replicator.uploads import (
     OpenUpload,
     PartTransfer,
@@ -252,6 +249,18 @@ class _Content:
         self.windows = WindowHasher(task.window_key, task.source.size_bytes)
         self.whole = WholeCrc(task.capabilities.upload_crc)
 
+    def checkpoint(self) -> Callable[[], None]:
+        """What takes back all bytes that are added from now on, where no CRC of the
+        whole is computed.
+        """
+        undo_hasher, undo_windows = self.hasher.checkpoint(), self.windows.checkpoint()
+
+        def undo() -> None:
+            undo_hasher()
+            undo_windows()
+
+        return undo
+
     def update(self, body: Buffer) -> None:
         """Add the next bytes."""
         self.hasher.update(body)
@@ -265,7 +274,14 @@ def _send_parts(
     """Read the source from its beginning, and send the parts that the target lacks."""
     # An object in parts has no MD5 of the whole that ours could be compared with.
     content = _Content(task, with_md5=not _part_count(task.source))
+    # A CRC of each part goes before its bytes.
+    streams = task.sends_pieces and not transfer.with_digest and not task.capabilities.upload_crc
     for number, (first, end) in enumerate(_ranges(task.source.size_bytes, part_bytes), 1):
+        if streams and number not in opened.held:
+            undo = content.checkpoint()
+            if (yield from transfer.stream(number, first, end, content.update)):
+                continue
+            undo()
         body = yield from read_range(task, first, end, until=task.source.size_bytes)
         content.update(body)
         part = yield from opened.take_over(task, number, body)

@@ -13,17 +13,17 @@ from typing import TypeAlias, TypeVar
 from merkle.checksum import Buffer
 from proof.item import ContentHash
 from replicator.stitching import StitchPlan
+from replicator.stores.errors import StoreError
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
     ObjectProperties,
-    StoreError,
     UploadedPart,
     UploadId,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowTable
 
 T = TypeVar("T")
@@ -293,6 +293,22 @@ class StartPart:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamPart:
+    """Write the bytes `first` to `end` of just this version of the source as a part,
+    once, while they are read, and without a digest; answered by UploadedPart. `take` as
+    of PutPieces. Bytes up to `until` will probably be read next.
+    """
+
+    facts: ObjectFacts
+    upload: UploadId
+    number: int
+    first: int
+    end: int
+    until: int
+    take: Callable[[Buffer], None]
+
+
+@dataclass(frozen=True, slots=True)
 class JoinPart:
     """Wait for any part that was started; answered by UploadedPart."""
 
@@ -348,6 +364,7 @@ Request: TypeAlias = (
     | AbortUpload
     | ListParts
     | StartPart
+    | StreamPart
     | JoinPart
     | CopyPart
     | StitchObject

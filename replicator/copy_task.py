@@ -23,16 +23,9 @@ from replicator.copy_requests import (
 )
 from replicator.crossing import Crossing
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    StoreError,
-    WholeObject,
-    WriteCondition,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowTable
 
 _PART_BYTES = 8 << 20

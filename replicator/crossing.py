@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectProperties,
-)
+from replicator.stores.port import ObjectProperties
 
 # Where the digest of the tags begins.
 _TAGS_FROM = PROPERTIES_DIGEST_BYTES

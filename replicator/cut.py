@@ -2,8 +2,9 @@
 
 A comparison looks at one key after the other while others may write. The moment is the
 one at which it began. A side held then what was compared, if its change feed shows no
-change until the end. Where it has no feed, each key must have been seen in the same
-state before: between two looks that show one stamp nothing has changed.
+change until the end, and has all that was seen by then. Where it has no feed, each key
+must have been seen in the same state before: between two looks that show one stamp
+nothing has changed.
 """
 
 from functools import partial
@@ -11,7 +12,8 @@ from functools import partial
 from replicator.comparison import DecidedKey
 from replicator.deletes import Retrying
 from replicator.difference import Action
-from replicator.stores.port import ChangeFeed, FeedGapError, FeedPosition, Store
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import ChangeFeed, FeedPosition, Store
 
 
 class CutCheck:
@@ -38,7 +40,7 @@ class CutCheck:
         self._prefix = prefix
         self._retried = retried
         self._feeds = tuple(
-            (feed, retried(feed.position))
+            (feed, retried(partial(_begin, feed)))
             for feed in (source.feed, target.feed)
             if feed is not None
         )
@@ -68,10 +70,10 @@ class CutCheck:
         return max(counts)
 
     def _changed(self, feed: ChangeFeed, position: FeedPosition) -> int:
-        if feed.position() == position:
-            return 0
         keys = set[str]()
         try:
+            if feed.settled_position() == position:
+                return 0
             while True:
                 batch = feed.read(position)
                 if batch.position == position:
@@ -80,7 +82,7 @@ class CutCheck:
                 keys.update(change.key for change in batch.changes)
                 keys.update(change.previous_key for change in batch.changes)
         except FeedGapError:
-            # Too much has changed to say what.
+            # Something has changed, and the log does not say what.
             return 1
         return sum(self._concerns(key) for key in keys)
 
@@ -88,3 +90,13 @@ class CutCheck:
         """Whether a changed key, or one below a changed prefix, was compared."""
         is_above = key.endswith("/") and self._prefix.startswith(key)
         return bool(key) and (key.startswith(self._prefix) or is_above)
+
+
+def _begin(feed: ChangeFeed) -> FeedPosition:
+    """Where a comparison begins: what was changed just before, such as by this process,
+    is no change during it. An earlier position is right as well.
+    """
+    try:
+        return feed.settled_position()
+    except FeedGapError:
+        return feed.position()

@@ -16,7 +16,8 @@ from typing import Generic, Protocol, TypeVar
 from replicator.comparison import DecidedKey
 from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.ledger import PlannedStep
-from replicator.stores.port import DeleteFailure, Store, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import DeleteFailure, Store
 
 T = TypeVar("T")
 Planned = TypeVar("Planned", bound="_Keyed")

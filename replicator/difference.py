@@ -72,13 +72,16 @@ class DecisionRules:
     crosses, so that an unchanged stamp needs no reading. `may_delete` is False also
     where a listing was not complete. `copies_unproven`: an object of unknown content is
     copied where its time or stamp suggests that it changed. A verification does not,
-    and finds no difference that it does not know.
+    and finds no difference that it does not know. With `trusts_times` one that is older
+    at the source is taken for equal; a key of which it is known that it was changed is
+    not.
     """
 
     may_delete: bool
     stamps_cover_properties: bool
     patches: bool
     copies_unproven: bool = True
+    trusts_times: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +132,8 @@ def decide(state: KeyState, rules: DecisionRules) -> Decision:
             return Decision(Action.NOTHING, "content unknown", needs=Need.SOURCE_CONTENT)
         if rules.copies_unproven and row is not None and not target_is_known:
             return Decision(Action.COPY, "changed at the target since it was copied")
-        if rules.copies_unproven and target.modified_ms < source.modified_ms:
+        is_newer = not rules.trusts_times or target.modified_ms < source.modified_ms
+        if rules.copies_unproven and is_newer:
             return Decision(Action.COPY, "newer at the source")
     level = EvidenceLevel.RECORDED if common else EvidenceLevel.LISTED
     if common and row is not None and source_is_known and target_is_known:

@@ -1,6 +1,7 @@
 """Hashes of a whole object in one pass over its bytes, whoever reads or writes it."""
 
 import hashlib
+from collections.abc import Callable
 
 from blake3 import blake3
 
@@ -28,6 +29,17 @@ class ContentHasher:
         self._blake3.update(view)
         self.crc32c = fold(view, self.crc32c)
         self.size_bytes += view.nbytes
+
+    def checkpoint(self) -> Callable[[], None]:
+        """What takes back all pieces that are added from now on."""
+        md5 = self._md5 and self._md5.copy()
+        blake3, crc32c, size_bytes = self._blake3.copy(), self.crc32c, self.size_bytes
+
+        def undo() -> None:
+            self._md5, self._blake3 = md5, blake3
+            self.crc32c, self.size_bytes = crc32c, size_bytes
+
+        return undo
 
     @property
     def md5(self) -> bytes:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from replicator.ledger import LedgerRow
-from replicator.stores.port import ObjectFacts, ObjectLister, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts, ObjectLister
 from runtime.retry import Backoff, Sleep, call_with_retry
 
 

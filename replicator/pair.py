@@ -20,9 +20,12 @@ def check_pair(source: str, target: str) -> None:
         PairRefusedError: they overlap; reason `same_bucket`.
     """
     place, prefix = _place(source)
-    if place != _place(target)[0]:
+    other_place, other = _place(target)
+    if place[0] != other_place[0] or place[2:] != other_place[2:]:
         return
-    other = _place(target)[1]
+    # A service of Ozone has several OMs: one in common is the same.
+    if not set(place[1].split(",")) & set(other_place[1].split(",")):
+        return
     if not prefix.startswith(other) and not other.startswith(prefix):
         return
     raise PairRefusedError(
@@ -34,19 +37,26 @@ def check_pair(source: str, target: str) -> None:
     )
 
 
-def _place(address: str) -> tuple[tuple[str, ...], str]:
+def _place(address: str) -> tuple[tuple[str, str, str], str]:
     """The bucket and the prefix in it."""
     scheme, colon, rest = address.partition(":")
     if colon and scheme.lower() == "local":
         # Links are followed: two names of one folder are one bucket (OZ-002).
-        return ("local",), os.path.realpath(rest) + os.sep
+        return ("local", "", ""), os.path.realpath(rest) + os.sep
     parts = urlsplit(address)
+    if parts.scheme == "ozone":
+        volume, _, rest = unquote(parts.path).removeprefix("/").partition("/")
+        bucket, _, below = rest.partition("/")
+        servers = ",".join(_server(f"grpc://{one}") for one in parts.netloc.split(","))
+        return ("ozone", servers, f"{volume}/{bucket}"), _folder(below)
     endpoint = parse_qs(parts.query).get("endpoint_url", [""])[0]
-    prefix = unquote(parts.path.removeprefix("/"))
-    if prefix and not prefix.endswith("/"):
-        # It is a folder: `x` and `xy` do not overlap.
-        prefix += "/"
+    prefix = _folder(unquote(parts.path.removeprefix("/")))
     return (parts.scheme, _server(endpoint), parts.netloc), prefix
+
+
+def _folder(prefix: str) -> str:
+    """A prefix as a folder: `x` and `xy` do not overlap."""
+    return prefix if not prefix or prefix.endswith("/") else prefix + "/"
 
 
 def _server(endpoint: str) -> str:

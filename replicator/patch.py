@@ -36,16 +36,9 @@ from replicator.copy_task import (
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, WholeCrc, with_whole
 from replicator.stitching import BytePatch, StitchRefusal, plan_stitch
-from replicator.stores.port import (
-    CopySource,
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    StoreError,
-    UploadedPart,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import CopySource, ObjectFacts, ObjectProperties, UploadedPart
+from replicator.stores.stamps import same_stamp
 from replicator.uploads import (
     PartTransfer,
     adopt_finished,

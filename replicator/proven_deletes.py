@@ -15,7 +15,8 @@ from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.deletes import BACK, Retrying, in_flight
 from replicator.listing import lists_key
 from replicator.proven_plan import ProvenStep, refusal_error
-from replicator.stores.port import Store, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import Store
 from replicator.sync import CopyTally
 from replicator.verifier.client import VerifierClient
 

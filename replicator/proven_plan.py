@@ -7,7 +7,7 @@ from proof.item import Item
 from proof.naming import ItemDifference, ItemDifferenceKind
 from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.difference import Action
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
     PreconditionFailedError,
     StoreUnavailableError,

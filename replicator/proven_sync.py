@@ -43,19 +43,14 @@ from replicator.proven_plan import ProvenStep, batched_writes, decide_step, refu
 from replicator.proven_receipt import proven_receipt
 from replicator.proving import COMPARISONS_MAX, PairProof, PairProver, level_text
 from replicator.refresh import IndexedBucket, is_unchanged
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.sync import CopyTally, SyncOptions, SyncPlan, SyncReport
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.values import (
     BODY_BYTES_MAX,
     DELETES_MAX,
+    RUN_BYTES,
     Write,
     WriteOutcome,
     WritesRefusedError,
@@ -198,6 +193,8 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
                 "this verifier takes no writes",
                 hint="Set writes = true in its configuration, or sync without --verifier.",
             )
+        # Not the secret itself: whoever has it can search for equal hashes.
+        self._client.begin_run(blake3_of(b"run" + self._ledger.secret)[:RUN_BYTES])
         self._steps.clear()
         counts, extras, length_bytes = dict.fromkeys(Action, 0), 0, 0
         may_delete = self._options.delete and self._lists_all

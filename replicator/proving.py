@@ -50,7 +50,8 @@ class PairProof:
     counts them, also where they are not kept. `in_flight` are those that only the last
     comparison showed, or that it could not name. `bytes_crossed` are of messages,
     without headers. `is_settled` says that both sides held what was compared at one
-    moment, when the refresh before it began.
+    moment, when the refresh before it began. `damaged` are keys that count as changed:
+    a side knows that its bytes are not those that were recorded.
     """
 
     comparison: BucketComparison
@@ -60,6 +61,7 @@ class PairProof:
     round_trips: int
     is_settled: bool
     tally: DifferenceTally
+    damaged: frozenset[str] = frozenset()
 
     @property
     def is_equal(self) -> bool:
@@ -174,6 +176,8 @@ class PairProver:
         self._failed = threading.Event()
         # What each side held when the last refresh began, as far as that is known.
         self._held: tuple[SetRoot | None, SetRoot | None] = None, None
+        # What the last refresh knew to be damaged, by its key's hash.
+        self._damaged = frozenset[bytes]()
 
     def refresh(self, *, read_since_s: int = 0) -> None:
         """Bring both indexes up to date, each side near its store, both at a time and
@@ -210,7 +214,7 @@ class PairProver:
                         raise OperationInterruptedError("the refresh was stopped")
                 if far.done():
                     far.result()
-                self._source.refresher(stopped).refresh(
+                ours = self._source.refresher(stopped).refresh(
                     read_since_s=read_since_s,
                     prefix=self._prefix,
                     note=lambda progress: shown.note("near", progress.objects),
@@ -219,6 +223,7 @@ class PairProver:
                 self._failed.set()
                 raise
             theirs = far.result()
+        self._damaged = theirs.damaged | self._source.key_hashes(ours.damaged_keys)
         self._held = self._source.settled_root(start, self._prefix), theirs.settled
 
     def note_deletes(self, ids: Iterable[ItemId]) -> None:
@@ -278,6 +283,7 @@ class PairProver:
             trips,
             is_settled,
             tally,
+            self._damaged_of(kept),
         )
 
     def settle(self, *, read_since_s: int = 0) -> PairProof:
@@ -312,7 +318,15 @@ class PairProver:
             trips,
             last.is_settled,
             _tally_of(certain),
+            self._damaged_of(certain),
         )
+
+    def _damaged_of(self, differences: Sequence[ItemDifference]) -> frozenset[str]:
+        """The keys among them that a side knows to be damaged."""
+        if not self._damaged:
+            return frozenset()
+        changed = (one.key for one in differences if one.kind is ItemDifferenceKind.CHANGED)
+        return frozenset(key for key in changed if self._source.key_hashes((key,)) & self._damaged)
 
     def _expected_keys(self) -> int:
         """About as many keys as both sides will list; 0 if nobody knows."""

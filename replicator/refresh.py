@@ -26,22 +26,23 @@ from typing import TypeAlias, TypeGuard
 
 from proof.errors import JournalTrimmedError
 from proof.index import IndexWriter, ItemEvidence, KeyRange, Position, Stamp, StampedItem
-from proof.item import EvidenceLevel, Item, Profile, properties_digest
+from proof.item import (
+    KEY_HASH_BYTES,
+    EvidenceLevel,
+    Item,
+    ItemHasher,
+    Profile,
+    properties_digest,
+)
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
 from replicator.copier import NewExecutor
 from replicator.crossing import Crossing
 from replicator.hashing import ContentHasher
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
 
@@ -58,6 +59,8 @@ _ATTEMPTS = 3
 _OTHERS_MAX = 20_000
 # A time after all, in seconds since 1970: every object is read, whatever clocks say.
 READ_ALL_S = 1 << 40
+# Keys that a refresh names as damaged: 60 kB of a message.
+DAMAGED_MAX = 10_000
 _SURROGATES = range(0xD800, 0xE000)
 _CODE_POINTS = 0x110000
 # What stores answer for an object without a content type. Both mean just that.
@@ -72,7 +75,9 @@ class RefreshProgress:
 
     `damaged` counts objects whose bytes changed, or cannot be read any more, under an
     unchanged stamp; `unreadable` all that cannot be read; `unsettled` those that
-    changed while they were described: the index leaves these as they were.
+    changed while they were described: the index leaves these as they were. Of a refresh
+    that has ended, `damaged_keys` are the first keys of which the index says so, also
+    by what earlier ones found.
     """
 
     objects: int = 0
@@ -83,6 +88,7 @@ class RefreshProgress:
     unreadable: int = 0
     unsettled: int = 0
     bytes_read: int = 0
+    damaged_keys: tuple[str, ...] = ()
 
 
 def _ignore(_progress: RefreshProgress) -> None:
@@ -204,12 +210,16 @@ class Refresher:
         self, keys: Iterable[_Listed], read_since_s: int, note: Callable[[RefreshProgress], None]
     ) -> RefreshProgress:
         progress, found = RefreshProgress(), list[tuple[StampedItem | None, _Described]]()
+        damaged = list[str]()
         saved_at_s = self._clock.monotonic_s()
         try:
             for row, described in self._described(keys, read_since_s):
                 progress = _plus(progress, row, described)
                 if described.is_unsettled or _is_moved(row, described.item):
                     self._moves.add()
+                is_damaged = described.item is not None and described.item.is_damaged
+                if is_damaged and len(damaged) < DAMAGED_MAX:
+                    damaged.append(described.key)
                 if not described.is_unsettled and described.item != row:
                     found.append((row, described))
                 is_late = self._clock.monotonic_s() - saved_at_s >= _SAVE_EVERY_S
@@ -219,7 +229,7 @@ class Refresher:
                 note(progress)
         finally:
             self._save(found)
-        return progress
+        return replace(progress, damaged_keys=tuple(damaged))
 
     def _save(self, found: list[tuple[StampedItem | None, "_Described"]]) -> None:
         pending, found[:] = found[:], []
@@ -329,6 +339,7 @@ class Refresher:
         if algorithm is None:
             return _Described(facts.key, listed)
         is_same = row is not None and is_unchanged(row, facts)
+        listed = replace(listed, is_damaged=is_same and row is not None and row.is_damaged)
         before = row.item.content if row is not None and is_same else None
         # Without content it was unreadable, and what the store recorded proves nothing.
         must_read = read_since_s or (is_same and before is None)
@@ -344,14 +355,22 @@ class Refresher:
         except StoreError as error:
             if error.retryable:
                 raise
-            return _Described(facts.key, listed, is_damaged=before is not None, is_unreadable=True)
+            if is_found := before is not None:
+                listed = replace(listed, is_damaged=True)
+            return _Described(facts.key, listed, is_damaged=is_found, is_unreadable=True)
+        # The store calls it the same object: other bytes than before are damage.
+        is_found = before not in (None, content)
         evidence = ItemEvidence(EvidenceLevel.READ, read_at_s=self._clock.now_ms() // 1000)
         return _Described(
             facts.key,
-            replace(listed, item=replace(item, content=content), evidence=evidence),
+            replace(
+                listed,
+                item=replace(item, content=content),
+                evidence=evidence,
+                is_damaged=listed.is_damaged or is_found,
+            ),
             bytes_read=facts.size_bytes,
-            # The store calls it the same object: other bytes than before are damage.
-            is_damaged=before not in (None, content),
+            is_damaged=is_found,
         )
 
     def _properties(self, facts: ObjectFacts) -> bytes:
@@ -416,6 +435,13 @@ class IndexedBucket:
         except JournalTrimmedError:
             return None
         return None if any(change.key.startswith(prefix) for change in changes) else root
+
+    def key_hashes(self, keys: Iterable[str]) -> frozenset[bytes]:
+        """The hashes (KEY_HASH_BYTES) by which a proof knows keys."""
+        hasher = ItemHasher(self.profile)
+        return frozenset(
+            hasher.key_hash(key.encode(), b"").to_bytes(KEY_HASH_BYTES, "big") for key in keys
+        )
 
     def refresher(
         self, stopped: Callable[[], bool], limiter: RateLimiter | None = None

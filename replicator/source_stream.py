@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Protocol
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ObjectFacts, StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 
 # Bodies that one answer has at most. What was begun is sent as it was, also if the
 # object is replaced meanwhile: with the next answer that shows.
@@ -50,20 +51,41 @@ class SourceStream:
         """
         end = first + body.nbytes
         assert end <= until
-        if (self._facts, self._at) == (facts, first) and end <= self._end:
+        if self._continues(facts, first, end):
             try:
-                return self._fill(facts.key, body)
+                self._fill(facts.key, body)
+                return
             except ReconcileError:
                 # Whatever ended this answer, the next one says what is the matter.
                 self._may_wait = False
-        self.close()
-        self._end = min(until, first + _BODIES_MAX * body.nbytes) if self._may_wait else end
+        self._open(facts, first, end, until)
+        self._fill(facts.key, body)
+
+    def pieces(
+        self, facts: ObjectFacts, first: int, end: int, *, until: int
+    ) -> Iterator[memoryview]:
+        """The bytes `first` to `end`, each piece once it has arrived. Those up to
+        `until` are what the next calls will probably ask for.
+
+        Raises:
+            StoreError: as ObjectReader.read.
+        """
+        assert end <= until
+        is_open = self._continues(facts, first, end)
+        if is_open:
+            try:
+                self._await_piece(facts.key)
+            except ReconcileError:
+                # As above.
+                self._may_wait = is_open = False
+        if not is_open:
+            self._open(facts, first, end, until)
         try:
-            self._answer = ExitStack()
-            opened = self._reader.read(facts, first=first, end=self._end)
-            self._pieces = self._answer.enter_context(opened)
-            self._facts, self._at = facts, first
-            self._fill(facts.key, body)
+            yield from self._taken(facts.key, end - first)
+        except ReconcileError:
+            self._may_wait &= not is_open
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise
@@ -75,24 +97,55 @@ class SourceStream:
         if answer is not None:
             answer.close()
 
+    def _continues(self, facts: ObjectFacts, first: int, end: int) -> bool:
+        return (self._facts, self._at) == (facts, first) and end <= self._end
+
+    def _open(self, facts: ObjectFacts, first: int, end: int, until: int) -> None:
+        self.close()
+        self._end = min(until, first + _BODIES_MAX * (end - first)) if self._may_wait else end
+        try:
+            self._answer = ExitStack()
+            opened = self._reader.read(facts, first=first, end=self._end)
+            self._pieces = self._answer.enter_context(opened)
+            self._facts, self._at = facts, first
+        except BaseException:
+            self.close()
+            raise
+
     def _fill(self, key: str, body: memoryview) -> None:
-        taken = 0
-        while taken < body.nbytes:
-            if not self._rest:
-                piece = next(self._pieces, None)
-                if piece is None:
-                    raise StoreUnavailableError(
-                        f"{key}: {taken} bytes came instead of {body.nbytes}"
-                    )
-                self._rest = memoryview(piece)
-            part = self._rest[: body.nbytes - taken]
-            body[taken : taken + part.nbytes] = part
-            self._rest = self._rest[part.nbytes :]
-            taken += part.nbytes
-        self._at += body.nbytes
+        at = 0
+        try:
+            for piece in self._taken(key, body.nbytes):
+                body[at : at + piece.nbytes] = piece
+                at += piece.nbytes
+        except BaseException:
+            self.close()
+            raise
+
+    def _taken(self, key: str, length_bytes: int) -> Iterator[memoryview]:
+        """The next bytes of the answer, in pieces as they come."""
+        left = length_bytes
+        while left:
+            self._await_piece(key)
+            piece = self._rest[:left]
+            self._rest = self._rest[piece.nbytes :]
+            left -= piece.nbytes
+            # What was given out is not read again from this answer.
+            self._at += piece.nbytes
+            yield piece
         if self._at == self._end:
             # To its end, where the store may still say that bytes were missing, and
             # the connection is free for the next request.
             for _ in self._pieces:
                 pass
             self.close()
+
+    def _await_piece(self, key: str) -> None:
+        """Wait until there are bytes in `_rest`."""
+        while not self._rest:
+            piece = next(self._pieces, None)
+            if piece is None:
+                raise StoreUnavailableError(
+                    f"{key}: the answer ended at {self._at} instead of {self._end}"
+                )
+            self._rest = memoryview(piece)

@@ -16,18 +16,17 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from proof.item import ContentHash
+from replicator.stores.errors import PreconditionFailedError, StoreError
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
     ObjectProperties,
-    PreconditionFailedError,
     Store,
-    StoreError,
     UploadedPart,
     UploadId,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 
 # What S3 asks of every part but the last.
 PART_BYTES_MIN = 5 << 20

@@ -46,12 +46,8 @@ from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger, PlannedStep
 from replicator.listing import lists_key
 from replicator.pair import check_pair
-from replicator.stores.port import (
-    ObjectFacts,
-    Store,
-    StoreError,
-    UnsupportedObjectError,
-)
+from replicator.stores.errors import StoreError, UnsupportedObjectError
+from replicator.stores.port import ObjectFacts, Store
 from replicator.uploads import drop_upload
 from runtime.errors import OperationInterruptedError
 from runtime.progress import BYTES, ProgressSink
@@ -273,10 +269,9 @@ class BucketSync:
             crossing=self._crossing,
             limits=options.copy_limits,
         )
-        lists_all = source.capabilities.lists_all_keys and target.capabilities.lists_all_keys
-        self._lists_all = lists_all
+        self._lists_all = all(one.capabilities.lists_all_keys for one in (source, target))
         rules = DecisionRules(
-            may_delete=options.delete and lists_all,
+            may_delete=options.delete and self._lists_all,
             stamps_cover_properties=source.capabilities.stamps_cover_properties,
             patches=target.capabilities.copies_ranges,
         )

@@ -13,13 +13,12 @@ from merkle.checksum import Buffer
 from proof.item import ContentHash
 from replicator.copy_requests import SentPart
 from replicator.ledger import PairLedger
+from replicator.stores.errors import ObjectMissingError, StoreError
 from replicator.stores.port import (
     CopySource,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
     Store,
-    StoreError,
     UploadedPart,
     UploadId,
     WriteCondition,

@@ -5,9 +5,11 @@ later run proves the parts that the target still has against the source, and sen
 the others.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from proof.item import ContentHash
 from replicator.copy_requests import (
@@ -26,6 +28,7 @@ from replicator.copy_requests import (
     SentPart,
     StartPart,
     Steps,
+    StreamPart,
     UploadRecord,
 )
 from replicator.copy_task import (
@@ -43,16 +46,14 @@ from replicator.copy_task import (
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, blake3_of, md5_of, parts_etag
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
-    UploadedPart,
-    UploadId,
-    same_stamp,
+    StoreError,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties, UploadedPart, UploadId
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WindowHasher
 
 _MD5_DIGITS = 32
@@ -61,10 +62,11 @@ _MD5_DIGITS = 32
 class PartTransfer:
     """The parts of one upload: those that the target has, and the one on its way.
 
-    The next part is sent once the target has acknowledged the last, while the source is
-    read on. So whatever is cut or killed, no more than one part crosses twice: what the
-    target has not acknowledged may have to be sent again, and a store whose ETags prove
-    nothing cannot even show that it has it.
+    The next part is sent once the target has acknowledged the last. So whatever is cut
+    or killed, no more than one part crosses twice: what the target has not acknowledged
+    may have to be sent again, and a store whose ETags prove nothing cannot even show
+    that it has it. `send` takes a part from memory, while the source is read on;
+    `stream` sends it as it is read.
 
     Without `with_digest` no part is proven as it is sent; `has_etag` proves all.
     """
@@ -99,6 +101,34 @@ class PartTransfer:
         (number, blake3, length_bytes), self._on_its_way = self._on_its_way, None
         answer = yield JoinPart()
         assert isinstance(answer, UploadedPart)
+        yield from self._acknowledged(number, answer, length_bytes, blake3)
+
+    def stream(
+        self, number: int, first: int, end: int, take: Callable[[Buffer], None]
+    ) -> Steps[bool]:
+        """Send a part as it is read; False where it must be sent by `send`, because the
+        link was cut or a side did not answer. `take` may have got some of it then.
+
+        Raises:
+            SourceChangedError: the source has another version by now.
+        """
+        yield from self.join()
+        source = self._task.source
+        request = StreamPart(source, self.upload, number, first, end, source.size_bytes, take)
+        try:
+            answer = yield request
+        except StoreError as error:
+            if error.retryable:
+                return False
+            raise
+        assert isinstance(answer, UploadedPart)
+        yield from self._acknowledged(number, answer, end - first, b"")
+        return True
+
+    def _acknowledged(
+        self, number: int, answer: UploadedPart, length_bytes: int, blake3: bytes
+    ) -> Steps[None]:
+        """Take in that the target has a part."""
         assert answer.number == number
         if answer.size_bytes != length_bytes:
             raise CopyFailedError(

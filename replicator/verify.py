@@ -21,13 +21,9 @@ from replicator.difference import Action, DecisionRules
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
 from replicator.listing import join_keys, list_resumed
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    PreconditionFailedError,
-    Store,
-    same_stamp,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.port import ObjectFacts, Store
+from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff, Sleep, call_with_retry

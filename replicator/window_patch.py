@@ -11,15 +11,13 @@ from replicator.copier import NewExecutor
 from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.hashing import ContentHasher
 from replicator.proving import ask_all
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
-    Store,
     StoreError,
 )
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.verifier.client import VerifierClient
 from replicator.verifier.object_windows import read_window_tree
 from replicator.verifier.values import PATCH_BYTES_MAX, PATCHED_BYTES_MAX, PatchOrder, RangePatch

@@ -6,7 +6,7 @@ such windows. The key is the ledger's secret, so nobody can search for equal has
 """
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -69,6 +69,16 @@ class WindowHasher:
         for first in range(0, whole, step):
             self._add(view[first : first + step])
         self._rest = bytes(view[whole:])
+
+    def checkpoint(self) -> Callable[[], None]:
+        """What takes back all pieces that are added from now on."""
+        count, rest = len(self._hashes), self._rest
+
+        def undo() -> None:
+            del self._hashes[count:]
+            self._rest = rest
+
+        return undo
 
     def table(self) -> WindowTable:
         """The table of the whole object; called once, after its last piece."""

@@ -20,8 +20,9 @@ import grpc
 
 from merkle.errors import ReconcileError
 from runtime.errors import AccessDeniedError, ConfigError, PeerRefusedError
+from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
-from runtime.metrics import Metrics
+from runtime.metrics import Metrics, ProcessMetrics
 from runtime.roles import (
     METHOD_ROLES,
     URI_PREFIX,
@@ -97,11 +98,11 @@ class Access:
         is_enforced: bool,
         on_refusal: RefusalSink | None = None,
         metrics: Metrics | None = None,
-        counter: str = "",
+        names: ProcessMetrics | None = None,
         methods: Mapping[str, frozenset[Role]] = METHOD_ROLES,
     ) -> None:
         """`is_enforced` is whether the server has TLS. `on_refusal` records a refusal;
-        the log has it in any case. `counter` is the metric that counts refusals, with
+        the log has it in any case. `names` has the metric that counts refusals, with
         the label `role`, that of the caller or "none".
         """
         self.is_enforced = is_enforced
@@ -109,12 +110,20 @@ class Access:
         self._on_refusal = on_refusal
         self._methods = methods
         self._metrics = metrics
-        self._counter = counter
+        self._names = names
         # From 0 on, so that an increase shows from the first refusal.
         for role in ("none", *Role):
             self._count(role, 0)
         self._counts = RefusalCounts()
         self._lock = threading.Lock()
+
+    def guard(self, thread: str) -> ThreadGuard:
+        """Names the errors of a thread of the server, and counts them where refusals
+        are counted.
+        """
+        if self._metrics is None or self._names is None:
+            return ThreadGuard(thread)
+        return ThreadGuard(thread, self._metrics, self._names.thread_failures)
 
     @contextmanager
     def admitted(self, method: str, context: grpc.ServicerContext) -> Iterator[None]:
@@ -170,8 +179,8 @@ class Access:
             raise CallRefusedError(text, hint=_HINT)
 
     def _count(self, role: str, amount: float) -> None:
-        if self._metrics is not None:
-            self._metrics.count(self._counter, amount, role=role)
+        if self._metrics is not None and self._names is not None:
+            self._metrics.count(self._names.calls_refused, amount, role=role)
 
     def _report(self, method: str, context: grpc.ServicerContext, error: CallRefusedError) -> None:
         certificate = _certificate_of(context)

@@ -17,6 +17,8 @@ import grpc
 from runtime.errors import BusyError, InternalError
 from runtime.guard import ThreadGuard
 
+# By this name its failures are counted.
+WATCH_THREAD = "stream-watch"
 # How often calls are looked at; a limit is exceeded by this much at most.
 _CHECK_EVERY_S = 0.25
 
@@ -38,13 +40,17 @@ class CallWatch:
     that has too many. Thread-safe.
     """
 
-    def __init__(self, limits: CallLimits) -> None:
+    def __init__(self, limits: CallLimits, guard: ThreadGuard | None = None) -> None:
+        """`guard` counts the errors of the thread that watches; without one they are
+        only logged.
+        """
         self._limits = limits
+        self._guard = guard or ThreadGuard(WATCH_THREAD)
         self._lock = threading.Lock()
         self._calls: set[WatchedCall] = set()
         self._clients: Counter[tuple[str, str]] = Counter()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="stream-watch", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=WATCH_THREAD, daemon=True)
         self._thread.start()
 
     @contextmanager
@@ -86,14 +92,13 @@ class CallWatch:
         self._thread.join()
 
     def _run(self) -> None:
-        guard = ThreadGuard(self._thread.name)
         while not self._stopped.wait(_CHECK_EVERY_S):
             now_s = time.monotonic()
             with self._lock:
                 over = [call for call in self._calls if self._is_over(call, now_s)]
             for call in over:
                 # The others are cancelled whatever becomes of this one.
-                with suppress(InternalError), guard.named_errors():
+                with suppress(InternalError), self._guard.named_errors():
                     call.context.cancel()
 
     def _is_over(self, call: "WatchedCall", now_s: float) -> bool:

@@ -36,6 +36,16 @@ class SystemClock:
         return time.monotonic()
 
 
+def steady_clock(
+    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
+) -> Callable[[], float]:
+    """Seconds since the epoch, without jumps: what is old must not depend on when the
+    system clock was set.
+    """
+    offset_s = wall_s() - monotonic_s()
+    return lambda: monotonic_s() + offset_s
+
+
 class RateLimiter:
     """Limits a rate of bytes: a caller waits until its bytes fit the rate. The rate may
     change while callers wait. Thread-safe.

@@ -24,11 +24,11 @@ from grpc_health.v1 import health, health_pb2_grpc
 from merkle.errors import ReconcileError
 from merkle.limits import MESSAGE_BYTES_MAX
 from runtime.access import Access
-from runtime.call_limits import CallLimits, CallWatch, WatchedCall
-from runtime.config import split_address
+from runtime.call_limits import WATCH_THREAD, CallLimits, CallWatch, WatchedCall
 from runtime.errors import ConfigError, PeerRefusedError, RemoteProtocolError, UsageError
 from runtime.renewable_channel import RenewableChannel
 from runtime.roles import Identity, Role, RoleTable
+from runtime.setting_values import split_address
 from runtime.tls_files import Tls, TlsBytes
 from runtime.tls_renewal import RenewableTls
 
@@ -229,7 +229,7 @@ def start_server(
         service: _CallPool(count, share=share_threads)
         for service, count in (own_threads or {}).items()
     }
-    watch = CallWatch(limits or CallLimits())
+    watch = CallWatch(limits or CallLimits(), access.guard(WATCH_THREAD))
     options = (*_SERVER_OPTIONS, ("grpc.max_concurrent_streams", calls_max))
     server = grpc.server(
         pool,
@@ -412,13 +412,14 @@ def open_channel(
     tls: Tls | RenewableTls | None = None,
     insecure: bool = False,
     server: Role | Identity | None = None,
+    receive_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> grpc.Channel:
     """A channel to `host:port`, which connects on first use and reconnects by itself.
     Its next call after the PEM files were renewed is made with them.
 
     With TLS no call reaches a server that is not `server`, which the first call checks
     (runtime.server_proof): it may raise ServerRoleError. None is any server of the
-    authority.
+    authority. `receive_bytes_max` bounds an answer without TLS.
 
     Raises:
         ConfigError: the address is off loopback without TLS or `insecure`, or the PEM
@@ -426,7 +427,8 @@ def open_channel(
     """
     _require_security(address, tls, insecure)
     if tls is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        size = ("grpc.max_receive_message_length", receive_bytes_max)
+        return grpc.insecure_channel(address, options=(*_CHANNEL_OPTIONS, size))
     connect = partial(_secure_channel, address)
     if server is None:
         return RenewableChannel(_renewable(tls), connect)

@@ -147,13 +147,15 @@ class S3Client:
         bucket: str,
         key: str,
         *,
+        query: Query = (),
         headers: Mapping[str, str],
         pieces: Iterable[Buffer],
         length_bytes: int,
     ) -> S3Answer:
-        """PUT an object whose bytes arrive in pieces, once, without a hash of its body:
-        the caller has given a digest in `content-md5`, which is signed, and which the
-        store checks. An error of `pieces` ends the request before its last byte.
+        """PUT what arrives in pieces, once, without a hash of the body: the caller has
+        given a digest in `content-md5`, which is signed, and which the store checks, or
+        proves afterwards what has arrived. An error of `pieces`, or fewer bytes, end
+        the request before its last byte.
 
         Raises:
             S3UnavailableError: the store was not reached, or did nothing for now.
@@ -162,7 +164,7 @@ class S3Client:
             S3Error: the store refused.
         """
         request = _Request(
-            "PUT", bucket, key, (), dict(headers), b"", None, False, pieces, length_bytes
+            "PUT", bucket, key, tuple(query), dict(headers), b"", None, False, pieces, length_bytes
         )
         answer = self._read_whole(request, *self._send(request))
         raise_for(answer, request.name)

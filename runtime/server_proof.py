@@ -16,8 +16,8 @@ import grpc
 
 from merkle.errors import ReconcileError
 from runtime.certificates import described
-from runtime.config import split_address
 from runtime.roles import Identity, Role, bears, identity_of, role_fault
+from runtime.setting_values import split_address
 from runtime.tls_files import TlsBytes
 
 # Of connecting, and of the handshake.

@@ -10,8 +10,8 @@ import time
 
 from merkle.errors import ReconcileError
 from runtime.certificates import check_pair, is_signed, validity_fault
-from runtime.config import split_address
 from runtime.errors import ConfigError
+from runtime.setting_values import split_address
 from runtime.tls_files import FAULT, Tls, TlsBytes, read_files
 
 _HANDSHAKE_S = 3.0

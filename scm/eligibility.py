@@ -9,19 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from merkle.replica import ContainerReplica, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerId
-
-
-class ContainerState(Enum):
-    """The life cycle of a container, by the names of Ozone's SCM."""
-
-    OPEN = "OPEN"
-    CLOSING = "CLOSING"
-    QUASI_CLOSED = "QUASI_CLOSED"
-    CLOSED = "CLOSED"
-    DELETED = "DELETED"
-    RECOVERING = "RECOVERING"
 
 
 class Eligibility(Enum):

@@ -23,6 +23,7 @@ from pydantic_core import from_json
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from runtime.errors import BusyError, ConfigError, DatabaseError
+from runtime.row_order import of_types
 from runtime.sqlite_file import open_sqlite, sqlite_transaction
 from scm.jobs import Job, JobState
 from scm.policy import Visit
@@ -166,8 +167,9 @@ class SqliteJobStore:
     def next_term(self) -> int:
         """A new term, already on disk (JobStore.next_term)."""
         with self._transaction() as connection:
-            (last,) = connection.execute("SELECT max(term) FROM terms").fetchone()
-            term = int(last or 0) + 1
+            row = connection.execute("SELECT max(term) FROM terms").fetchone()
+            (last,) = of_types(row, int | None)
+            term = (last or 0) + 1
             connection.execute("DELETE FROM terms")
             connection.execute("INSERT INTO terms VALUES (?)", (term,))
             return term
@@ -195,7 +197,7 @@ def _named_errors(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise DatabaseError(f"{path}: {error}", path=str(path)) from error
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise DatabaseError(f"{path}: a row has an invalid value", path=str(path)) from error
 
 
@@ -203,9 +205,11 @@ def _value(kind: TypeAdapter[_T], row: str) -> _T:
     """The value in a row's JSON.
 
     Raises:
+        sqlite3.DatabaseError: it is not text.
         ValueError: it is not JSON of this kind, or has Infinity or NaN, which the next
             save could not write.
     """
+    of_types((row,), str)
     from_json(row, allow_inf_nan=False)
     return kind.validate_json(row)
 

@@ -5,19 +5,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from merkle.outcome import Verdict
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from protos.values import (
     NAME_CHARACTERS_MAX,
+    rate_from,
     replica_to,
     report_from,
+    seconds_from,
     set_report,
 )
-from runtime.config import check_address
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.live_limits import LiveLimit
-from scm.eligibility import ContainerState, Eligibility, Ruling
+from runtime.setting_values import check_address
+from scm.eligibility import Eligibility, Ruling
 from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, JobLimit, JobState, OrderState, Pause, task_id, task_of
 from scm.planned import PlannedOrder
@@ -365,7 +367,7 @@ def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
     """
     with _response_errors("its status"):
         return ControllerStatus(
-            message.started_age_s,
+            seconds_from(message.started_age_s),
             message.fault,
             containers=message.containers,
             diverged=message.containers_diverged,
@@ -373,12 +375,13 @@ def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
             unscanned=message.containers_unscanned,
             unserved=message.containers_unserved,
             unserved_ids=tuple(map(ContainerId, message.unserved_ids)),
-            oldest_root_age_s=message.oldest_root_age_s
+            oldest_root_age_s=seconds_from(message.oldest_root_age_s)
             if message.HasField("oldest_root_age_s")
             else None,
             jobs={JobState(one.state): one.count for one in message.jobs},
             limits=tuple(
-                LiveLimit(one.name, one.value, one.set_by, one.set_at_s) for one in message.limits
+                LiveLimit(one.name, one.value, one.set_by, seconds_from(one.set_at_s))
+                for one in message.limits
             ),
             automatic=message.automatic,
             roles_enforced=message.roles_enforced,
@@ -395,7 +398,7 @@ def datanode_view_from(message: pb.DatanodeView) -> DatanodeView:
         return DatanodeView(
             _datanode_from(message.datanode),
             message.live,
-            message.heartbeat_age_s,
+            seconds_from(message.heartbeat_age_s),
             message.replicas,
         )
 
@@ -450,14 +453,14 @@ def job_from(message: pb.Job) -> JobStatus:
             _verdict_from(message.verdict),
             message.reason,
             message.requested_by,
-            created_at_s=message.created_at_s,
-            started_at_s=message.started_at_s,
-            finished_at_s=message.finished_at_s,
-            last_progress_at_s=message.last_progress_at_s,
+            created_at_s=seconds_from(message.created_at_s),
+            started_at_s=seconds_from(message.started_at_s),
+            finished_at_s=seconds_from(message.finished_at_s),
+            last_progress_at_s=seconds_from(message.last_progress_at_s),
             bytes_done=message.bytes_done,
             bytes_planned=message.bytes_planned,
-            rate_bytes_per_s=message.rate_bytes_per_s,
-            eta_s=message.eta_s if message.HasField("eta_s") else None,
+            rate_bytes_per_s=rate_from(message.rate_bytes_per_s),
+            eta_s=seconds_from(message.eta_s) if message.HasField("eta_s") else None,
             orders=tuple(
                 OrderStatus(
                     PeerId(part.datanode_id),
@@ -470,23 +473,23 @@ def job_from(message: pb.Job) -> JobStatus:
             compared=ComparisonResult(RootComparison(message.comparison), message.comparison_note)
             if message.comparison
             else None,
-            mean_rate_bytes_per_s=message.mean_rate_bytes_per_s,
+            mean_rate_bytes_per_s=rate_from(message.mean_rate_bytes_per_s),
             bytes_per_second=_limit_from(message.bytes_per_second),
             containers_max=_limit_from(message.containers_max),
-            pause=Pause(message.pause.by, message.pause.reason, message.pause.at_s)
+            pause=Pause(message.pause.by, message.pause.reason, seconds_from(message.pause.at_s))
             if message.HasField("pause")
             else None,
         )
 
 
 def _limit_from(message: pb.JobLimit) -> JobLimit:
-    return JobLimit(message.value, message.set_by, message.set_at_s)
+    return JobLimit(message.value, message.set_by, seconds_from(message.set_at_s))
 
 
 def _replica_status_from(message: pb.ReplicaView) -> ReplicaStatus:
     datanode = _datanode_from(message.datanode)
     replica = _replica_from(datanode.peer, message.replica)
-    return ReplicaStatus(datanode, replica, message.live, message.report_age_s)
+    return ReplicaStatus(datanode, replica, message.live, seconds_from(message.report_age_s))
 
 
 def _verdict_from(text: str) -> Verdict | None:

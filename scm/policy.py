@@ -13,15 +13,9 @@ from enum import Enum
 from typing import TypeAlias
 
 from merkle.outcome import FINAL_VERDICTS, Verdict
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from scm.eligibility import (
-    INVALID_HINT,
-    ContainerState,
-    container_state,
-    describe_not_closed,
-    is_erasure_coded,
-)
+from scm.eligibility import INVALID_HINT, container_state, describe_not_closed, is_erasure_coded
 
 _BACKOFF_FIRST_S = 60.0
 BACKOFF_MOST_S = 24 * 3600.0

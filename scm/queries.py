@@ -7,16 +7,9 @@ from collections.abc import Mapping
 from heapq import nsmallest
 from itertools import islice
 
-from merkle.replica import PeerId
+from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
-from scm.eligibility import (
-    Availability,
-    ContainerState,
-    Eligibility,
-    Ruling,
-    evaluate,
-    evaluate_availability,
-)
+from scm.eligibility import Availability, Eligibility, Ruling, evaluate, evaluate_availability
 from scm.job_index import JobIndex
 from scm.jobs import JobState
 from scm.policy import ComparisonResult, RootComparison, Visit

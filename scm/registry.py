@@ -19,12 +19,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from types import MappingProxyType
 
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
 from scm.ages import RootAges
 from scm.backlog import Backlog
-from scm.eligibility import ContainerState, container_state
+from scm.eligibility import container_state
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
 

@@ -19,23 +19,23 @@ import grpc
 from google.protobuf.message import Message
 
 from merkle.limits import TEXT_CHARACTERS_MAX
-from merkle.replica import PeerId
+from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError, UsageError
 from runtime.live_limits import LiveLimit, limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
+from runtime.rate_limit import steady_clock
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
-from scm.eligibility import ContainerState
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
 from scm.jobs import Job, JobId, JobState, ThrottleRequested
@@ -124,16 +124,6 @@ class SoleLeader:
     def term(self) -> int | None:
         """The term that began at the start."""
         return self._term
-
-
-def steady_clock(
-    wall_s: Callable[[], float] = time.time, monotonic_s: Callable[[], float] = time.monotonic
-) -> Callable[[], float]:
-    """Seconds since the epoch, without jumps: setting the system clock must not make
-    all datanodes dead at once.
-    """
-    offset_s = wall_s() - monotonic_s()
-    return lambda: monotonic_s() + offset_s
 
 
 class ControllerService:
@@ -403,6 +393,7 @@ class ControllerServer:
         self.thread_health = ThreadHealth()
         self._config, self._config_file = config, config_file
         self._limits = limits_of(config, LIVE_LIMITS, file=config_file, now_s=time.time())
+        # Setting the system clock must not make all datanodes dead at once.
         self._clock = steady_clock()
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
@@ -457,7 +448,7 @@ class ControllerServer:
             is_enforced=config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
         service = ControllerService(
             self._controller,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from merkle.outcome import RepairReport, Verdict
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import ContainerId
 from runtime.live_limits import LiveLimit
-from scm.eligibility import ContainerState, Ruling
+from scm.eligibility import Ruling
 from scm.jobs import NO_LIMIT, JobId, JobLimit, JobState, OrderState, Pause
 from scm.policy import ComparisonResult, Visit
 from scm.registry import Datanode

@@ -93,6 +93,8 @@ class Summary:
 
     sweep_id: str
     engine: str
+    # Of the rows that were read, whatever was asked for: values of TreeSource by comma,
+    # and "none" of replicas without a tree.
     source: str
     started_at: datetime
     # Without the earlier attempts of a resumed sweep.
@@ -275,10 +277,20 @@ class SweepStore:
         Raises:
             DiskError: the table cannot be read.
         """
-        pieces = self.pieces(SweepTable.ROOTS, sweep_id, ["datanode"])
-        return frozenset(
-            name for piece in pieces for name in piece["datanode"].unique().to_pylist()
-        )
+        return self._in_roots(sweep_id, "datanode")
+
+    def sources(self, sweep_id: str) -> frozenset[str]:
+        """Where the checksums in a sweep's table `roots`, which must be written, come
+        from: values of TreeSource, and "none" for replicas without a tree.
+
+        Raises:
+            DiskError: the table cannot be read.
+        """
+        return self._in_roots(sweep_id, "source")
+
+    def _in_roots(self, sweep_id: str, column: str) -> frozenset[str]:
+        pieces = self.pieces(SweepTable.ROOTS, sweep_id, [column])
+        return frozenset(name for piece in pieces for name in piece[column].unique().to_pylist())
 
     def read(
         self, table: SweepTable, sweep_id: str, columns: Sequence[str] | None = None

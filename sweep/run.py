@@ -68,8 +68,8 @@ from sweep.volumes import OpenVolumes, copy_part, open_volumes
 from sweep.work import (
     Plan,
     Range,
-    Stage,
     StoredTable,
+    SweepStage,
     WorkFolders,
     exclusive,
     number_of,
@@ -254,7 +254,7 @@ class _Sweep:
     def _parts(self, copied: Sequence[Part]) -> tuple[Part, ...]:
         return (*copied, *(part for part in self._plan.parts if part.kind is PartKind.FILE))
 
-    def _fold(self, copied: Sequence[Part]) -> Stage:
+    def _fold(self, copied: Sequence[Part]) -> SweepStage:
         """Fold all parts, except those of tables that have an unreadable part."""
         while True:
             parts = self._parts(copied)
@@ -298,7 +298,7 @@ class _Sweep:
             stage.clear()
             self._work.begin(self._plan)
 
-    def _compare(self, parts: Sequence[Part], folded: Stage) -> Summary:
+    def _compare(self, parts: Sequence[Part], folded: SweepStage) -> Summary:
         """Compare all containers, and write all tables except the summary."""
         sweep_id = self._plan.sweep_id
         totals, judged = SweepTotals(), self._work.path(self._plan, "judged.parquet")
@@ -349,7 +349,9 @@ class _Sweep:
                 totals.add_verdicts(settled)
         return ledger.notes
 
-    def _compare_settled(self, folded: Stage, comparisons: Comparisons) -> tuple[Int64s, Int64s]:
+    def _compare_settled(
+        self, folded: SweepStage, comparisons: Comparisons
+    ) -> tuple[Int64s, Int64s]:
         """Compare the containers whose runs settle. Returns the others, whose rows must
         be sorted, ascending, and the approximate number of rows of each.
         """
@@ -379,7 +381,7 @@ class _Sweep:
             comparisons.add(held.filter(pc.invert(is_exact)))
         return np.concatenate(ids), np.concatenate(rows)
 
-    def _sort(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> Stage:
+    def _sort(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> SweepStage:
         """Compute the replicas of these containers from their sorted rows."""
         stage = self._work.stage(self._plan, "exact")
         left = _unfinished(stage, container_ids)
@@ -395,7 +397,7 @@ class _Sweep:
                 self._progress.advance(len(ids))
         return stage
 
-    def _inspect(self, parts: Sequence[Part], comparisons: Comparisons) -> Stage:
+    def _inspect(self, parts: Sequence[Part], comparisons: Comparisons) -> SweepStage:
         """Decide the candidates by their rows."""
         stage = self._work.stage(self._plan, "inspected")
         container_ids, rows, replicas = comparisons.candidates()
@@ -415,9 +417,9 @@ class _Sweep:
     def _summary(
         self,
         parts: Sequence[Part],
-        folded: Stage,
+        folded: SweepStage,
         comparisons: Comparisons,
-        stages: Sequence[Stage],
+        stages: Sequence[SweepStage],
     ) -> Summary:
         """Find silent changes, write the findings, and return the summary with
         `seconds` 0.
@@ -447,7 +449,7 @@ class _Sweep:
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
-            source=self._plan.source.value,
+            source=",".join(sorted(self._output.sources(sweep_id))) or "none",
             started_at=self._plan.started_at,
             seconds=0.0,
             rows=sum(number_of(note["rows"]) for note in folded.notes()),
@@ -539,7 +541,7 @@ class _Sweep:
                 totals.add_findings(rows)
 
 
-def _unfinished(stage: Stage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
+def _unfinished(stage: SweepStage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
     """Which of these containers have no entry in the stage."""
     done = [i for note in stage.notes() for i in numbers_of(note["containers"])]
     return ~np.isin(container_ids, np.array(done, np.int64))
@@ -550,7 +552,7 @@ def _ids_in_range(container_ids: Int64s, wanted: Range) -> Int64s:
     return container_ids[first : np.searchsorted(container_ids, wanted.last, "right")]
 
 
-def _store(stage: Stage, wave: FoldedWave) -> None:
+def _store(stage: SweepStage, wave: FoldedWave) -> None:
     note: JsonObject = {
         "part_ids": list(wave.part_ids),
         "rows": wave.rows,
@@ -562,7 +564,7 @@ def _store(stage: Stage, wave: FoldedWave) -> None:
     stage.add(note, {"runs": wave.runs, "replicas": wave.replicas, "findings": wave.findings})
 
 
-def _engine_notes(folded: Stage) -> tuple[str, ...]:
+def _engine_notes(folded: SweepStage) -> tuple[str, ...]:
     # Work of an earlier release has none.
     return tuple(text for note in folded.notes() for text in texts_of(note.get("notes", [])))
 

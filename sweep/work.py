@@ -160,9 +160,9 @@ class WorkFolders:
         """The path of a file of a sweep's unfinished work."""
         return self._folder / plan.sweep_id / name
 
-    def stage(self, plan: Plan, name: str) -> "Stage":
+    def stage(self, plan: Plan, name: str) -> "SweepStage":
         """The finished work of one stage."""
-        return Stage(self._folder / plan.sweep_id / name, self._disk)
+        return SweepStage(self._folder / plan.sweep_id / name, self._disk)
 
     def remove(self, sweep_id: str) -> None:
         """Remove the work folder of a sweep that is complete or abandoned.
@@ -176,7 +176,7 @@ class WorkFolders:
         self._disk.remove_folder(self._folder / sweep_id)
 
 
-class Stage:
+class SweepStage:
     """The finished entries of one stage, oldest first."""
 
     def __init__(self, folder: Path, disk: Disk) -> None:

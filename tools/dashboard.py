@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from admin.sweep_metrics import SWEEP_METRICS
+from admin.verify_metrics import VERIFY_METRICS
 from dnagent.metrics import AGENT_METRICS
 from replicator.master.metrics import MASTER_METRICS
 from replicator.metrics import VERIFIER_METRICS
+from replicator.syncer.metrics import SYNCER_METRICS
 from runtime.metrics import Kind, Metric
 from scm.metrics import CONTROLLER_METRICS
 
@@ -73,7 +75,9 @@ ROWS: Mapping[str, Iterable[Metric]] = {
     "Agents": AGENT_METRICS,
     "Verifiers": VERIFIER_METRICS,
     "Replication masters": MASTER_METRICS,
+    "Syncers": SYNCER_METRICS,
     "Nightly sweep": SWEEP_METRICS,
+    "Verified buckets": VERIFY_METRICS,
 }
 
 

@@ -1,4 +1,5 @@
-"""`treefold bucket demo`: two buckets and a verifier, and what a proof costs.
+"""`treefold bucket demo`: two buckets and a verifier, and what a proof costs; then a
+replication whose processes and disks fail (admin.demo.replication_demo).
 
 Nothing is simulated: the verifier runs as it does beside a real bucket, the bytes are
 those of its messages, and damage is a bit in a data file.
@@ -6,7 +7,8 @@ those of its messages, and damage is a bit in a data file.
 
 import random
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ from rich.text import Text
 
 from admin.bucket_pair import json_option
 from admin.demo.picture import write_picture
+from admin.demo.replicated_writers import flip_bit
+from admin.demo.replication_demo import ReplicationResult, ReplicationScale, replicate
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from proof.stored_index import StoredIndex
@@ -35,7 +39,7 @@ from replicator.verifier.config import ScrubSettings, VerifierConfig
 from replicator.verifier.process import VerifierProcess
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
-from runtime.output import console, print_json, size_text
+from runtime.output import JsonObject, console, print_json, size_text
 from runtime.progress import ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 
@@ -83,7 +87,7 @@ class _Pair:
         return self.client.bytes_sent + self.client.bytes_received - before
 
 
-@click.command(short_help="Break a copy, and see what proves it.")
+@click.command(short_help="Break a copy and a replication, and see what proves them.")
 @click.option(
     "--objects",
     type=WholeNumber(20, 100_000),
@@ -92,20 +96,33 @@ class _Pair:
     help="Objects in each bucket.",
 )
 @click.option(
+    "--check",
+    is_flag=True,
+    help="Also compare every key and byte of the replica with what the writers wrote.",
+)
+@click.option(
     "--svg",
-    type=LocalPath(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Also draw what is printed as an SVG picture.",
+    type=LocalPath(file_okay=False, exists=True, path_type=Path),
+    metavar="FOLDER",
+    help="Also draw both parts: bucket-proof.svg and replication.svg in FOLDER.",
 )
 @json_option
-def demo(objects: int, svg: Path | None, as_json: bool) -> None:
-    """Copy a bucket on loopback, break the copy, and prove what differs.
+def demo(objects: int, check: bool, svg: Path | None, as_json: bool) -> None:
+    """Copy and replicate a bucket on loopback, break everything, and prove the result.
 
     Makes a bucket, a copy, and a verifier beside the copy, in a temporary folder. Then
     it changes the copy in four ways, one of which its own store does not see, and
-    proves each by the verifier. Takes half a minute, and leaves nothing.
+    proves each by the verifier.
 
-    Exit status: 0 each proof found just what was changed, 1 one did not.
+    Then a replication master and two syncers replicate a bucket while four writers
+    change it. The syncer that has it is killed, the other one is cut off from the
+    master, and a bit flips in a file of the target. Shown are the lag of every change,
+    what took over, what was found and repaired, and the signed proof at the end.
+
+    Takes less than a minute, and leaves nothing.
+
+    Exit status: 0 each proof found just what was changed and the replica is equal, 1 it
+    is not so.
     """
     out = Console(
         file=console(stderr=as_json).file,
@@ -113,17 +130,36 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
         highlight=False,
         width=_COLUMNS if svg else None,
     )
-    # No boxes in a log.
-    is_boxed = svg is not None or out.file.isatty()
-    table = Table(box=box.ROUNDED if is_boxed else None, header_style="bold")
-    for column in ("what happened to the copy", "what the proof says", "bytes", "trips"):
-        table.add_column(column, justify="right" if column in ("bytes", "trips") else "left")
-    rows = list[dict[str, object]]()
+    with tempfile.TemporaryDirectory(prefix="treefold-demo-") as folder:
+        is_right, rows = _prove_copy(Path(folder), objects, out)
+        if svg:
+            write_picture(out, svg / "bucket-proof.svg", "treefold bucket demo")
+    with tempfile.TemporaryDirectory(prefix="treefold-demo-") as folder:
+        result = _replicate(Path(folder), objects, out, check=check)
+    is_right &= result.is_as_expected
+    if svg:
+        Disk().replace(svg / "replication.svg", result.picture().encode())
+    if as_json:
+        print_json(
+            {
+                "objects": objects,
+                "asExpected": is_right,
+                "steps": rows,
+                "replication": result.as_json(),
+            }
+        )
+    if not is_right:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+
+
+def _prove_copy(folder: Path, objects: int, out: Console) -> tuple[bool, list[JsonObject]]:
+    """Break a copy and prove what differs: whether each proof was right, and a row for
+    each step.
+    """
+    table = _table(out, ("what happened to the copy", "what the proof says"), ("bytes", "trips"))
+    rows = list[JsonObject]()
     is_right = True
-    with (
-        tempfile.TemporaryDirectory(prefix="treefold-demo-") as folder,
-        _pair(Path(folder)) as pair,
-    ):
+    with _pair(folder) as pair:
         for number in range(objects):
             _put(pair.source, _key(number), random.Random(number).randbytes(_OBJECT_BYTES))
         crossed = pair.sync()
@@ -160,12 +196,49 @@ def demo(objects: int, svg: Path | None, as_json: bool) -> None:
         "Bytes of the proof's messages in both directions; a difference is proven twice.",
         style="dim",
     )
-    if svg:
-        write_picture(out, svg, "treefold bucket demo")
-    if as_json:
-        print_json({"objects": objects, "asExpected": is_right, "steps": rows})
-    if not is_right:
-        raise click.exceptions.Exit(ExitCode.FAILED)
+    return is_right, rows
+
+
+def _replicate(folder: Path, objects: int, out: Console, *, check: bool) -> ReplicationResult:
+    """Replicate a bucket under faults, and print what happens and how late changes
+    were.
+    """
+    began_s = time.monotonic()
+
+    def say(line: str) -> None:
+        out.print(Text(f"[{time.monotonic() - began_s:5.1f}s] {line}"))
+
+    out.print("\nA master, two syncers and a local bucket that is written to:")
+    result = replicate(folder, ReplicationScale(objects), say, check=check)
+    table = _table(out, ("while",), ("changes", "lag p50", "lag p99", "most"))
+    for name, lag in result.lags().items():
+        times = (lag.p50_ms, lag.p99_ms, lag.max_ms)
+        table.add_row(name, str(lag.changes), *(_time_text(one) for one in times))
+    out.print(table)
+    is_right = result.is_as_expected
+    out.print(
+        Text(
+            f"{'nothing lost, everything found and repaired' if is_right else 'WRONG: see above'},"
+            f" in {result.elapsed_s:.0f} s",
+            "green" if is_right else "red",
+        )
+    )
+    return result
+
+
+def _table(out: Console, texts: Sequence[str], numbers: Sequence[str]) -> Table:
+    # No boxes in a log.
+    is_boxed = out.record or out.file.isatty()
+    table = Table(box=box.ROUNDED if is_boxed else None, header_style="bold")
+    for column in (*texts, *numbers):
+        table.add_column(column, justify="right" if column in numbers else "left")
+    return table
+
+
+def _time_text(time_ms: int | None) -> str:
+    if time_ms is None:
+        return "unknown"
+    return f"{time_ms} ms" if time_ms < 1_000 else f"{time_ms / 1_000:.1f} s"
 
 
 @contextmanager
@@ -224,14 +297,10 @@ def _change(pair: _Pair) -> None:
 def _damage(pair: _Pair) -> None:
     """Flip a bit of the copy in its data file, of which its store knows nothing."""
     pair.sync()
-    files = (pair.target_folder / "data").rglob("*")
-    sizes = sorted(one for one in files if one.is_file() and one.stat().st_size == _OBJECT_BYTES)
     facts = pair.target.reader.facts(_key(9))
     assert facts is not None
     with pair.target.reader.read(facts) as pieces:
-        body = b"".join(pieces)
-    damaged = next(one for one in sizes if one.read_bytes() == body)
-    damaged.write_bytes(body[:100] + bytes([body[100] ^ 1]) + body[101:])
+        flip_bit(pair.target_folder, b"".join(pieces))
 
 
 def _repair(pair: _Pair) -> None:

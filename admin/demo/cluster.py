@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from admin.demo.process import DemoProcess
 from dnagent.client import AgentClient
 from merkle.errors import ReconcileError
 from merkle.replica import ContainerReplica, PeerId
@@ -27,10 +28,9 @@ from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.views import ContainerStatus
 
-# Time for a process to start and write its address.
+# Time for all agents to report.
 _START_S = 30.0
 _SCAN_S = 300.0
-_STOP_S = 10.0
 _POLL_S = 0.02
 
 
@@ -47,58 +47,6 @@ class ScannedReplica:
     findings: tuple[str, ...] = ()
     replica_index: int = 0
     refusal: str = ""
-
-
-@dataclass(slots=True)
-class _Process:
-    name: str
-    command: list[str]
-    folder: Path
-    process: subprocess.Popen[bytes] | None = None
-    address: str = ""
-
-    def start(self) -> None:
-        """Start the process, and wait until it listens.
-
-        Raises:
-            ProcessFailedError: the process ended, or did not listen within _START_S.
-        """
-        port_file = self.folder / "address"
-        port_file.unlink(missing_ok=True)
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [*self.command, "--port-file", str(port_file)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        deadline = time.monotonic() + _START_S
-        while not (port_file.exists() and port_file.read_text().strip()):
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise self.start_error()
-            time.sleep(_POLL_S)
-        self.address = port_file.read_text().strip()
-
-    def start_error(self) -> ProcessFailedError:
-        """The error for a process that did not start, with the end of its log."""
-        tail = (self.folder / "log").read_text(errors="replace").splitlines()[-8:]
-        return ProcessFailedError(
-            f"{self.name} did not start:\n" + "\n".join(tail), process=self.name
-        )
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send a signal if the process is running."""
-        if self.process and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def wait(self) -> None:
-        """Wait for the process to end; after _STOP_S kill it."""
-        if self.process:
-            try:
-                self.process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
 
 
 class LocalCluster:
@@ -283,15 +231,13 @@ class LocalCluster:
         return done.returncode, answer
 
     def stop(self) -> None:
-        """Stop all processes, agents first; those still running after _STOP_S are
-        killed.
-        """
+        """Stop all processes, agents first. Kill those that still run after 10 s."""
         for process in [*self._agents.values(), self._controller]:
             process.signal(signal.SIGTERM)
         for process in [*self._agents.values(), self._controller]:
             process.wait()
 
-    def _process(self, name: str, words: list[str]) -> _Process:
+    def _process(self, name: str, words: list[str]) -> DemoProcess:
         folder = self._scratch / name
         folder.mkdir(parents=True)
         command = [
@@ -302,7 +248,7 @@ class LocalCluster:
             "--config",
             str(folder / "config.toml"),
         ]
-        return _Process(name, command, folder)
+        return DemoProcess(name, command, folder)
 
     def _configure_controller(self) -> None:
         folder = self._controller.folder

@@ -31,7 +31,7 @@ from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.errors import RemoteProtocolError, UsageError
 
 # What one syncer works on at once; its heartbeat has them all.
-HELD_MAX = 256
+_HELD_MAX = 256
 # Prefixes of one policy, and the bytes of all of them; S3's limit for one is 1,024.
 _PREFIXES_MAX, _PREFIXES_BYTES_MAX = 100, 16 << 10
 # Policies in one answer: with all their prefixes it stays far below a message's limit.
@@ -61,7 +61,7 @@ def checked_answer() -> Iterator[None]:
         raise RemoteProtocolError(error.message) from error
 
 
-def position_to(position: FeedPosition) -> pb.Position:
+def _position_to(position: FeedPosition) -> pb.Position:
     """The message of a position."""
     return pb.Position(log=position.log, index=position.index)
 
@@ -74,7 +74,7 @@ def _snapshot_to(snapshot: SnapshotFacts) -> pb.Snapshot:
     return pb.Snapshot(
         name=snapshot.name,
         snapshot_id=snapshot.snapshot_id,
-        position=position_to(snapshot.position) if snapshot.position else None,
+        position=_position_to(snapshot.position) if snapshot.position else None,
         created_ms=snapshot.created_ms,
     )
 
@@ -88,19 +88,19 @@ def _snapshot_from(message: pb.Snapshot) -> SnapshotFacts:
     )
 
 
-def checkpoint_to(checkpoint: Checkpoint) -> pb.Checkpoint:
+def _checkpoint_to(checkpoint: Checkpoint) -> pb.Checkpoint:
     """The message of a checkpoint."""
     return pb.Checkpoint(
         stage=checkpoint.stage.value,
         base=_snapshot_to(checkpoint.base) if checkpoint.base else None,
         snapshot=_snapshot_to(checkpoint.snapshot) if checkpoint.snapshot else None,
         last_key=checkpoint.last_key,
-        position=position_to(checkpoint.position) if checkpoint.position else None,
+        position=_position_to(checkpoint.position) if checkpoint.position else None,
         prefixes=checkpoint.prefixes,
     )
 
 
-def checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
+def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
     """The checkpoint of a message.
 
     Raises:
@@ -123,7 +123,7 @@ def report_to(report: ReplicationReport) -> pb.Report:
     proven = report.proven_position
     return pb.Report(
         condition=report.condition.value,
-        checkpoint=checkpoint_to(report.checkpoint),
+        checkpoint=_checkpoint_to(report.checkpoint),
         fault=report.fault.value if report.fault else "",
         message=_printable(report.message),
         queued=report.queued,
@@ -131,7 +131,7 @@ def report_to(report: ReplicationReport) -> pb.Report:
         duplicates=report.duplicates,
         failed=report.failed,
         sent_bytes=report.sent_bytes,
-        proven_position=position_to(proven) if proven else None,
+        proven_position=_position_to(proven) if proven else None,
         proven_ms=report.proven_ms,
         proof_level=report.proof_level,
         differences=report.differences,
@@ -151,7 +151,7 @@ def report_from(message: pb.Report) -> ReplicationReport:
     proven = message.proven_position if message.HasField("proven_position") else None
     return ReplicationReport(
         _one_of(Condition, message.condition),
-        checkpoint_from(message.checkpoint),
+        _checkpoint_from(message.checkpoint),
         _one_of(ReplicationFault, message.fault) if message.fault else None,
         _text(message.message, "message", TEXT_CHARACTERS_MAX),
         queued=_number(message.queued),
@@ -297,13 +297,13 @@ def capacity_to(capacity: SyncerCapacity) -> pb.Capacity:
 
 
 def capacity_from(message: pb.Capacity) -> SyncerCapacity:
-    """The capacity of a message; beyond HELD_MAX replications there is none.
+    """The capacity of a message; beyond _HELD_MAX replications there is none.
 
     Raises:
         UsageError: it is invalid.
     """
     return SyncerCapacity(
-        min(message.replications_max, HELD_MAX),
+        min(message.replications_max, _HELD_MAX),
         _known(message, "free_bytes_per_second"),
         _known(message, "free_disk_bytes"),
     )
@@ -358,7 +358,7 @@ def assignment_to(assignment: Assignment, known: dict[PolicyId, int]) -> pb.Assi
     if known.get(assignment.policy.policy_id) == digest:
         return pb.Assignment(policy_id=assignment.policy.policy_id, digest=digest)
     message.digest = digest
-    message.checkpoint.CopyFrom(checkpoint_to(assignment.checkpoint))
+    message.checkpoint.CopyFrom(_checkpoint_to(assignment.checkpoint))
     return message
 
 
@@ -373,7 +373,7 @@ def assignment_from(message: pb.Assignment) -> Assignment | None:
     policy = policy_from(message.policy)
     if policy.policy_id != message.policy_id or not message.epoch:
         raise UsageError("an assignment is of another policy, or has no epoch")
-    return Assignment(policy, _number(message.epoch), checkpoint_from(message.checkpoint))
+    return Assignment(policy, _number(message.epoch), _checkpoint_from(message.checkpoint))
 
 
 def known_from(message: pb.HeartbeatRequest) -> dict[PolicyId, int]:
@@ -382,8 +382,8 @@ def known_from(message: pb.HeartbeatRequest) -> dict[PolicyId, int]:
     Raises:
         UsageError: they are invalid, or too many.
     """
-    if len(message.known) > HELD_MAX or len(message.reports) > HELD_MAX:
-        raise UsageError(f"a syncer has at most {HELD_MAX} replications")
+    if len(message.known) > _HELD_MAX or len(message.reports) > _HELD_MAX:
+        raise UsageError(f"a syncer has at most {_HELD_MAX} replications")
     return {policy_id_from(one.policy_id): one.digest for one in message.known}
 
 

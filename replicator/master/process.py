@@ -20,12 +20,12 @@ from replicator.master.sqlite_store import SqliteMasterStore
 from replicator.master.views import MasterStatus, SyncerView
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 
 # How late at most a master sees that a lease has ended.
@@ -66,7 +66,7 @@ class MasterProcess:
             access = Access(
                 config.roles.table,
                 metrics=self._metrics,
-                counter=PROCESS.calls_refused,
+                names=PROCESS,
                 is_enforced=config.tls is not None,
                 on_refusal=audit.refused,
             )

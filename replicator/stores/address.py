@@ -1,4 +1,6 @@
-"""Addresses of stores: `local:PATH` or `s3://BUCKET/PREFIX?endpoint_url=URL`."""
+"""Addresses of stores: `local:PATH`, `s3://BUCKET/PREFIX?endpoint_url=URL`, or
+`ozone://OM:PORT/VOLUME/BUCKET/PREFIX?s3=URL`.
+"""
 
 import os
 from dataclasses import dataclass
@@ -22,7 +24,16 @@ class S3Address:
     text: str
 
 
-StoreAddress: TypeAlias = LocalAddress | S3Address
+@dataclass(frozen=True, slots=True)
+class OzoneAddress:
+    """A bucket of Ozone by its OM and its gateway, as it was given; its adapter reads
+    the rest.
+    """
+
+    text: str
+
+
+StoreAddress: TypeAlias = LocalAddress | S3Address | OzoneAddress
 
 
 def parse_address(text: str) -> StoreAddress:
@@ -48,6 +59,8 @@ def parse_address(text: str) -> StoreAddress:
         return LocalAddress(_folder(text, rest))
     if scheme.lower() == "s3" and rest.startswith("//"):
         return _s3(text, rest[2:])
+    if scheme.lower() == "ozone" and rest.startswith("//"):
+        return _ozone(rest[2:])
     hint = _HINTS.get(scheme.lower()) if colon else None
     if hint is None:
         # A bare path, or a file that has a colon in its name.
@@ -55,13 +68,16 @@ def parse_address(text: str) -> StoreAddress:
     raise UsageError(f"{text}: not the address of a store", hint=hint)
 
 
-_BOTH = "Use local:PATH, or s3://BUCKET/PREFIX?endpoint_url=URL."
-_OZONE = "Use Ozone's S3 gateway: s3://BUCKET/PREFIX?endpoint_url=http://HOST:9878."
+_BOTH = (
+    "Use local:PATH, s3://BUCKET/PREFIX?endpoint_url=URL, or ozone://OM:PORT/VOLUME/BUCKET?s3=URL."
+)
+_OZONE = "Name its OM and its gateway: ozone://OM:8981/VOLUME/BUCKET?s3=http://GATEWAY:9878."
+_CREDENTIALS = "Give them by the environment (AWS_ACCESS_KEY_ID and so on) or ?profile=NAME."
 _NO_S3 = "Use the S3 interface of that store, if it has one: s3://BUCKET?endpoint_url=URL."
 _HINTS = {
     "s3": "Write s3://BUCKET or s3://BUCKET/PREFIX.",
     "file": "Write local:PATH. A plain directory is not a bucket: sync makes one.",
-    **dict.fromkeys(("ofs", "o3fs", "o3"), _OZONE),
+    **dict.fromkeys(("ofs", "o3fs", "o3", "ozone"), _OZONE),
     **dict.fromkeys(("gs", "gcs", "abfs", "abfss", "az", "hdfs", "webhdfs", "swift"), _NO_S3),
     **dict.fromkeys(("s3a", "s3n", "minio"), "Write s3://BUCKET/PREFIX?endpoint_url=URL."),
     **dict.fromkeys(("http", "https"), "Write s3://BUCKET?endpoint_url=URL with this URL."),
@@ -77,7 +93,7 @@ def canonical_address(text: str) -> str:
     match parse_address(text):
         case LocalAddress(folder):
             return f"local:{folder}"
-        case S3Address(whole):
+        case S3Address(whole) | OzoneAddress(whole):
             return whole
 
 
@@ -110,6 +126,12 @@ def _folder(text: str, path: str) -> Path:
     return Path(os.path.abspath(path))
 
 
+def _ozone(rest: str) -> OzoneAddress:
+    if "@" in rest.partition("/")[0]:
+        raise UsageError("an address has no credentials", hint=_CREDENTIALS)
+    return OzoneAddress("ozone://" + rest)
+
+
 def _s3(text: str, rest: str) -> S3Address:
     bucket = rest.partition("?")[0].partition("/")[0]
     if "@" in bucket:
@@ -117,7 +139,7 @@ def _s3(text: str, rest: str) -> S3Address:
         # message goes there too.
         raise UsageError(
             "an address has no credentials",
-            hint="Give them by the environment (AWS_ACCESS_KEY_ID and so on) or ?profile=NAME.",
+            hint=_CREDENTIALS,
         )
     if not bucket:
         raise UsageError(f"{text}: names no bucket", hint=_HINTS["s3"])

@@ -23,6 +23,14 @@ from merkle.object_checksum import Crc, object_crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, parts_etag
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import (
+    DigestMismatchError,
+    ObjectMissingError,
+    PreconditionFailedError,
+    StoreError,
+    UnsupportedObjectError,
+)
+from replicator.stores.local_contents import Content, NewBlob, Segment
 from replicator.stores.local_database import (
     BucketDatabase,
     named_errors,
@@ -36,19 +44,14 @@ from replicator.stores.local_limits import (
     check_properties,
     checked_key,
 )
-from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Content, NewBlob, Segment
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows
 from replicator.stores.local_view import LocalView, key_bytes
 from replicator.stores.port import (
     CopySource,
     DeleteFailure,
-    DigestMismatchError,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
-    PreconditionFailedError,
     Store,
-    StoreError,
-    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WriteCondition,

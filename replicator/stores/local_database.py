@@ -16,8 +16,8 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+from replicator.stores.errors import StoreError, StoreUnavailableError
 from replicator.stores.local_rows import BucketRows
-from replicator.stores.port import StoreError, StoreUnavailableError
 from runtime.disk import Disk, Operation, owner_of
 from runtime.errors import DiskError
 
@@ -242,10 +242,17 @@ def named_errors(path: Path) -> Iterator[None]:
                 f"{path} is locked by another process", hint="Try again later.", **facts
             ) from error
         if name == "SQLITE_FULL":
-            raise StoreFullError(f"{path}: {error}", hint=_FULL_HINT, **facts) from error
+            raise StoreFullError(
+                f"{path}: {error}", hint=_FULL_HINT, errno="ENOSPC", **facts
+            ) from error
         if name in ("SQLITE_NOTADB", "SQLITE_CANTOPEN"):
             raise NotABucketError(f"{path} cannot be opened: {error}", **facts) from error
-        raise StoreError(f"{path}: {error}", hint=_hint(path, name), **facts) from error
+        denied = {"denied": True} if name.startswith("SQLITE_READONLY") else {}
+        hint = _hint(path, name)
+        raise StoreError(f"{path}: {error}", hint=hint, **facts, **denied) from error
+    except UnicodeDecodeError as error:
+        # SQLite's message quotes the damaged text.
+        raise StoreError(f"{path}: its tables cannot be read", path=str(path)) from error
     except DiskError as error:
         raise store_error(error) from error
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from merkle.checksum import Buffer
 from replicator.hashing import ContentHasher
-from replicator.stores.port import StoreError
+from replicator.stores.errors import StoreError
 from runtime.disk import Disk, disk_error
 from runtime.errors import DiskError
 

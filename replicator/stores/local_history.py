@@ -7,19 +7,12 @@ bucket as it was at one position, and what it shows is not removed before it is 
 import secrets
 from collections.abc import Callable, Iterator
 
+from replicator.stores.errors import PreconditionFailedError, StoreError
 from replicator.stores.local_database import BucketDatabase
 from replicator.stores.local_files import DataFiles
 from replicator.stores.local_rows import PAGE_ROWS, BucketRows
 from replicator.stores.local_view import LocalView
-from replicator.stores.port import (
-    Change,
-    ChangeBatch,
-    FeedPosition,
-    PreconditionFailedError,
-    SnapshotFacts,
-    SnapshotView,
-    StoreError,
-)
+from replicator.stores.port import Change, ChangeBatch, FeedPosition, SnapshotFacts, SnapshotView
 
 _SNAPSHOT_ID_BYTES = 16
 
@@ -34,6 +27,10 @@ class LocalFeed:
         """See ChangeFeed."""
         with self._database.view() as rows:
             return rows.position()
+
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed. A change and its entry are one transaction."""
+        return self.position()
 
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed."""

@@ -7,13 +7,10 @@ import re
 from pathlib import Path
 
 from replicator.stores.capabilities import CONTENT_HEADERS
+from replicator.stores.errors import StoreError, UnsupportedObjectError
 from replicator.stores.local_database import DATABASE_FILE, NotABucketError
 from replicator.stores.local_view import key_bytes
-from replicator.stores.port import (
-    ObjectProperties,
-    StoreError,
-    UnsupportedObjectError,
-)
+from replicator.stores.port import ObjectProperties
 from runtime.disk import Disk, owner_of
 
 # S3's limits, so that whatever is here fits there.

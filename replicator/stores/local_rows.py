@@ -16,29 +16,37 @@ become an object, and ranges another object's parts, by rows alone.
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from replicator.hashing import content_hashes
+from replicator.stores.errors import FeedGapError, PositionTrimmedError, SnapshotLostError
+from replicator.stores.local_contents import (
+    TIME_MS_END,
+    Content,
+    NewBlob,
+    Segment,
+    content_of,
+    damaged,
+    file_name_of,
+    key_of,
+    segment_of,
+)
 from replicator.stores.port import (
     Change,
     ChangeKind,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
     ObjectProperties,
-    PositionTrimmedError,
     SnapshotFacts,
-    SnapshotLostError,
 )
 from runtime.documents import parse_json
-from runtime.row_order import in_order
+from runtime.row_order import in_order, of_types
 
 # BucketRows that a listing reads at a time: it holds no lock in between.
 PAGE_ROWS = 1000
 
 # Of any change: the largest that SQLite keeps.
 _POSITION_MAX = (1 << 63) - 1
-
 _FACTS = """
 SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c, c.md5,
     c.blake3, v.previous_key FROM versions v LEFT JOIN contents c USING (content)
@@ -71,51 +79,8 @@ AND NOT EXISTS (SELECT 1 FROM versions r WHERE r.position = v.superseded + 1
 ORDER BY v.superseded LIMIT :most
 """
 _FactsRow = tuple[
-    bytes,
-    int,
-    int,
-    int | None,
-    int | None,
-    str | None,
-    int,
-    bytes | None,
-    bytes | None,
-    bytes | None,
+    bytes, int, int, int | None, int, str, int, bytes | None, bytes | None, bytes | None
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """Bytes of a content: `size_bytes` of a blob from `blob_first`. `first` is their
-    place in the content, `crc32c` theirs alone.
-    """
-
-    first: int
-    size_bytes: int
-    blob: int
-    blob_first: int
-    crc32c: int
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """Size, ETag and hashes of a content; `md5` and `blake3` are unknown of parts put
-    together.
-    """
-
-    size_bytes: int
-    etag: str
-    crc32c: int
-    md5: bytes | None = None
-    blake3: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class NewBlob:
-    """Bytes that have no row yet: in a data file, or few."""
-
-    file: str = ""
-    body: bytes = b""
 
 
 class BucketRows:
@@ -129,12 +94,14 @@ class BucketRows:
         """The position of the newest change, and that to which the history reaches back
         (exclusive).
         """
-        position, trimmed = self._execute("SELECT position, trimmed FROM history").fetchone()
+        row = self._execute("SELECT position, trimmed FROM history").fetchone()
+        position, trimmed = of_types(row, int, int)
         return position, trimmed
 
     def log_stamp(self) -> str:
         """What the file of this log was like when the log began."""
-        return str(self._execute("SELECT log_stamp FROM history").fetchone()[0])
+        row = self._execute("SELECT log_stamp FROM history").fetchone()
+        return str(of_types(row, str)[0])
 
     def begin_log(self, log: str, stamp: str) -> None:
         """Give the log another identity; indexes go on."""
@@ -142,7 +109,8 @@ class BucketRows:
 
     def position(self) -> FeedPosition:
         """The position of the newest change."""
-        return FeedPosition(*self._execute("SELECT log, position FROM history").fetchone())
+        row = self._execute("SELECT log, position FROM history").fetchone()
+        return FeedPosition(*of_types(row, str, int))
 
     def current(self, prefix: bytes, after: bytes | None, at: int | None) -> list[ObjectFacts]:
         """A page of the objects that exist now, or existed at a position, by key after
@@ -193,7 +161,7 @@ class BucketRows:
     def properties(self, position: int) -> ObjectProperties:
         """Those of a version."""
         row = self._execute("SELECT properties FROM versions WHERE position = ?", (position,))
-        return _properties(row.fetchone()[0])
+        return _properties(of_types(row.fetchone(), str)[0])
 
     def supersede(
         self,
@@ -208,7 +176,7 @@ class BucketRows:
         change. `previous_key` is that of a renamed object, whose marker was the last.
         """
         row = self._execute("UPDATE history SET position = position + 1 RETURNING position")
-        position = row.fetchone()[0]
+        position = of_types(row.fetchone(), int)[0]
         self._execute(
             "UPDATE versions SET superseded = ? WHERE key = ? AND superseded IS NULL",
             (position, key),
@@ -253,7 +221,7 @@ class BucketRows:
             " WHERE content = ? AND first < ? AND first + size_bytes > ? ORDER BY first",
             (content, end, first),
         )
-        return [Segment(*row) for row in rows]
+        return [segment_of(row) for row in rows]
 
     def move_segments(self, source: int, target: int, at: int) -> None:
         """Append a content's segments to those of another, of which they are the bytes
@@ -267,7 +235,10 @@ class BucketRows:
     def blob(self, number: int) -> NewBlob | None:
         """Where the bytes of a blob are; None if it was removed."""
         row = self._execute("SELECT file, body FROM blobs WHERE blob = ?", (number,)).fetchone()
-        return None if row is None else NewBlob(row[0] or "", row[1] or b"")
+        if row is None:
+            return None
+        file, body = of_types(row, str | None, bytes | None)
+        return NewBlob(file_name_of(file) if file else "", body or b"")
 
     def knows_file(self, name: str) -> bool:
         """Whether a data file belongs to a blob."""
@@ -282,7 +253,7 @@ class BucketRows:
         numbers = blobs.fetchall()
         self._execute("DELETE FROM segments WHERE content = ?", (number,))
         self._execute("DELETE FROM contents WHERE content = ?", (number,))
-        for (blob,) in numbers:
+        for (blob,) in (of_types(row, int) for row in numbers):
             if self._execute("SELECT 1 FROM segments WHERE blob = ?", (blob,)).fetchone() is None:
                 self._execute(
                     "INSERT INTO garbage SELECT file FROM blobs WHERE blob = ?"
@@ -328,13 +299,16 @@ class BucketRows:
         superseded versions, and delete markers before which nothing is left. True if
         there may be more of them.
         """
-        trimmed, swept = self._execute("SELECT trimmed, swept FROM history").fetchone()
+        row = self._execute("SELECT trimmed, swept FROM history").fetchone()
+        trimmed, swept = of_types(row, int, int)
         page = self._execute(
             "SELECT superseded, position, key, content, EXISTS (SELECT 1 FROM snapshots s"
             " WHERE s.position >= v.position AND s.position < v.superseded) FROM versions v"
             " WHERE superseded > ? AND superseded <= ? ORDER BY superseded LIMIT ?",
             (swept, trimmed, PAGE_ROWS),
         ).fetchall()
+        for row in page:
+            of_types(row, int, int, bytes, int | None, int)
         in_order(page, lambda row: int(row[0]), after=swept)
         for _, position, key, content, is_shown in page:
             if is_shown:
@@ -368,7 +342,7 @@ class BucketRows:
         ).fetchone()
         if row is None:
             return None
-        snapshot_id, position, created_ms, log = row
+        snapshot_id, position, created_ms, log = of_types(row, str, int, int, str)
         return SnapshotFacts(name, snapshot_id, FeedPosition(log, position), created_ms)
 
     def snapshot_position(self, snapshot: SnapshotFacts) -> int:
@@ -384,7 +358,7 @@ class BucketRows:
             raise SnapshotLostError(
                 f"the snapshot {snapshot.name!r} was deleted", name=snapshot.name
             )
-        return int(row[0])
+        return int(of_types(row, int)[0])
 
     def remove_snapshot(self, snapshot_id: str) -> None:
         """Forget a snapshot; `sweep` removes what it alone has shown."""
@@ -408,8 +382,8 @@ class BucketRows:
         """The same of the objects that are shown at an older position only."""
         rows = self._execute(_REMOVED, _range(older, newer, after))
         found = [
-            (place, Change(0, key.decode(), str(position), ChangeKind.DELETE))
-            for key, position, place in rows
+            (place, Change(0, key_of(key), str(position), ChangeKind.DELETE))
+            for key, position, place in (of_types(row, bytes, int, int) for row in rows)
         ]
         return in_order(found, lambda one: one[0], after=max(older, after))
 
@@ -422,7 +396,7 @@ class BucketRows:
         row = self._execute(
             "SELECT properties FROM uploads WHERE upload = ? AND key = ?", (upload, key)
         ).fetchone()
-        return None if row is None else _properties(row[0])
+        return None if row is None else _properties(of_types(row, str)[0])
 
     def uploads(self, prefix: bytes, after: tuple[bytes, str] | None) -> list[tuple[bytes, str]]:
         """A page of key and ID of uploads, by key, after one of them."""
@@ -433,7 +407,9 @@ class BucketRows:
             " AND (? IS NULL OR key < ?) ORDER BY key, upload LIMIT ?",
             (key, upload, end, end, PAGE_ROWS),
         )
-        found: list[tuple[bytes, str]] = rows.fetchall()
+        found: list[tuple[bytes, str]] = [of_types(row, bytes, str) for row in rows]
+        for name, _ in found:
+            key_of(name)
         return in_order(found, lambda row: row, after=after)
 
     def remove_upload(self, upload: str) -> None:
@@ -450,7 +426,7 @@ class BucketRows:
         ).fetchone()
         self._execute("REPLACE INTO parts VALUES (?, ?, ?)", (upload, number, content))
         if row is not None:
-            self.drop_content(row[0])
+            self.drop_content(of_types(row, int)[0])
         return row is not None
 
     def parts(self, upload: str, after: int = 0) -> list[tuple[int, int, Content]]:
@@ -461,12 +437,19 @@ class BucketRows:
             " ORDER BY number LIMIT ?",
             (upload, after, PAGE_ROWS),
         )
-        found = [(number, content, Content(*facts)) for number, content, *facts in rows]
+        found = list[tuple[int, int, Content]]()
+        for row in rows:
+            number, content = of_types(row[:2], int, int)
+            facts = content_of(row[2:])
+            if "-" in facts.etag:
+                raise damaged("a part")
+            found.append((number, content, facts))
         return in_order(found, lambda part: part[0], after=after)
 
     def writers(self) -> set[str]:
         """Tokens of the writers that have not ended in good order."""
-        return {token for (token,) in self._execute("SELECT token FROM writers")}
+        rows = self._execute("SELECT token FROM writers")
+        return {file_name_of(of_types(row, str)[0]) for row in rows}
 
     def add_writer(self, token: str) -> None:
         """Record a writer of data files."""
@@ -478,7 +461,8 @@ class BucketRows:
 
     def garbage(self) -> list[str]:
         """A page of data files that no row names any more."""
-        return [name for (name,) in self._execute("SELECT file FROM garbage LIMIT ?", (PAGE_ROWS,))]
+        rows = self._execute("SELECT file FROM garbage LIMIT ?", (PAGE_ROWS,))
+        return [file_name_of(of_types(row, str)[0]) for row in rows]
 
     def forget_garbage(self, names: Iterable[str]) -> None:
         """Forget files that were removed."""
@@ -515,13 +499,16 @@ def _bounds(prefix: bytes, after: bytes | None) -> tuple[tuple[str, bytes], byte
 
 
 def _facts(row: _FactsRow) -> ObjectFacts:
-    key, position, modified_ms, content, size_bytes, etag, crc32c, md5, blake3, _ = row
+    key, position, modified_ms, content = row[:4]
+    of_types(row[1:4], int, int, int | None)
+    if not 0 <= modified_ms < TIME_MS_END:
+        raise damaged("a time")
+    name, version = key_of(key), str(position)
     if content is None:
-        return ObjectFacts(key.decode(), 0, "", modified_ms, str(position), is_delete_marker=True)
-    hashes = content_hashes(md5=md5, crc32c=crc32c, blake3=blake3)
-    return ObjectFacts(
-        key.decode(), size_bytes or 0, etag or "", modified_ms, str(position), hashes=hashes
-    )
+        return ObjectFacts(name, 0, "", modified_ms, version, is_delete_marker=True)
+    found = content_of(row[4:9])
+    hashes = content_hashes(md5=found.md5, crc32c=found.crc32c, blake3=found.blake3)
+    return ObjectFacts(name, found.size_bytes, found.etag, modified_ms, version, hashes=hashes)
 
 
 def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Change:
@@ -532,7 +519,7 @@ def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Chang
         facts.key,
         facts.version,
         ChangeKind.RENAME if is_rename else kind,
-        previous.decode() if previous and is_rename else "",
+        key_of(previous) if previous and is_rename else "",
         None if facts.is_delete_marker else facts,
         facts.modified_ms,
     )
@@ -547,7 +534,14 @@ def _text(properties: ObjectProperties) -> str:
 
 
 def _properties(text: str) -> ObjectProperties:
-    groups: dict[str, list[list[str]]] = parse_json(text)
-    return ObjectProperties(
-        **{name: tuple((pair[0], pair[1]) for pair in pairs) for name, pairs in groups.items()}
-    )
+    try:
+        groups = {name: tuple(map(tuple, pairs)) for name, pairs in parse_json(text).items()}
+        for pairs in groups.values():
+            for pair in pairs:
+                of_types(pair, str, str)
+            if list(pairs) != sorted(pairs):
+                raise damaged("a property")
+        return ObjectProperties(**groups)
+    # Of text that is not JSON, or not that of properties.
+    except (AttributeError, TypeError, ValueError) as error:
+        raise damaged("a property") from error

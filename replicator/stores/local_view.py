@@ -5,18 +5,16 @@ from collections.abc import Generator, Iterator
 
 from merkle.checksum import fold
 from replicator.hashing import ContentHasher
+from replicator.stores.errors import (
+    ObjectMissingError,
+    PreconditionFailedError,
+    UnsupportedObjectError,
+)
+from replicator.stores.local_contents import Segment
 from replicator.stores.local_database import BucketDatabase, store_error
 from replicator.stores.local_files import DataFiles, ObjectDamagedError
-from replicator.stores.local_rows import PAGE_ROWS, BucketRows, Segment
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectMissingError,
-    ObjectProperties,
-    PreconditionFailedError,
-    SnapshotFacts,
-    UnsupportedObjectError,
-    WholeObject,
-)
+from replicator.stores.local_rows import PAGE_ROWS, BucketRows
+from replicator.stores.port import ObjectFacts, ObjectProperties, SnapshotFacts, WholeObject
 from runtime.errors import DiskError
 
 
@@ -130,14 +128,16 @@ class LocalView:
                     f"{key!r} has {facts.size_bytes} bytes, not {first} to {end}", key=key
                 )
             segments = rows.segments(content, first, end)
-        reached = first
+        reached = min(first, segments[0].first) if segments else first
         for segment in segments:
-            if segment.first > reached:
+            # In a damaged file they may also overlap: bytes would come twice.
+            if segment.first != reached:
                 break
-            reached = segment.first + segment.size_bytes
-        if reached < end:
-            raise ObjectDamagedError(f"{key!r} has no bytes from {reached}", key=key)
-        return segments
+            reached += segment.size_bytes
+        else:
+            if reached >= end:
+                return segments
+        raise ObjectDamagedError(f"{key!r} has no bytes from {reached}", key=key)
 
     def verified(self, segment: Segment, first: int, end: int, hasher: ContentHasher) -> Segment:
         """The part of a segment inside a range of its object, as a segment of a new
@@ -181,6 +181,8 @@ class LocalView:
             if blob is None:
                 raise _removed()
             if not blob.file:
+                if len(blob.body) < stop:
+                    raise ObjectDamagedError(f"a blob has {len(blob.body)} of {stop} bytes")
                 yield blob.body[start:stop]
                 continue
             try:

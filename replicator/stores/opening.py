@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from urllib.parse import quote
 
-from replicator.stores.address import LocalAddress, S3Address, parse_address
+from replicator.stores.address import LocalAddress, OzoneAddress, S3Address, parse_address
 from replicator.stores.port import Store
 from runtime.disk import Disk
 
@@ -19,6 +19,10 @@ def effective_address(address: str) -> str:
     match parse_address(address):
         case LocalAddress():
             return address
+        case OzoneAddress(text):
+            from replicator.stores.ozone_bucket import OzoneLocation
+
+            return OzoneLocation.parse(text).address
         case S3Address(text):
             from replicator.stores.s3_bucket import S3Location
             from runtime.s3_account import configured_endpoint
@@ -61,3 +65,8 @@ def open_store(
             settings = S3Location.parse(text).settings
             with closing(open_client(settings)) as client:
                 yield open_s3(text, may_write=may_write, client=client)
+        case OzoneAddress(text):
+            from replicator.stores.ozone import open_ozone
+
+            with open_ozone(text, may_write=may_write) as store:
+                yield store

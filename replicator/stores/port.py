@@ -11,71 +11,12 @@ from enum import Enum
 from typing import NewType, Protocol
 
 from merkle.checksum import Buffer
-from merkle.errors import ReconcileError
 from proof.item import ContentHash
 from replicator.stores.bucket_facts import BucketDescriber
 from replicator.stores.capabilities import Capabilities
 from runtime.traffic import Traffic
 
 UploadId = NewType("UploadId", str)
-
-
-class StoreError(ReconcileError):
-    """A store refused a request, or its answer is invalid."""
-
-    code = "store_failed"
-
-
-class StoreUnavailableError(StoreError):
-    """A store did not answer in time, or asked to be called later."""
-
-    code = "store_unavailable"
-    retryable = True
-    exit_status = 7
-
-
-class ObjectMissingError(StoreError):
-    """The key, its version, the upload or its part does not exist."""
-
-    code = "object_missing"
-
-
-class PreconditionFailedError(StoreError):
-    """The object is not the one that the condition named: it changed meanwhile."""
-
-    code = "precondition_failed"
-
-
-class DigestMismatchError(StoreError):
-    """The bytes that arrived do not have the hash that was sent with them."""
-
-    code = "digest_mismatch"
-
-
-class SnapshotLostError(StoreError):
-    """A snapshot was deleted, or another one has its name: what it held is unknown."""
-
-    code = "snapshot_lost"
-
-
-class UnsupportedObjectError(StoreError):
-    """The store cannot keep a key, a property or a part as it was given."""
-
-    code = "object_unsupported"
-
-
-class FeedGapError(StoreError):
-    """Nobody can tell which changes followed a position: it is of another log, or the
-    log does not continue there. Compare the stores instead.
-    """
-
-    code = "feed_gap"
-
-
-class PositionTrimmedError(FeedGapError):
-    """The changes after this position are no longer kept: list the store instead."""
-
-    code = "position_trimmed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,12 +160,14 @@ class Change:
 class ChangeBatch:
     """Changes in the order of their indexes, some of which may be equal: such changes
     took effect together. `position` is where to read on; `newest_index` is that of the
-    newest change when the store was asked.
+    newest change when the store was asked. A change that was answered up to `delay_ms`
+    before may be missing still.
     """
 
     changes: tuple[Change, ...]
     position: FeedPosition
     newest_index: int
+    delay_ms: int = 0
 
     def __post_init__(self) -> None:
         indexes = [change.index for change in self.changes]
@@ -429,7 +372,9 @@ class UploadWriter(Protocol):
 
 
 class PieceWriter(Protocol):
-    """Writes objects whose MD5 is known before their bytes."""
+    """Writes what arrives in pieces: objects whose MD5 is known before their bytes, and
+    parts that their sender proves afterwards.
+    """
 
     def put_pieces(
         self,
@@ -447,6 +392,23 @@ class PieceWriter(Protocol):
             DigestMismatchError: the bytes have another MD5; nothing was written.
             UnsupportedObjectError: the store would change or drop a part of this.
             PreconditionFailedError: the condition does not hold; nothing was written.
+            StoreUnavailableError: it may have been written.
+            StoreError: the store refused.
+        """
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """Write a part of this length in one request, tried once, without a digest. An
+        error of `pieces` ends the request, and there is no part.
+
+        Raises:
+            ObjectMissingError: the upload does not exist.
             StoreUnavailableError: it may have been written.
             StoreError: the store refused.
         """
@@ -498,9 +460,18 @@ class ChangeFeed(Protocol):
     """The changes of a store, in order."""
 
     def position(self) -> FeedPosition:
-        """The position of the newest change.
+        """The position of the newest change in the log. A change may be answered, and
+        seen, before it is there.
 
         Raises:
+            StoreError: the store did not say.
+        """
+
+    def settled_position(self) -> FeedPosition:
+        """A position that no change is after which was answered or seen before.
+
+        Raises:
+            FeedGapError: the store has shown changes that its log still lacks.
             StoreError: the store did not say.
         """
 
@@ -593,17 +564,3 @@ class Store:
     renamer: ObjectRenamer | None = None
     bucket: BucketDescriber | None = None
     traffic: Callable[[], Traffic] | None = None
-
-
-def same_stamp(ours: ObjectFacts, theirs: ObjectFacts) -> bool:
-    """Whether both describe the same state of a key, as far as both say; times agree if
-    they differ in their ms only and one of them has none.
-    """
-    times = ours.modified_ms, theirs.modified_ms
-    known = ours.modified_ms and theirs.modified_ms
-    whole = any(time % 1000 == 0 for time in times)
-    return (
-        (ours.key, ours.size_bytes, ours.etag) == (theirs.key, theirs.size_bytes, theirs.etag)
-        and (not ours.version or not theirs.version or ours.version == theirs.version)
-        and (not known or times[0] == times[1] or (whole and times[0] // 1000 == times[1] // 1000))
-    )

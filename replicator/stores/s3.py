@@ -41,7 +41,9 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
     reader = S3Reader(bucket)
     uploads = S3UploadWriter(bucket, reader)
     can_stitch = may_write and bucket.behaviour.copies_ranges
-    checks_md5 = may_write and bucket.behaviour.checks_put_md5
+    # Parts go without a digest, as in `S3UploadWriter.write_part`.
+    takes_parts = bucket.behaviour.checks_part_md5 or not bucket.client.signs_payloads
+    checks_md5 = may_write and bucket.behaviour.checks_put_md5 and takes_parts
     return Store(
         address=address,
         capabilities=bucket.behaviour.capabilities(),

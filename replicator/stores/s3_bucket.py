@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.checksum import Buffer
 from proof.item import ContentHash, HashAlgorithm
-from replicator.stores.port import (
+from replicator.stores.errors import (
     DigestMismatchError,
     ObjectMissingError,
     PreconditionFailedError,

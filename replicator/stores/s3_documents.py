@@ -65,8 +65,9 @@ class PartsPage:
     marker: str
 
 
-def parse_listing(body: bytes) -> ListingPage:
-    """A page of ListObjectsV2.
+def parse_listing(body: bytes, *, needs_etags: bool = True) -> ListingPage:
+    """A page of ListObjectsV2. Without `needs_etags` an entry may lack its ETag, as
+    those of directories at Ozone do, and has an empty one.
 
     Raises:
         S3ProtocolError: it is none.
@@ -76,7 +77,7 @@ def parse_listing(body: bytes) -> ListingPage:
         ObjectFacts(
             key=_key(root, entry),
             size_bytes=_number(entry, "Size"),
-            etag=_etag(entry),
+            etag=_etag(entry) if needs_etags or entry.findtext("ETag") else "",
             modified_ms=_time_ms(entry, "LastModified"),
         )
         for entry in root.findall("Contents")

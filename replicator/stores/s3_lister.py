@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from typing import TypeVar
 
-from replicator.stores.port import ObjectFacts, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts
 from replicator.stores.s3_bucket import S3Bucket, translated
 from replicator.stores.s3_documents import (
     ListingPage,

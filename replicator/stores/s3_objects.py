@@ -8,21 +8,22 @@ from typing import TypeAlias
 
 from merkle.checksum import Buffer
 from replicator.hashing import md5_of
-from replicator.stores.port import (
-    CopySource,
-    DeleteFailure,
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
     StoreUnavailableError,
     UnsupportedObjectError,
+)
+from replicator.stores.port import (
+    CopySource,
+    DeleteFailure,
+    ObjectFacts,
+    ObjectProperties,
     UploadWriter,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
 from replicator.stores.s3_bucket import (
@@ -49,6 +50,7 @@ from replicator.stores.s3_properties import (
     headers_of,
     metadata_of,
 )
+from replicator.stores.stamps import same_stamp
 from runtime.s3 import Query, S3Stream
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
 
@@ -210,11 +212,12 @@ class S3Reader:
         query: Query = ()
         if facts.version:
             query = (("versionId", facts.version),)
-        else:
+        elif facts.etag:
             headers = {**headers, "if-match": f'"{facts.etag}"'}
         bucket, name = self._bucket.place(facts.key)
         with self._bucket.client.stream(bucket, name, query=query, headers=headers) as answer:
-            if etag_of(answer.headers) != facts.etag:
+            # What has none is pinned by whoever gave these facts.
+            if facts.etag and etag_of(answer.headers) != facts.etag:
                 raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
             yield answer
 

@@ -1,20 +1,23 @@
-"""Objects of one S3 bucket that are sent while they are being read.
+"""Objects and parts of one S3 bucket that are sent while they are being read.
 
-The caller knows their MD5, and the store checks it before there is an object. So nobody
-on the way computes one, and no object is in memory as a whole.
+Of an object the caller knows the MD5, and the store checks it before there is an
+object. Parts are proven together, before there is an object of them. So nobody on the
+way computes an MD5, and nothing is in memory as a whole.
 """
 
 import base64
 from collections.abc import Iterable, Iterator
 
 from merkle.checksum import Buffer
+from replicator.stores.errors import StoreError
 from replicator.stores.port import (
     ObjectFacts,
     ObjectProperties,
-    StoreError,
+    UploadedPart,
+    UploadId,
     WriteCondition,
 )
-from replicator.stores.s3_bucket import S3Bucket, etag_of, store_error
+from replicator.stores.s3_bucket import S3Bucket, etag_of, store_error, translated
 from replicator.stores.s3_objects import (
     S3Reader,
     check_kept,
@@ -23,11 +26,14 @@ from replicator.stores.s3_objects import (
     put_tags,
 )
 from replicator.stores.s3_properties import headers_of
+from replicator.stores.s3_uploads import part_query
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
 
 class S3PieceWriter:
-    """See PieceWriter. Only for a store that was seen to check the MD5 of a PUT."""
+    """See PieceWriter. Only for a store that was seen to check the MD5 of a PUT and,
+    without TLS, of a part whose body is not signed.
+    """
 
     def __init__(self, bucket: S3Bucket, reader: S3Reader) -> None:
         assert bucket.behaviour.checks_put_md5
@@ -77,3 +83,24 @@ class S3PieceWriter:
         if properties.tags and not behaviour.put_keeps_tags:
             put_tags(self._bucket, key, version, properties.tags)
         return ObjectFacts(key, size, etag, 0, version, hashes=self._bucket.hashes(etag))
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """See PieceWriter."""
+        place, name = self._bucket.place(key)
+        with translated(f"cannot write part {number} of {key!r}"):
+            answer = self._bucket.client.send_pieces(
+                place,
+                name,
+                query=part_query(upload, number),
+                headers={},
+                pieces=pieces,
+                length_bytes=length_bytes,
+            )
+            return UploadedPart(number, length_bytes, etag_of(answer.headers))

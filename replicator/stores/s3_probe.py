@@ -16,10 +16,8 @@ from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import crc_hash, md5_of
 from replicator.stores.capabilities import CONTENT_HEADERS
-from replicator.stores.port import (
-    StoreError,
-    UploadedPart,
-)
+from replicator.stores.errors import StoreError
+from replicator.stores.port import UploadedPart
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import (
     S3Bucket,
@@ -90,7 +88,7 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
     query.append(("prefix", bucket.prefix))
     with translated(f"cannot list {bucket.bucket}"):
         answer = bucket.client.request("GET", bucket.bucket, query=query)
-        listed = parse_listing(answer.body).objects
+        listed = parse_listing(answer.body, needs_etags=False).objects
     kind = _kind(answer.headers)
     found = S3Behaviour(kind=kind, counts_tags=kind == OZONE)
     if not found.is_ozone:

@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from urllib.parse import quote
 
 from replicator.stores.capabilities import CONTENT_HEADERS
-from replicator.stores.port import (
-    ObjectProperties,
-    UnsupportedObjectError,
-)
+from replicator.stores.errors import UnsupportedObjectError
+from replicator.stores.port import ObjectProperties
 
 KEY_BYTES_MAX = 1024
 METADATA_BYTES_MAX = 2048

@@ -8,19 +8,20 @@ from merkle.checksum import Buffer
 from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import crc_hash, md5_of, parts_etag
-from replicator.stores.port import (
-    CopySource,
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectFacts,
     ObjectMissingError,
-    ObjectProperties,
     PreconditionFailedError,
     StoreError,
     UnsupportedObjectError,
+)
+from replicator.stores.port import (
+    CopySource,
+    ObjectFacts,
+    ObjectProperties,
     UploadedPart,
     UploadId,
     WriteCondition,
-    same_stamp,
 )
 from replicator.stores.s3_bucket import (
     SCRATCH_PREFIX,
@@ -45,6 +46,7 @@ from replicator.stores.s3_documents import (
 )
 from replicator.stores.s3_objects import S3Reader, check_kept, delete_versions, put_tags
 from replicator.stores.s3_properties import headers_of
+from replicator.stores.stamps import same_stamp
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError
 
 _PART_NUMBER_MAX = 10_000
@@ -82,7 +84,7 @@ class S3UploadWriter:
         with_digest: bool = True,
     ) -> UploadedPart:
         """See UploadWriter."""
-        query, behaviour = _part_query(upload, number), self._bucket.behaviour
+        query, behaviour = part_query(upload, number), self._bucket.behaviour
         # Without TLS only a store that was seen to take it gets a body without a hash.
         is_signed = self._bucket.client.signs_payloads and not behaviour.checks_part_md5
         with_digest = with_digest or is_signed
@@ -136,7 +138,7 @@ class S3UploadWriter:
             headers["x-amz-copy-source-if-match"] = f'"{source.etag}"'
         with translated(f"cannot copy part {number} of {key!r} from {source.key!r}"):
             answer = self._bucket.request(
-                "PUT", key, query=_part_query(upload, number), headers=headers
+                "PUT", key, query=part_query(upload, number), headers=headers
             )
             etag = parse_copied_etag(answer.body)
         return UploadedPart(number, source.end - source.first, etag)
@@ -304,13 +306,27 @@ class S3Scratch:
         query = (kind, ("encoding-type", "url"), ("prefix", prefix))
         with translated(f"cannot list the scratch objects in {bucket}"):
             body = self._bucket.client.request("GET", bucket, query=query).body
-            found = parse_versions(body).versions if keeps_versions else parse_listing(body).objects
-        return list(found)
+            if keeps_versions:
+                return list(parse_versions(body).versions)
+            # A directory of Ozone is no object that was left.
+            objects = parse_listing(body, needs_etags=False).objects
+        return [facts for facts in objects if facts.etag]
 
     def _delete(self, objects: Sequence[tuple[str, str]]) -> None:
         failures = delete_versions(self._bucket, objects)
         if failures:
             raise StoreError(f"a scratch object was not deleted: {failures[0].reason}")
+
+
+def part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
+    """The query of a request about one part.
+
+    Raises:
+        UnsupportedObjectError: no part has this number.
+    """
+    if not 1 <= number <= _PART_NUMBER_MAX:
+        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
+    return ("partNumber", str(number)), ("uploadId", upload)
 
 
 def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str, UploadId, int]]:
@@ -338,9 +354,3 @@ def unfinished(bucket: S3Bucket, place: str, prefix: str) -> Iterator[tuple[str,
             return
         if (page.key_marker, page.upload_marker) == before:
             raise StoreError(f"the list of the uploads of {place} does not advance")
-
-
-def _part_query(upload: UploadId, number: int) -> tuple[tuple[str, str], ...]:
-    if not 1 <= number <= _PART_NUMBER_MAX:
-        raise UnsupportedObjectError(f"a part has number {number}, not 1 to {_PART_NUMBER_MAX}")
-    return ("partNumber", str(number)), ("uploadId", upload)

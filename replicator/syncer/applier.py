@@ -23,15 +23,8 @@ from replicator.deletes import DELETES_AT_ONCE, Retrying
 from replicator.difference import Action, KeyState
 from replicator.key_copy import KeyCopier
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.stores.port import (
-    Change,
-    ChangeKind,
-    ObjectFacts,
-    ObjectMissingError,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-)
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.port import Change, ChangeKind, ObjectFacts, Store
 from replicator.syncer.conflict import delete_wins, wins
 from replicator.syncer.prefixes import covers, parts_below
 
@@ -41,6 +34,8 @@ T = TypeVar("T")
 _LOOKS_MAX = 4
 # Keys found absent by a look until they are expected to be absent without one.
 _ABSENT_IN_A_ROW = 64
+# Of keys that the source was seen without; with more, the source is asked of each.
+_SEEN_GONE_MAX = 100_000
 # Keys of one operation on a prefix that are done at once.
 _KEYS_AT_ONCE = 64
 
@@ -102,6 +97,9 @@ class ChangeApplier:
         self._check_snapshot = check_snapshot
         # Where both sides are written to, a key that is new here may be there already.
         self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # Keys that the source was seen without: a change from before must not bring an
+        # old state back for a moment.
+        self._seen_gone = set[str]()
 
     def apply(self, change: Change) -> Outcome:
         """Apply one change.
@@ -113,12 +111,13 @@ class ChangeApplier:
         """
         match change.kind:
             case ChangeKind.PUT:
-                return self._put(change.key, change.facts)
-            case ChangeKind.DELETE:
-                (outcome,) = self._delete([change])
-                if isinstance(outcome, StoreError):
-                    raise outcome
+                outcome = self._put(change.key, change.facts, looks=not change.index)
+                if outcome.effect is Effect.GONE and not change.index:
+                    # It is none of the log, so that no later one settles it.
+                    return self._delete_one(change)
                 return outcome
+            case ChangeKind.DELETE:
+                return self._delete_one(change)
             case ChangeKind.RENAME:
                 return self._rename(change)
             case ChangeKind.DELETE_PREFIX:
@@ -136,19 +135,25 @@ class ChangeApplier:
         """
         return self._delete(changes, readers=self._readers)
 
-    def _put(self, key: str, facts: ObjectFacts | None) -> Outcome:
+    def _put(self, key: str, facts: ObjectFacts | None, *, looks: bool = False) -> Outcome:
+        """Bring over what the source has; with `looks` the target is asked first what
+        it has: a comparison has found another object there than the ledger knows.
+        """
         row = self._ledger.row(key)
-        if facts is not None and row is not None and facts.modified_ms <= row.source.modified_ms:
+        is_old = facts and row is not None and facts.modified_ms <= row.source.modified_ms
+        if is_old or key in self._seen_gone or len(self._seen_gone) >= _SEEN_GONE_MAX:
             # A later state may have been copied before, and this be applied again.
             facts = None
         source, is_fresh = facts, facts is None
         if source is None:
             source = self._retried(lambda: self._source.reader.facts(key))
             if source is None:
+                self._seen_gone.add(key)
                 return Outcome(Effect.GONE)
-        if row is not None:
+            self._seen_gone.discard(key)
+        if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
-        elif self._absent >= _ABSENT_IN_A_ROW and self._target.capabilities.creates_conditionally:
+        elif not looks and self._expects_absent:
             target = None
         else:
             target = self._look(key)
@@ -165,6 +170,12 @@ class ChangeApplier:
         raise CopyFailedError(
             FailureReason.TARGET_CHANGED, f"{key} is written at the target again and again"
         )
+
+    @property
+    def _expects_absent(self) -> bool:
+        """Whether a key that is new may be written without a look: the store checks."""
+        checks = self._target.capabilities.creates_conditionally
+        return checks and self._absent >= _ABSENT_IN_A_ROW
 
     def _settle(self, state: KeyState) -> Outcome:
         decided = self._comparison.decide_key(state)
@@ -187,6 +198,12 @@ class ChangeApplier:
         if not self._newest_wins:
             self._absent = self._absent + 1 if found is None else 0
         return found
+
+    def _delete_one(self, change: Change) -> Outcome:
+        (outcome,) = self._delete([change])
+        if isinstance(outcome, StoreError):
+            raise outcome
+        return outcome
 
     def _delete(
         self, changes: Sequence[Change], *, readers: Executor | None = None
@@ -218,7 +235,8 @@ class ChangeApplier:
             facts = self._retried(lambda: self._source.reader.facts(key))
             if facts is not None:
                 # It was written again since: what counts is what it is now.
-                return self._put(key, facts)
+                return self._put(key, facts, looks=not change.index)
+            self._seen_gone.add(key)
             if not self._newest_wins:
                 return None
             target, row = self._look(key), self._ledger.row(key)
@@ -237,7 +255,8 @@ class ChangeApplier:
         # Equal by now, or sent; also where properties changed with the name.
         outcome = self._put(new, None)
         if moved:
-            return Outcome(Effect.RENAMED, outcome.sent_bytes)
+            effect = Effect.GONE if outcome.effect is Effect.GONE else Effect.RENAMED
+            return Outcome(effect, outcome.sent_bytes)
         (left,) = self._delete([replace(change, key=old, kind=ChangeKind.DELETE, previous_key="")])
         if isinstance(left, StoreError):
             raise left
@@ -264,6 +283,7 @@ class ChangeApplier:
         # Properties may have changed with the name: they are read again.
         self._ledger.save_rows([LedgerRow(new, *stamps, row.hashes, b"", known)])
         self._ledger.forget([old])
+        self._seen_gone.add(old)
         return True
 
     def _delete_below(self, change: Change) -> Iterator[Outcome | StoreError]:
@@ -281,18 +301,24 @@ class ChangeApplier:
         """
         old, new = change.previous_key, change.key
 
+        def settled(one: Change) -> Outcome | StoreError:
+            outcome = self._applied(one)
+            if isinstance(outcome, Outcome) and outcome.effect is Effect.GONE:
+                return self._applied(Change(one.index, one.key, "", ChangeKind.DELETE))
+            return outcome
+
         def move(facts: ObjectFacts) -> Outcome | StoreError:
             key = new + facts.key[len(old) :]
             kind, previous = ChangeKind.RENAME, facts.key
             if not covers(self._prefixes, key):
                 key, kind, previous = facts.key, ChangeKind.DELETE, ""
-            return self._applied(Change(change.index, key, "", kind, previous))
+            return settled(Change(change.index, key, "", kind, previous))
 
         def see(facts: ObjectFacts) -> Outcome | StoreError:
             row = self._ledger.row(facts.key)
             if row is not None and row.properties and row.source.agrees(facts):
                 return Outcome(Effect.NOTHING)
-            return self._applied(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
+            return settled(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
 
         for store, prefix, act in ((self._target, old, move), (self._source, new, see)):
             for some in _batches(self._below(store, prefix), _KEYS_AT_ONCE):

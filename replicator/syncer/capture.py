@@ -6,17 +6,20 @@ and stops reading when the queue is full: a change is never dropped.
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import ChangeBatch, ChangeFeed, FeedGapError, FeedPosition
+from replicator.stores.errors import FeedGapError
+from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import change_within
-from replicator.syncer.queue import ChangeQueue
+from replicator.syncer.queue import ChangeQueue, QueuedChange
 from runtime.rate_limit import Clock
 
 # How soon a change is seen (OZ-090), and what asking costs the source.
-POLL_S = 0.2
-_FAILED_WAIT_MAX_S = 30.0
+_POLL_S = 0.2
+# A link that is back is used soon.
+_FAILED_WAIT_MAX_S = 5.0
 # Beyond it "many changed" is all that a proof needs to know.
 _NOTED_KEYS_MAX = 100_000
 
@@ -34,6 +37,7 @@ class ChangeCapture:
         self._lock = threading.Lock()
         self._is_on = False
         self._noted: set[str] | None = None
+        self._failures = 0
         self.prefixes: tuple[str, ...] = ()
         """Changes elsewhere are not queued."""
         self.entries_max = 1
@@ -45,6 +49,8 @@ class ChangeCapture:
         self.newest_index = 0
         self.caught_up_ms: int | None = None
         """Every change before this time is queued."""
+        # Changes up to here may have been applied before, by another syncer too.
+        self._known_through: int | None = None
         self.polls = 0
         """How many readings have come to an end."""
 
@@ -66,7 +72,7 @@ class ChangeCapture:
         with self._lock:
             self._queue.begin(position)
             self._is_on, self.has_gap, self.error = True, False, None
-            self.caught_up_ms = None
+            self.caught_up_ms = self._known_through = None
 
     def end(self) -> None:
         """Queue nothing any more, and drop what is queued.
@@ -78,6 +84,15 @@ class ChangeCapture:
             self._is_on, self.has_gap = False, False
             self.caught_up_ms = None
             self._queue.clear()
+
+    def settled_facts(self, queued: QueuedChange) -> QueuedChange:
+        """The change, without facts if it may be applied for a second time: the target
+        may have a later state by now, and what counts is what the source has.
+        """
+        known, change = self._known_through, queued.change
+        if known is not None and change.index > known:
+            return queued
+        return replace(queued, change=replace(change, facts=None))
 
     def note_keys(self) -> None:
         """Remember which keys are queued from now on."""
@@ -100,7 +115,7 @@ class ChangeCapture:
         with self._lock:
             after, is_on = self._queue.position, self._is_on and not self.has_gap
         if not is_on or after is None:
-            return POLL_S
+            return _POLL_S
         began_ms = self._clock.now_ms()
         try:
             batch = self._feed.read(after)
@@ -108,13 +123,15 @@ class ChangeCapture:
             with self._lock:
                 self.has_gap, self.error = True, error
             wake()
-            return POLL_S
+            return _POLL_S
         except ReconcileError as error:
             if not error.retryable:
                 raise
-            failed_before, self.error = self.error is not None, error
-            return _FAILED_WAIT_MAX_S if failed_before else POLL_S
+            self.error = error
+            self._failures += 1
+            return min(_POLL_S * 2.0 ** min(self._failures, 10), _FAILED_WAIT_MAX_S)
         self._lease.check()
+        self._failures = 0
         with self._lock:
             if not self._is_on or self._queue.position != after:
                 return 0.0
@@ -132,6 +149,8 @@ class ChangeCapture:
         )
         self.duplicates += result.duplicates
         self.newest_index, self.error = batch.newest_index, None
+        if self._known_through is None:
+            self._known_through = batch.newest_index
         if self._noted is not None:
             names = (name for one in kept for name in (one.key, one.previous_key) if name)
             self._noted.update(names)
@@ -139,8 +158,8 @@ class ChangeCapture:
                 self._noted = None
         self.polls += 1
         if result.is_full:
-            return POLL_S
+            return _POLL_S
         if batch.position.index >= batch.newest_index or batch.position == known:
-            self.caught_up_ms = began_ms
-            return POLL_S
+            self.caught_up_ms = began_ms - batch.delay_ms
+            return _POLL_S
         return 0.0

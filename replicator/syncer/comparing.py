@@ -26,7 +26,7 @@ _NAMED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonResult:
+class ComparisonFindings:
     """What a comparison found. Keys that differed are named up to a limit; `level` is
     that of what was equal. `in_flight` is None where nobody watched.
     """
@@ -71,6 +71,8 @@ class StoreComparing:
         # Keys in order, with what settles those that differ.
         self._waiting = deque[tuple[str, Work | None]]()
         self._differing = 0
+        self._read_key = start_after
+        self._was_watched = new_cut is not None
         self._decided = self._decisions(start_after)
         self._is_read = False
         self.last_key = start_after
@@ -97,21 +99,28 @@ class StoreComparing:
         for _ in range(_KEYS_AT_ONCE):
             if self.is_full:
                 break
-            decided = next(self._decided, None)
+            try:
+                decided = next(self._decided, None)
+            except BaseException:
+                # A generator that has failed looks as if it had come to its end.
+                self._decided = self._decisions(self._read_key)
+                self._was_watched = False
+                raise
             if decided is None:
                 self._is_read = True
                 break
+            self._read_key = decided.state.key
             self._take(decided)
         self._settle()
 
-    def result(self) -> ComparisonResult:
+    def result(self) -> ComparisonFindings:
         """What was found; once it is done."""
-        return ComparisonResult(
+        return ComparisonFindings(
             self._began_ms,
             self._found,
             tuple(self._named),
             self._tally.level_text,
-            self._in_flight if self._new_cut is not None else None,
+            self._in_flight if self._was_watched else None,
         )
 
     def _decisions(self, start_after: str) -> Iterator[DecidedKey]:

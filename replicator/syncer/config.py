@@ -27,8 +27,8 @@ class SyncerConfig(Settings):
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
-    # Replications that this syncer takes.
-    replications_max: Count = Field(default=16, ge=1, le=1_000)
+    # Replications that this syncer takes; a master gives no more than 256 to one.
+    replications_max: Count = Field(default=16, ge=1, le=256)
     # Objects that each replication copies at once.
     copies: Count = Field(default=16, ge=1, le=256)
 

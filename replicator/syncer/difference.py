@@ -9,13 +9,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from replicator.stores.port import (
-    Change,
-    ChangeBatch,
-    FeedPosition,
-    SnapshotFacts,
-    SnapshotStore,
-)
+from replicator.stores.port import Change, ChangeBatch, FeedPosition, SnapshotFacts, SnapshotStore
 from replicator.syncer.prefixes import change_within
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, QueuedChange, clear_folder
 from runtime.disk import Disk

@@ -24,7 +24,8 @@ from replicator.replication import (
     ReplicationReport,
     SyncerId,
 )
-from replicator.stores.port import FeedGapError, SnapshotLostError, Store, StoreError
+from replicator.stores.errors import FeedGapError, SnapshotLostError, StoreError
+from replicator.stores.port import Store
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.fence import fenced_store
@@ -43,7 +44,7 @@ from runtime.rate_limit import Clock, RateLimiter
 # Between two looks at what to do, when there is nothing to do.
 _IDLE_S = 0.2
 _RETRY_FIRST_S = 0.5
-_RETRY_MAX_S = 30.0
+_RETRY_MAX_S = 5.0
 
 
 class ReplicationEngine:
@@ -84,6 +85,7 @@ class ReplicationEngine:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._wished: Policy | None = None
+        self._source = source
         self._folder = SyncerFolder(
             parent, syncer=syncer, source=source.address, target=target.address
         )
@@ -96,13 +98,22 @@ class ReplicationEngine:
         except BaseException:
             self._folder.close()
             raise
-        self._source = source
-        copies = self._limits.copier.copies
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
+        copies = self._limits.copier.copies
         self._executors = new_executor(copies, "change"), new_executor(copies, "reader")
+        self._build(known or Checkpoint(), fenced_store(target, lease), new_executor)
+        self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
+        self._not_before_s, self._failures = 0.0, 0
+        self._waiting: FaultVerdict | None = None
+        self._stopped: FaultVerdict | None = None
+        self._equal_as_of_ms: int | None = None
+
+    def _build(self, known: Checkpoint, target: Store, new_executor: NewExecutor) -> None:
+        """Put together what works on this pair, from a checkpoint on."""
+        policy, source, lease, clock = self._policy, self._source, self._lease, self._clock
         tools = Tools(
             source=source,
-            target=fenced_store(target, lease),
+            target=target,
             ledger=self._ledger,
             rate=self._rate,
             readers=self._executors[1],
@@ -116,7 +127,7 @@ class ReplicationEngine:
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
             self._executors[0],
-            threads=copies,
+            threads=self._limits.copier.copies,
             clock=clock,
             tally=self._tally,
             judge=self._judge,
@@ -125,7 +136,7 @@ class ReplicationEngine:
         feed = source.feed
         self._capture = ChangeCapture(feed, self._queue, lease, clock) if feed is not None else None
         self._machine = StageMachine(
-            known or Checkpoint(),
+            known,
             prefixes=policy.prefixes,
             is_live=policy.options.is_live,
             has_feed=feed is not None,
@@ -156,12 +167,6 @@ class ReplicationEngine:
                 clock=clock,
                 limits=self._limits,
             )
-            self._rounds.on_phase_end = self._follower.reset
-        self._is_stale = self._gap_is_told = self._is_over = False
-        self._not_before_s, self._failures = 0.0, 0
-        self._waiting: FaultVerdict | None = None
-        self._stopped: FaultVerdict | None = None
-        self._equal_as_of_ms: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -196,6 +201,11 @@ class ReplicationEngine:
         folder; idempotent.
         """
         self._stop.set()
+        if not self._is_closed and not self._is_over:
+            with suppress(ReconcileError):
+                if self._follower is not None and self._rounds.may_follow:
+                    self._follower.finish()
+        self._is_closed = True
         self._close_work()
         self._ledger.close()
         self._folder.close()
@@ -290,6 +300,10 @@ class ReplicationEngine:
             return self._rounds.equal_as_of_ms
         return self._follower.equal_as_of_ms
 
+    @property
+    def _knows_applied(self) -> bool:
+        return self._follower is not None and self._follower.knows_applied
+
     def _open_queue(self) -> ChangeQueue:
         path = self._folder.path / "queue"
         try:
@@ -313,7 +327,7 @@ class ReplicationEngine:
             self._workers.resume()
         others = (before.prefixes, before.options) != (wished.prefixes, wished.options)
         if others and wished.desired is not DesiredState.CANCELLED:
-            event = WishesChanged(wished.prefixes, wished.options.is_live)
+            event = WishesChanged(wished.prefixes, wished.options.is_live, self._knows_applied)
             self._rounds.tell(event)
             self._is_stale = True
 
@@ -331,13 +345,13 @@ class ReplicationEngine:
             rounds.end_phase()
         if capture is not None and capture.has_gap and not self._gap_is_told:
             self._gap_is_told = True
-            rounds.tell(GapFound())
+            rounds.tell(GapFound(self._knows_applied))
         if capture is not None and not capture.has_gap:
             self._gap_is_told = False
         done = 0
         if self._clock.monotonic_s() >= self._not_before_s:
             done += rounds.advance()
-            if self._follower is not None and self._machine.is_live:
+            if self._follower is not None and rounds.may_follow:
                 done += self._follower.follow()
             self._failures, self._waiting = 0, None
         done += workers.pump(may_start=True)
@@ -352,7 +366,7 @@ class ReplicationEngine:
             # It is read again from the log, and compared where the log has a gap.
             self._rounds.end_phase()
             self._queue.clear()
-            self._rounds.tell(GapFound())
+            self._rounds.tell(GapFound(self._knows_applied))
             return
         if isinstance(error, SnapshotLostError) and self._rounds.lose_snapshot():
             return

@@ -6,7 +6,7 @@ from merkle.errors import ReconcileError
 from replicator.copy_requests import CopyFailedError, FailureReason
 from replicator.ledger import LedgerDamagedError
 from replicator.replication import ReplicationFault
-from replicator.stores.port import StoreError, UnsupportedObjectError
+from replicator.stores.errors import StoreError, UnsupportedObjectError
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.queue import QueueDamagedError
 

@@ -5,7 +5,7 @@ process is stopped cannot be called back: puts are conditional where the store a
 it, and the comparison that follows a change of holders finds what a late delete did.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from merkle.checksum import Buffer
@@ -127,8 +127,28 @@ class _FencedPieces:
         condition: WriteCondition,
     ) -> ObjectFacts:
         """See PieceWriter."""
+        return self._pieces.put_pieces(facts, md5, self._held(pieces), properties, condition)
+
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """See PieceWriter."""
+        held = self._held(pieces)
+        return self._pieces.write_part_pieces(key, upload, number, held, length_bytes)
+
+    def _held(self, pieces: Iterable[Buffer]) -> Iterator[Buffer]:
+        """The pieces while the lease lasts: an error before the last one ends the
+        request, and nothing is written.
+        """
         self._lease.check()
-        return self._pieces.put_pieces(facts, md5, pieces, properties, condition)
+        for piece in pieces:
+            self._lease.check()
+            yield piece
 
 
 class _FencedRenamer:

@@ -3,13 +3,13 @@
 Nothing in it is needed by another syncer: what counts is the checkpoint at the master.
 """
 
-import hashlib
 import json
 import uuid
 from pathlib import Path
 from typing import Self
 from urllib.parse import quote
 
+from replicator.hashing import blake3_of
 from replicator.replication import Checkpoint, Stage, SyncerId
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.disk import Disk
@@ -128,7 +128,7 @@ def folder_name(source: str, target: str) -> str:
     name = f"{_joined(source)}--{_joined(target)}"
     if len(name) <= _NAME_BYTES_MAX:
         return name
-    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    digest = blake3_of(name.encode()).hex()[:32]
     return f"{name[: _NAME_BYTES_MAX - 33]}.{digest}"
 
 

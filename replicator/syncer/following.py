@@ -2,23 +2,24 @@
 
 from collections import deque
 
-from replicator.stores.port import FeedPosition
+from replicator.replication import Checkpoint, Stage
+from replicator.stores.port import Change, ChangeKind, FeedPosition
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import ALL, without_nested
 from replicator.syncer.queue import ChangeQueue
-from replicator.syncer.rounds import EngineLimits, RoundRunner
+from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 
 # Between two records of how far the log was applied: a killed syncer repeats no more.
 _SAVE_S = 1.0
+# Keys that are remembered since the base; beyond it all is compared after a gap.
+_APPLIED_MAX = 100_000
 # The base of a difference after a gap: a younger one makes it shorter.
 _BASE_AGE_S = 900.0
-# A first proof need not wait as long as the later ones.
-_FIRST_PROOF_S = 5.0
 
 
 class LogFollower:
@@ -47,8 +48,9 @@ class LogFollower:
         self._prove_every_s = limits.prove_every_s
         now_s = clock.monotonic_s()
         self._saved_s = self._base_s = now_s
-        self._prove_s = now_s + min(_FIRST_PROOF_S, limits.prove_every_s)
+        self._prove_s = now_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self._taken = _TakenChanges()
+        self._applied = _AppliedSinceBase(machine.checkpoint)
         # Up to here the queue can let go, once the position is recorded.
         self._release = 0
         self._proving: StoreComparing | None = None
@@ -56,6 +58,7 @@ class LogFollower:
         self._proof_at: FeedPosition | None = None
         self._proof_moved = set[str]()
         self._proof_polls: int | None = None
+        rounds.on_phase_end, rounds.applied_changes = self.reset, self.applied_changes
 
     def reset(self) -> None:
         """Begin again with what is not acknowledged."""
@@ -73,8 +76,10 @@ class LogFollower:
         phase = self._rounds.begin_phase(None)
         schedule, now_ms = self._workers.schedule, self._clock.now_ms()
         taken = self._queue.take(self._workers.room)
+        self._applied.follow(self._machine.checkpoint)
         for one in taken:
-            schedule.add(one, now_ms=now_ms)
+            self._applied.add(one.change)
+            schedule.add(self._capture.settled_facts(one), now_ms=now_ms)
             self._taken.add(one.number, one.change.index)
         now_s = self._clock.monotonic_s()
         if now_s - self._saved_s >= _SAVE_S and self._acknowledge():
@@ -95,6 +100,27 @@ class LogFollower:
             prefixes = without_nested(self._rounds.policy.prefixes) or ALL
             self._proving = self._rounds.compare(phase, prefixes, watched=False)
         return bool(taken) or (is_proving and self._proof_polls is None)
+
+    def finish(self) -> None:
+        """Record what is done, and begin nothing: the process ends.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer, or a file cannot be written.
+        """
+        self._workers.settle()
+        if self._acknowledge():
+            self._rounds.record()
+        self._queue.acknowledge(self._release)
+
+    @property
+    def knows_applied(self) -> bool:
+        """Whether it is known what the log has changed since the base."""
+        return self._applied.is_known
+
+    def applied_changes(self) -> list[Change]:
+        """What to look at again besides a difference from the base."""
+        return self._applied.changes()
 
     @property
     def equal_as_of_ms(self) -> int | None:
@@ -155,6 +181,51 @@ class LogFollower:
             moved=moved,
             failed=self._workers.held,
         )
+
+
+class _AppliedSinceBase:
+    """Which keys the log has changed since the base, as far as this process knows: a
+    difference of snapshots shows none that appeared and vanished between them.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        is_at_base = checkpoint.stage is not Stage.LIVE
+        self._base = checkpoint.base
+        self._next = checkpoint.snapshot
+        # Since the base, and since the snapshot that will replace it; None is unknown.
+        self._since: dict[str, None] | None = {} if is_at_base else None
+        self._since_next = dict[str, None]()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether all keys are known."""
+        return self._since is not None
+
+    def changes(self) -> list[Change]:
+        """A change for each of them: look at it."""
+        found = list[Change]()
+        for name in self._since or ():
+            kind = ChangeKind.DELETE_PREFIX if name.endswith("/") else ChangeKind.DELETE
+            found.append(Change(0, name, "", kind))
+        return found
+
+    def follow(self, checkpoint: Checkpoint) -> None:
+        """Note another base, or another snapshot that will be it."""
+        if checkpoint.base != self._base:
+            is_next = checkpoint.base == self._next
+            self._since = self._since_next if is_next else {}
+            self._base = checkpoint.base
+        if checkpoint.snapshot != self._next:
+            self._next, self._since_next = checkpoint.snapshot, {}
+
+    def add(self, change: Change) -> None:
+        """Note a change that will be applied."""
+        names = [name for name in (change.key, change.previous_key) if name]
+        for since in (self._since, self._since_next):
+            if since is not None:
+                since.update(dict.fromkeys(names))
+        if self._since is not None and len(self._since) > _APPLIED_MAX:
+            self._since = None
 
 
 class _TakenChanges:

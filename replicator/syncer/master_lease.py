@@ -22,7 +22,7 @@ class MasterLease:
     """The right of this syncer to work on one replication (Lease). Thread-safe."""
 
     def __init__(self, client: SyncerClient, timer: LeaseTimer, assignment: Assignment) -> None:
-        """`timer` is that of the syncer itself: all its replications share one lease."""
+        """`timer` is that of the syncer: all its replications share one lease."""
         self._client = client
         self._timer = timer
         self._policy_id = assignment.policy.policy_id

@@ -13,7 +13,8 @@ from replicator.difference import DecisionRules
 from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger
 from replicator.replication import ReplicationOptions
-from replicator.stores.port import SnapshotFacts, SnapshotLostError, Store
+from replicator.stores.errors import SnapshotLostError
+from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
@@ -47,7 +48,7 @@ class Tools:
         return both if options.keeps_acls else replace(both, acl=False)
 
 
-class Phase:
+class SyncPhase:
     """Compares and applies from one source. Close it when nothing of it runs."""
 
     def __init__(
@@ -63,19 +64,12 @@ class Phase:
             StoreError: the snapshot cannot be opened.
         """
         self.snapshot = snapshot
-        source, find = tools.source, tools.source.snapshots
+        source, snapshots = tools.source, tools.source.snapshots
         if snapshot is not None:
-            assert find is not None
-            view = find.open(snapshot)
+            assert snapshots is not None
+            view = snapshots.open(snapshot)
             source = replace(source, lister=view.lister, reader=view.reader, feed=None)
         self.source = source
-
-        def check_snapshot() -> None:
-            if snapshot is None or find is None:
-                return
-            found = tools.retried(lambda: find.find(snapshot.name))
-            if found is None or found.snapshot_id != snapshot.snapshot_id:
-                raise SnapshotLostError(f"snapshot {snapshot.name} is gone: nothing is deleted")
 
         crossing = tools.crossing(options)
         tools.ledger.save_crossing(crossing)
@@ -90,41 +84,56 @@ class Phase:
             is_cancelled=tools.is_stopped,
             new_executor=tools.new_executor,
         )
-        capabilities = source.capabilities, tools.target.capabilities
-        self.comparison = KeyComparison(
-            source,
-            tools.target,
-            tools.ledger,
-            rules=DecisionRules(
-                may_delete=all(one.lists_all_keys for one in capabilities),
-                stamps_cover_properties=source.capabilities.stamps_cover_properties,
-                patches=tools.target.capabilities.copies_ranges,
-            ),
-            readers=tools.readers,
-            sleep=tools.sleep,
-            backoff=tools.backoff,
-            is_cancelled=tools.is_stopped,
-            crossing=crossing,
+        kept = tools.target.capabilities
+        rules = DecisionRules(
+            may_delete=all(one.lists_all_keys for one in (source.capabilities, kept)),
+            stamps_cover_properties=source.capabilities.stamps_cover_properties,
+            patches=kept.copies_ranges,
         )
+        # Of what a comparison passes over nothing says that it was changed.
+        self.comparison, of_changes = (
+            KeyComparison(
+                source,
+                tools.target,
+                tools.ledger,
+                rules=replace(rules, trusts_times=trusts_times),
+                readers=tools.readers,
+                sleep=tools.sleep,
+                backoff=tools.backoff,
+                is_cancelled=tools.is_stopped,
+                crossing=crossing,
+            )
+            for trusts_times in (True, False)
+        )
+        target, ledger = tools.target, tools.ledger
+        keys = KeyCopier(target, ledger, self._copier, crossing=crossing, limits=tools.copy_limits)
         self.applier = ChangeApplier(
             source,
             tools.target,
             tools.ledger,
-            comparison=self.comparison,
-            keys=KeyCopier(
-                tools.target,
-                tools.ledger,
-                self._copier,
-                crossing=crossing,
-                limits=tools.copy_limits,
-            ),
+            comparison=of_changes,
+            keys=keys,
             readers=tools.readers,
             retried=tools.retried,
             prefixes=prefixes,
             newest_wins=options.newest_wins,
-            check_snapshot=check_snapshot,
+            check_snapshot=lambda: _check_snapshot(tools, snapshot),
         )
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
         self._copier.close()
+
+
+def _check_snapshot(tools: Tools, snapshot: SnapshotFacts | None) -> None:
+    """Check that a snapshot is there, so that what it lacks may count.
+
+    Raises:
+        SnapshotLostError: it is gone.
+    """
+    snapshots = tools.source.snapshots
+    if snapshot is None or snapshots is None:
+        return
+    found = tools.retried(lambda: snapshots.find(snapshot.name))
+    if found is None or found.snapshot_id != snapshot.snapshot_id:
+        raise SnapshotLostError(f"snapshot {snapshot.name} is gone: nothing is deleted")

@@ -26,7 +26,6 @@ from replicator.syncer.gauges import Observation, SyncerGauges
 from replicator.syncer.lease import LeaseLostError, LeaseTimer
 from replicator.syncer.master_lease import MasterLease
 from replicator.syncer.metrics import PROCESS, SYNCER_METRICS
-from runtime.config import split_address
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from runtime.folder_lock import FolderLock
@@ -34,6 +33,7 @@ from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import SystemClock
+from runtime.setting_values import split_address
 from runtime.thread_health import ThreadHealth
 
 # Of a lease, kept for requests that are on their way when it ends.
@@ -48,7 +48,7 @@ _REPLICATIONS_FOLDER = "replications"
 _log = get_logger("syncer", SYNCER_EVENTS)
 
 
-class BootClock(SystemClock):
+class _BootClock(SystemClock):
     """A clock that goes on while the machine sleeps: leases do, too."""
 
     def monotonic_s(self) -> float:
@@ -75,7 +75,7 @@ class SyncerProcess:
         self._stopping = threading.Event()
         self._metrics = Metrics(SYNCER_METRICS)
         self._gauges = SyncerGauges(self._metrics)
-        self._clock = BootClock()
+        self._clock = _BootClock()
         self._started_ms = self._clock.now_ms()
         self._metrics.set("syncer_start_time_seconds", self._started_ms / 1000)
         self._timer: LeaseTimer | None = None

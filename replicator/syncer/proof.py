@@ -3,13 +3,13 @@
 A proof begins when all that was queued is being applied or done, at the position up to
 which everything is acknowledged. A comparison runs beside the log. A key that differs
 and was changed since is in flight: it says nothing. Any other is a difference. Without
-one the target had every change up to the position: it is equal up to there (OZ-098).
+one the target had every change up to the position: it is equal up to there.
 """
 
 from dataclasses import dataclass
 
 from replicator.stores.port import FeedPosition
-from replicator.syncer.comparing import ComparisonResult
+from replicator.syncer.comparing import ComparisonFindings
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class ProofState:
 
     def after(
         self,
-        result: ComparisonResult,
+        result: ComparisonFindings,
         *,
         position: FeedPosition | None,
         moved: set[str] | None,
@@ -35,10 +35,13 @@ class ProofState:
         are keys and prefixes that were changed since, None for more than can be told.
         What was proven earlier stays, with its age.
         """
-        if moved is None or len(result.keys) < result.differences:
+        if moved is None:
             return ProofState(self.position, self.proven_ms, self.level, None)
+        if len(result.keys) < result.differences:
+            # Too many to tell which of them are in flight.
+            return ProofState(self.position, self.proven_ms, self.level, result.differences)
         real = [key for key in result.keys if not _is_among(key, moved)]
-        if real or failed or result.in_flight:
+        if real or failed or (position is None and result.in_flight != 0):
             return ProofState(self.position, self.proven_ms, self.level, len(real) + failed)
         return ProofState(position, result.began_ms, result.level, 0)
 

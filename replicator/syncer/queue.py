@@ -18,13 +18,7 @@ from pathlib import Path
 
 from merkle.errors import ReconcileError
 from proof.item import ContentHash, HashAlgorithm
-from replicator.stores.port import (
-    Change,
-    ChangeBatch,
-    ChangeKind,
-    FeedPosition,
-    ObjectFacts,
-)
+from replicator.stores.port import Change, ChangeBatch, ChangeKind, FeedPosition, ObjectFacts
 from runtime.disk import Disk
 from runtime.documents import parse_json
 
@@ -89,9 +83,12 @@ class _Page:
 class ChangeQueue:
     """The queue of one replication. One thread may append while another reads."""
 
-    def __init__(self, folder: Path, disk: Disk | None = None) -> None:
+    def __init__(
+        self, folder: Path, disk: Disk | None = None, *, segment_bytes: int = _SEGMENT_BYTES
+    ) -> None:
         """Open the queue in a folder, which is created as needed. The caller holds a
-        lock of the folder around it.
+        lock of the folder around it. A file that is larger than `segment_bytes` is
+        followed by another.
 
         Raises:
             QueueDamagedError: a page before the last one is damaged; `clear_folder`
@@ -100,6 +97,7 @@ class ChangeQueue:
         """
         self._folder = folder
         self._disk = disk or Disk()
+        self._segment_bytes = segment_bytes
         self._disk.make_folder(folder)
         self._lock = threading.Lock()
         self._segments = list[_Segment]()
@@ -254,7 +252,7 @@ class ChangeQueue:
         segment.size_bytes += len(written)
         segment.changes += sum(len(changes) for _, changes in pages)
         self._position = FeedPosition(log, after)
-        if segment.size_bytes > _SEGMENT_BYTES:
+        if segment.size_bytes > self._segment_bytes:
             # The next file appears with its first page.
             self._segments.append(_Segment(segment.end_number))
 
@@ -286,6 +284,8 @@ class ChangeQueue:
                 break
             gone = self._segments.pop(0)
             self._disk.remove(self._path(gone))
+            # One after the other: what a crash leaves has no hole.
+            self._disk.sync_folder(self._folder)
 
     def _clear(self) -> None:
         for name in self._disk.names(self._folder):

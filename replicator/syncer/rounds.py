@@ -5,7 +5,6 @@ the request is tried again later. What runs beside the log shares its workers, s
 changes of one key never overtake each other.
 """
 
-import hashlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,19 +14,16 @@ from typing import assert_never
 from replicator.copier import CopierLimits
 from replicator.copy_task import CopyLimits
 from replicator.cut import CutCheck
+from replicator.hashing import blake3_of
 from replicator.replication import Checkpoint, Policy, Stage
-from replicator.stores.port import (
-    PreconditionFailedError,
-    SnapshotFacts,
-    SnapshotLostError,
-    StoreError,
-)
+from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
+from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.lease import Lease
-from replicator.syncer.phase import Phase, Tools
+from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.proof import ProofState
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.stages import (
@@ -55,6 +51,9 @@ from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
 
+# A first proof need not wait as long as the later ones: it also finds what a syncer did
+# that had the lease before.
+FIRST_PROOF_S = 5.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
 # Snapshots that crashes have left, of which nobody knows.
@@ -111,16 +110,20 @@ class RoundRunner:
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
         self._is_difference_open = False
         self._todo = deque[Request](machine.start())
-        self._phase: Phase | None = None
+        self._saved_number = 0
+        self._saved_stage = machine.checkpoint.stage
+        self._phase: SyncPhase | None = None
         self._comparing: StoreComparing | None = None
         self._began_s = self._progress_s = clock.monotonic_s()
-        self._compared_s: float | None = None
+        self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
         """What the operator wants now."""
         self.proof = ProofState()
         """What the last comparison has shown."""
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
+        self.applied_changes: Callable[[], list[Change]] = list
+        """What to look at besides a difference: the target is ahead of its base."""
         self.on_phase_end: Callable[[], None] = lambda: None
         """Called when what was taken from the queue has to be taken again."""
 
@@ -128,6 +131,13 @@ class RoundRunner:
     def is_busy(self) -> bool:
         """Whether there is something to do but wait."""
         return bool(self._todo) and not isinstance(self._todo[0], AwaitInterval)
+
+    @property
+    def may_follow(self) -> bool:
+        """Whether the log may be applied: only once that is recorded, for another
+        syncer would apply the snapshot again, which is older.
+        """
+        return self._machine.is_live and self._saved_stage is Stage.LIVE
 
     def tell(self, event: Event) -> None:
         """Tell the stages what happened; what follows is done first."""
@@ -163,9 +173,11 @@ class RoundRunner:
 
     def lose_snapshot(self) -> bool:
         """Note that the snapshot that is being applied is gone; whether one was."""
-        if not self._todo or not isinstance(self._todo[0], CompareStores | ApplyDifference):
+        kinds = CompareStores | ApplyDifference
+        request = next((one for one in self._todo if isinstance(one, kinds)), None)
+        if request is None:
             return False
-        request = self._todo.popleft()
+        self._todo.remove(request)
         self.end_phase()
         self.tell(DifferenceFailed() if isinstance(request, ApplyDifference) else SnapshotGone())
         return True
@@ -185,7 +197,17 @@ class RoundRunner:
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
 
-    def begin_phase(self, snapshot: SnapshotFacts | None) -> Phase:
+    def record(self) -> None:
+        """Save what is to be saved next.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer.
+        """
+        while self._todo and isinstance(self._todo[0], SaveCheckpoint):
+            self.advance()
+
+    def begin_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
         """The tools for this source; those of another one are put away first.
 
         Raises:
@@ -195,14 +217,14 @@ class RoundRunner:
         if phase is not None and phase.snapshot == snapshot:
             return phase
         self.end_phase()
-        phase = Phase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
         self._phase = phase
         self._workers.begin(phase.applier)
         return phase
 
     def end_phase(self) -> None:
         """Put away what runs; what was taken from a queue is taken again."""
-        self._workers.drain()
+        self._workers.end()
         phase, self._phase, self._comparing = self._phase, None, None
         self._is_difference_open = False
         if phase is not None:
@@ -210,7 +232,7 @@ class RoundRunner:
         self.on_phase_end()
 
     def compare(
-        self, phase: Phase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
+        self, phase: SyncPhase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
     ) -> StoreComparing:
         """Begin to compare; with `watched` what changes meanwhile is counted."""
         policy = self.policy
@@ -251,8 +273,10 @@ class RoundRunner:
                 self._capture.end()
             case TakeSnapshot():
                 return True, self._take_snapshot()
-            case SaveCheckpoint(checkpoint):
-                self._save(checkpoint)
+            case SaveCheckpoint(checkpoint, number):
+                if number > self._saved_number:
+                    self._save(checkpoint)
+                    self._saved_number = number
             case DeleteSnapshot(snapshot):
                 self.delete_snapshot(snapshot)
             case AwaitInterval():
@@ -270,7 +294,7 @@ class RoundRunner:
         snapshots, at = self._tools.source.snapshots, self._machine.checkpoint
         assert snapshots is not None
         known = [_number(one.name) for one in (at.base, at.snapshot) if one is not None]
-        digest = hashlib.sha256(self.policy.policy_id.encode()).hexdigest()[:12]
+        digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
         for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
             name = f"treefold-{digest}-{number}"
             self._lease.check()
@@ -290,6 +314,7 @@ class RoundRunner:
         self._lease.check()
         self._lease.save(checkpoint)
         self._folder.save(checkpoint)
+        self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
         """Rounds begin so far apart; one that took longer is followed at once."""
@@ -315,11 +340,12 @@ class RoundRunner:
         self._comparing, result = None, comparing.result()
         if is_live:
             return True, WorkDone()
-        if not request.start_after:
+        is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
+        if not request.start_after and not is_first:
             self.proof = self.proof.after(
                 result, position=None, moved=set(), failed=self._workers.held
             )
-        self._compared_s = self._clock.monotonic_s()
+        self._prove_s = self._clock.monotonic_s() + self._limits.prove_every_s
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         return True, self._round_done(as_of, is_resumed=bool(request.start_after))
 
@@ -349,6 +375,9 @@ class RoundRunner:
                     raise
                 self._difference.close()
                 return True, DifferenceFailed()
+            now_ms = self._clock.now_ms()
+            for change in self.applied_changes():
+                self._workers.schedule.touch(change, now_ms=now_ms)
             self._is_difference_open = True
         schedule, now_ms = self._workers.schedule, self._clock.now_ms()
         taken = self._difference.take(self._workers.room)
@@ -363,9 +392,8 @@ class RoundRunner:
 
     def _is_proof_due(self) -> bool:
         """Whether all is to be compared, although a difference would do."""
-        now_s, last_s = self._clock.monotonic_s(), self._compared_s
         follows = self._capture is not None and self.policy.options.is_live
-        return not follows and last_s is not None and (now_s - last_s >= self._limits.prove_every_s)
+        return not follows and self._clock.monotonic_s() >= self._prove_s
 
     def _note_begin(self) -> None:
         if self._machine.checkpoint.stage is not Stage.LIVE:

@@ -68,6 +68,8 @@ class ChangeSchedule:
         self._open = list[int]()
         self._done = set[int]()
         self._done_through = 0
+        # Numbers of changes whose keys are gone, until a later change says so.
+        self._unsettled = dict[str, list[int]]()
         self.merged = 0
         """How many changes were replaced by later ones of the same key."""
 
@@ -129,8 +131,10 @@ class ChangeSchedule:
             found.append(work)
         return found
 
-    def finish(self, work: Work) -> None:
-        """Note that work is done."""
+    def finish(self, work: Work, *, is_settled: bool = True) -> None:
+        """Note that work is done. Where that does not settle it, a later change of its
+        key will, and it is acknowledged with that one.
+        """
         assert work.is_started
         work.is_done = True
         del self._pending[work.order]
@@ -143,7 +147,12 @@ class ChangeSchedule:
             later.waits_for -= 1
             if not later.waits_for:
                 heapq.heappush(self._ready, (later.order, later))
+        if not is_settled and work.numbers:
+            self._unsettled.setdefault(work.change.key, []).extend(work.numbers)
+            return
         self._done.update(work.numbers)
+        for key in [one for one in self._unsettled if work.touches(one)]:
+            self._done.update(self._unsettled.pop(key))
         while self._open and self._open[0] in self._done:
             self._done_through = heapq.heappop(self._open)
             self._done.remove(self._done_through)

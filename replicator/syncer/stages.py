@@ -8,7 +8,7 @@ the target has as a whole. Snapshots are let go of once that is recorded at the 
 """
 
 from dataclasses import dataclass, replace
-from typing import TypeAlias, assert_never
+from typing import TypeAlias, TypedDict, Unpack, assert_never
 
 from replicator.replication import Checkpoint, Stage
 from replicator.stores.port import FeedPosition, SnapshotFacts
@@ -67,9 +67,12 @@ class ApplyDifference:
 
 @dataclass(frozen=True, slots=True)
 class SaveCheckpoint:
-    """Record how far the replication is, here and at the master."""
+    """Record how far the replication is, here and at the master. Numbers ascend: one
+    that comes late, after a newer one, is not recorded.
+    """
 
     checkpoint: Checkpoint
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,12 @@ class SnapshotGone:
 
 @dataclass(frozen=True, slots=True)
 class GapFound:
-    """Changes of the log are missing (OZ-098)."""
+    """Changes of the log are missing (OZ-098). `knows_applied`: it is known which keys
+    the log has changed at the target since the base, so that a difference from it will
+    do: it shows none that was made since and deleted in the gap.
+    """
+
+    knows_applied: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +150,13 @@ class IntervalPassed:
 
 @dataclass(frozen=True, slots=True)
 class WishesChanged:
-    """The operator wants other prefixes, or another way to follow."""
+    """The operator wants other prefixes, or another way to follow. `knows_applied` is
+    as that of GapFound.
+    """
 
     prefixes: tuple[str, ...]
     is_live: bool
+    knows_applied: bool
 
 
 Request: TypeAlias = (
@@ -193,6 +204,9 @@ class StageMachine:
         self._wants_live = is_live
         self._has_feed = has_feed
         self._has_snapshots = has_snapshots
+        self._saves = 0
+        # What the target had as a whole before the log was applied to it.
+        self._gap_base: SnapshotFacts | None = None
         # Changes are being queued without a gap since the round began.
         self._captures = False
         # What the comparison that runs will have brought over.
@@ -216,7 +230,7 @@ class StageMachine:
         if at.stage is not Stage.LIVE:
             return self._round()
         if at.position is None or not self._follows:
-            return self._leave_live()
+            return self._leave_live(knows_applied=False)
         self._captures = True
         requests: list[Request] = [StartCapture(at.position)]
         if at.snapshot is not None:
@@ -230,7 +244,9 @@ class StageMachine:
         match event:
             case PositionNoted(position):
                 self._captures = True
-                return [*self._save(position=position), StartCapture(position), *self._continue()]
+                # What was compared before the position may have changed before it.
+                saved = self._save(position=position, last_key="")
+                return [*saved, StartCapture(position), *self._continue()]
             case SnapshotTaken(snapshot, position):
                 if self.is_live:
                     self._next_base = position
@@ -244,9 +260,17 @@ class StageMachine:
             case DifferenceFailed():
                 return [self._comparison()]
             case SnapshotGone():
-                return [*self._save(snapshot=None, last_key=""), *self._continue()]
-            case GapFound():
-                return self._gap()
+                # The target has some of it: the base is no whole state of it any more.
+                base, self._gap_base = self._gap_base or self._checkpoint.base, None
+                saved = self._save(base=None, snapshot=None, last_key="")
+                gone = [DeleteSnapshot(base)] if base is not None else []
+                return [*saved, *gone, *self._continue()]
+            case GapFound(knows_applied):
+                self._captures = False
+                if self.is_live:
+                    return self._leave_live(knows_applied=knows_applied)
+                # The round that runs comes to its end, and another one follows.
+                return [StopCapture(), *self._save(position=None)]
             case ChangesApplied(position):
                 return self._applied(position)
             case IntervalPassed():
@@ -254,8 +278,8 @@ class StageMachine:
                     return self._round()
                 is_due = self._has_snapshots and self._checkpoint.snapshot is None
                 return [TakeSnapshot()] if is_due else []
-            case WishesChanged(prefixes, is_live):
-                return self._wish(prefixes, is_live=is_live)
+            case WishesChanged():
+                return self._wish(event)
             case _:
                 assert_never(event)
 
@@ -268,10 +292,13 @@ class StageMachine:
         at = self._checkpoint
         if self._follows and not self._captures:
             is_begun = at.stage is Stage.INITIAL_BATCH or at.snapshot is not None
-            if at.position is None or not is_begun:
+            if at.position is not None and is_begun:
+                self._captures = True
+                return [StartCapture(at.position), *self._continue()]
+            if at.snapshot is None:
                 return [NotePosition()]
-            self._captures = True
-            return [StartCapture(at.position), *self._continue()]
+            # Changes between this snapshot and a position of now would be lost: it is
+            # applied for itself, and another round follows.
         return self._continue()
 
     def _continue(self) -> list[Request]:
@@ -280,12 +307,12 @@ class StageMachine:
         return self._work()
 
     def _work(self) -> list[Request]:
-        at = self._checkpoint
-        if at.stage is Stage.INCREMENTAL and at.base is not None and at.snapshot is not None:
+        at, base = self._checkpoint, self._gap_base or self._checkpoint.base
+        if at.stage is Stage.INCREMENTAL and base is not None and at.snapshot is not None:
             missing = uncovered(self._prefixes, at.prefixes)
             if not missing:
                 self._compared = None
-                return [ApplyDifference(at.base, at.snapshot)]
+                return [ApplyDifference(base, at.snapshot)]
         return [self._comparison()]
 
     def _comparison(self) -> CompareStores:
@@ -300,7 +327,8 @@ class StageMachine:
             # It was a comparison beside the log, of prefixes that were added.
             known = (*at.prefixes, *(compared or ()))
             return [*self._save(prefixes=self._kept(known)), *self._backfill()]
-        old, position = at.base, at.position
+        old, position = self._gap_base or at.base, at.position
+        self._gap_base = None
         in_snapshot = at.snapshot.position if at.snapshot is not None else None
         if in_snapshot is not None and _is_behind(position, in_snapshot, follows=self._follows):
             position = in_snapshot
@@ -323,22 +351,21 @@ class StageMachine:
             return requests + self._round()
         return [*requests, *self._save(stage=Stage.LIVE), *self._backfill()]
 
-    def _gap(self) -> list[Request]:
-        self._captures = False
-        if self.is_live:
-            return self._leave_live()
-        # The round that runs is brought to its end, and another one follows.
-        return [StopCapture(), *self._save(position=None)]
-
-    def _leave_live(self) -> list[Request]:
-        """Go back to rounds (OZ-103)."""
-        left = self._checkpoint.snapshot
+    def _leave_live(self, *, knows_applied: bool) -> list[Request]:
+        """Go back to rounds (OZ-103). The target is ahead of the base by now: another
+        syncer, which does not know by what, compares all.
+        """
+        at = self._checkpoint
+        left = [one for one in (at.snapshot, at.base) if one is not None]
+        self._gap_base = at.base if knows_applied else None
+        if self._gap_base is not None:
+            left.remove(self._gap_base)
         self._captures, self._next_base, self._compared = False, None, None
         requests: list[Request] = [StopCapture()]
-        requests += self._save(stage=Stage.INCREMENTAL, position=None, snapshot=None, last_key="")
-        if left is not None:
-            requests.append(DeleteSnapshot(left))
-        return requests + self._round()
+        requests += self._save(
+            stage=Stage.INCREMENTAL, position=None, base=None, snapshot=None, last_key=""
+        )
+        return [*requests, *map(DeleteSnapshot, left), *self._round()]
 
     def _applied(self, position: FeedPosition) -> list[Request]:
         assert self.is_live
@@ -352,11 +379,11 @@ class StageMachine:
         requests = self._save(position=position, base=at.snapshot, snapshot=None)
         return [*requests, *([DeleteSnapshot(at.base)] if at.base is not None else [])]
 
-    def _wish(self, prefixes: tuple[str, ...], *, is_live: bool) -> list[Request]:
+    def _wish(self, event: WishesChanged) -> list[Request]:
         was_following = self._follows
-        self._prefixes, self._wants_live = prefixes, is_live
+        self._prefixes, self._wants_live = event.prefixes, event.is_live
         if self.is_live and not self._follows:
-            return self._leave_live()
+            return self._leave_live(knows_applied=event.knows_applied)
         requests = list[Request]()
         kept = self._kept(self._checkpoint.prefixes)
         if kept != self._checkpoint.prefixes:
@@ -368,7 +395,7 @@ class StageMachine:
         return requests
 
     def _backfill(self) -> list[Request]:
-        """Compare prefixes that the target does not have yet, beside the log (OZ-161)."""
+        """Compare prefixes that the target lacks, beside the log (OZ-161)."""
         missing = uncovered(self._prefixes, self._checkpoint.prefixes)
         if not missing or self._compared is not None:
             return []
@@ -380,12 +407,24 @@ class StageMachine:
         wanted = without_nested(self._prefixes) or ALL
         return tuple(one for one in wanted if one.startswith(known))
 
-    def _save(self, **changes: object) -> list[Request]:
-        checkpoint = replace(self._checkpoint, **changes)  # type: ignore[arg-type]
+    def _save(self, **changes: Unpack["_Changes"]) -> list[Request]:
+        checkpoint = replace(self._checkpoint, **changes)
         before, after = self._checkpoint.stage, checkpoint.stage
         assert before is after or (before, after) in LEGAL
         self._checkpoint = checkpoint
-        return [SaveCheckpoint(checkpoint)]
+        self._saves += 1
+        return [SaveCheckpoint(checkpoint, self._saves)]
+
+
+class _Changes(TypedDict, total=False):
+    """Fields of a checkpoint."""
+
+    stage: Stage
+    base: SnapshotFacts | None
+    snapshot: SnapshotFacts | None
+    last_key: str
+    position: FeedPosition | None
+    prefixes: tuple[str, ...]
 
 
 def _is_behind(position: FeedPosition | None, other: FeedPosition, *, follows: bool) -> bool:

@@ -10,7 +10,8 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import replace
 
 from merkle.errors import ReconcileError
-from replicator.stores.port import Change, ChangeKind, SnapshotLostError, StoreError
+from replicator.stores.errors import SnapshotLostError, StoreError
+from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.applier import ChangeApplier, Effect, Outcome
 from replicator.syncer.faults import FaultVerdict
 from replicator.syncer.lease import LeaseLostError
@@ -24,7 +25,7 @@ WINDOW = 1_024
 _DELETES_AT_ONCE = 500
 # Waits after a failure of everything, and of one key.
 _FIRST_WAIT_S = 0.5
-_WAIT_MAX_S = 30.0
+_WAIT_MAX_S = 5.0
 _KEY_WAIT_S = 5.0
 _KEY_WAIT_MAX_S = 600.0
 # More keys than these have one cause, which somebody should look at.
@@ -93,7 +94,7 @@ class ChangeWorkers:
         return any(one is work for _, one in self._held)
 
     def begin(self, applier: ChangeApplier) -> None:
-        """Begin a phase with an empty schedule, and with the keys that are held back."""
+        """Begin a phase with the keys that are held back, and nothing else."""
         assert self.is_idle
         keys = [work.change for _, work in self._held]
         self.schedule, self._held = ChangeSchedule(), []
@@ -110,8 +111,18 @@ class ChangeWorkers:
         self.stopped, self.waiting, self._not_before_s = None, None, 0.0
         self._held = [(0.0, work) for _, work in self._held]
 
-    def drain(self) -> None:
-        """Wait for what runs, and begin nothing."""
+    def end(self) -> None:
+        """End the phase: take back what was not begun, and wait for what runs."""
+        self.settle()
+        self._applier = None
+        if isinstance(self.lost, SnapshotLostError):
+            self.lost = None
+
+    def settle(self) -> None:
+        """Take back what was not begun, and wait for what runs."""
+        for future in [one for one in self._running if one.cancel()]:
+            for work in self._running.pop(future):
+                self.schedule.give_back(work)
         while self._running:
             self._collect(None)
 
@@ -123,7 +134,7 @@ class ChangeWorkers:
 
     def _start(self) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s < self._not_before_s:
+        if self._applier is None or now_s < self._not_before_s:
             return
         due = [one for one in self._held if one[0] <= now_s]
         self._held = [one for one in self._held if one[0] > now_s]
@@ -163,7 +174,7 @@ class ChangeWorkers:
             return 0
         done, _ = wait(self._running, timeout=wait_s, return_when=FIRST_COMPLETED)
         count = 0
-        for future in done:
+        for future in [one for one in self._running if one in done]:
             works = self._running.pop(future)
             try:
                 outcomes: Sequence[Outcome | ReconcileError] = future.result()
@@ -183,7 +194,7 @@ class ChangeWorkers:
         if isinstance(outcome, Outcome):
             work.has_effect = outcome.effect not in (Effect.NOTHING, Effect.GONE, Effect.CONFLICT)
             self._tally.applied(outcome, work.since_ms, len(work.numbers), self._clock.now_ms())
-            self.schedule.finish(work)
+            self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
             self._failures, self.waiting = 0, None
             return 1
         if isinstance(outcome, LeaseLostError | SnapshotLostError):

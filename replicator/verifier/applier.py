@@ -29,13 +29,11 @@ from proof.symbols import key_hashes_from_bytes
 from replicator.copier import NewExecutor
 from replicator.hashing import ContentHasher, blake3_of
 from replicator.refresh import digest_of, is_unchanged, stamp_of
+from replicator.stores.errors import DigestMismatchError, PreconditionFailedError, StoreError
 from replicator.stores.port import (
-    DigestMismatchError,
     ObjectFacts,
     ObjectProperties,
-    PreconditionFailedError,
     Store,
-    StoreError,
     UploadedPart,
     WriteCondition,
 )
@@ -57,6 +55,15 @@ PART_BYTES = 8 << 20
 
 # What became of a write, and the item that it left; None where it failed.
 _Outcome: TypeAlias = tuple[WriteOutcome, StampedItem | None]
+
+
+# Called before anything is changed, with the lock of the writers held; it raises where
+# the caller's run may not write any more.
+CheckRun: TypeAlias = Callable[[], None]
+
+
+def _any_run() -> None:
+    """Nobody is refused."""
 
 
 class Applier:
@@ -87,15 +94,19 @@ class Applier:
         """Wait for requests under way."""
         self._pool.shutdown()
 
-    def apply(self, number: int, writes: Sequence[Write]) -> BatchResult:
+    def apply(
+        self, number: int, writes: Sequence[Write], check_run: CheckRun = _any_run
+    ) -> BatchResult:
         """Apply the writes of one batch, each for itself.
 
         Raises:
             ReconcileError: the index cannot be written; the store may hold the writes,
-                which the next refresh finds.
+                which the next refresh finds. `check_run` refuses the run: nothing was
+                written.
         """
         with self._writing:
             self._check_index()
+            check_run()
             outcomes = list(self._pool.map(self._change, writes))
             root = self._apply(
                 [
@@ -110,16 +121,19 @@ class Applier:
         self,
         items: Sequence[bytes],
         note: Callable[[Sequence[str]], None] = lambda _keys: None,
+        check_run: CheckRun = _any_run,
     ) -> list[DeleteRefusal]:
         """Delete the objects that are still these items, each of HASHES_BYTES of an ID;
         those that were not deleted. `note` gets the keys before anything is deleted.
 
         Raises:
             ReconcileError: the index cannot be read, or not be written; the store may
-                have deleted the objects, which the next refresh finds.
+                have deleted the objects, which the next refresh finds. `check_run`
+                refuses the run: nothing was deleted.
         """
         with self._writing:
             self._check_index()
+            check_run()
             looks = self._pool.map(self._deletable, self._keys(items))
             keys, refusals = dict[str, int](), list[DeleteRefusal]()
             for place, look in enumerate(looks):
@@ -135,7 +149,12 @@ class Applier:
         return refusals
 
     def patch(
-        self, order: PatchOrder, patches: Sequence[RangePatch], *, stopped: Callable[[], bool]
+        self,
+        order: PatchOrder,
+        patches: Sequence[RangePatch],
+        *,
+        stopped: Callable[[], bool],
+        check_run: CheckRun = _any_run,
     ) -> tuple[ObjectFacts, SetRoot]:
         """Replace ranges of an object, which is read and written near its store, unless
         `stopped` says to give up.
@@ -147,18 +166,20 @@ class Applier:
             UsageError: the patches are not ascending, or beyond the base.
             OperationInterruptedError: `stopped`; the base stays.
             DatabaseError: the index cannot be written; the store has the result.
+            ReconcileError: `check_run` refuses the run; the base stays.
         """
         facts, hasher = self._fresh(self._base(order)), ContentHasher()
         pieces = _patched(self._store, facts, patches, order.result_size_bytes)
         pieces = _unless(stopped, pieces)
         if order.result_size_bytes > PART_BYTES:
-            return self._upload(order, pieces, hasher)
+            return self._upload(order, pieces, hasher, check_run)
         body = b"".join(pieces)
         hasher.update(body)
         self._check(order, hasher)
         can = self._store.capabilities.replaces_conditionally
         with self._writing:
             self._check_index()
+            check_run()
             condition = self._condition(order.key, self._base(order), can=can)
             written = self._store.writer.put(order.key, body, order.properties, condition)
             return written, self._note(written, order, hasher)
@@ -218,7 +239,9 @@ class Applier:
         item = replace(base.item, properties=digest_of(write.properties, self._profile))
         # Some stores copy the bytes for that, and nobody has read the copy.
         level = min(base.evidence.level, EvidenceLevel.RECORDED)
-        return facts, StampedItem(item, ItemEvidence(level), stamp_of(facts))
+        return facts, StampedItem(
+            item, ItemEvidence(level), stamp_of(facts), is_damaged=base.is_damaged
+        )
 
     def _keys(self, items: Sequence[bytes]) -> list[str | None]:
         """The key of each item; None where the index has no such item."""
@@ -274,7 +297,11 @@ class Applier:
         return WriteCondition(etag=base.stamp.etag) if base else WriteCondition(absent=True)
 
     def _upload(
-        self, order: PatchOrder, pieces: Iterator[bytes], hasher: ContentHasher
+        self,
+        order: PatchOrder,
+        pieces: Iterator[bytes],
+        hasher: ContentHasher,
+        check_run: CheckRun,
     ) -> tuple[ObjectFacts, SetRoot]:
         writer, key = self._store.upload_writer, order.key
         upload = writer.begin(key, order.properties)
@@ -287,6 +314,7 @@ class Applier:
             can = self._store.capabilities.completes_conditionally
             with self._writing:
                 self._check_index()
+                check_run()
                 condition = self._condition(key, self._base(order), can=can)
                 written = writer.complete(key, upload, parts, order.properties, condition)
                 return written, self._note(written, order, hasher)

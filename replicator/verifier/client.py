@@ -1,5 +1,6 @@
 """A client of a verifier, for syncers and commands: values in, values out."""
 
+import secrets
 import threading
 import time
 from collections import deque
@@ -17,7 +18,8 @@ from proof.root import SetRoot
 from proof.wire import decode_answer, encode_question
 from protos import verifier_pb2 as pb
 from protos.verifier_pb2_grpc import VerifierStub
-from replicator.stores.port import ObjectFacts, StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 from replicator.verifier.messages import (
     KEYS_MAX,
     batch_result_from,
@@ -29,15 +31,18 @@ from replicator.verifier.messages import (
     patch_to,
     refusals_from,
     root_from,
+    run_to,
     write_to,
 )
 from replicator.verifier.values import (
+    RUN_BYTES,
     BatchResult,
     DeleteRefusal,
     Description,
     IndexState,
     PatchOrder,
     RangePatch,
+    RunName,
     Write,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
@@ -95,6 +100,8 @@ class VerifierClient:
         self.bytes_received = 0
         self.calls = 0
         self._counting = threading.Lock()
+        self._run: RunName | None = None
+        self._begins = False
         self._tls = tls
         self._channel = channel or open_channel(
             address, tls=tls, insecure=insecure, server=Role.VERIFIER
@@ -116,6 +123,12 @@ class VerifierClient:
     def close(self) -> None:
         """Close the connection."""
         self._channel.close()
+
+    def begin_run(self, pair: bytes) -> None:
+        """Begin a run of this pair (RUN_BYTES). The next refresh tells the verifier,
+        which then takes no writes of earlier ones any more.
+        """
+        self._run, self._begins = RunName(pair, secrets.token_bytes(RUN_BYTES)), True
 
     def describe(self) -> Description:
         """What the verifier says of itself."""
@@ -154,11 +167,15 @@ class VerifierClient:
         request = pb.RefreshRequest(
             profile_digest=profile.digest, read_since_ms=1000 * read_since_s, prefix=prefix
         )
+        if self._run is not None and self._begins:
+            request.begins.CopyFrom(run_to(self._run))
         last = None
         self._count(calls=1, sent=request)
         with self._named_errors():
             call = self._refresh(request, timeout=_LONG_S)
             for last in self._answers(pb.RefreshProgress, call, self._limits.answer_s):
+                # Told once: a copy of it that comes late must not end a later run.
+                self._begins = False
                 if stopped():
                     raise OperationInterruptedError("the refresh was stopped")
                 progress(last.objects, last.bytes_read)
@@ -198,6 +215,7 @@ class VerifierClient:
                         batch=number,
                         writes=[write_to(write) for write in writes],
                     )
+                    self._name_run(request)
                     self._count(sent=request)
                     yield request
             except Exception as error:  # noqa: BLE001 - any error is raised again below
@@ -225,6 +243,7 @@ class VerifierClient:
     def delete(self, profile: Profile, ids: Sequence[ItemId]) -> list[DeleteRefusal]:
         """Delete at most DELETES_MAX items, and return those that were not deleted."""
         request = delete_request_to(ids, profile.digest)
+        self._name_run(request)
         with self._named_errors():
             answer: pb.DeleteResponse = _received(
                 self._stub.DeleteItems(request, timeout=self._limits.batch_s)
@@ -238,7 +257,9 @@ class VerifierClient:
         """Replace ranges of one object; returns its new facts and the new root."""
 
         def pieces() -> Iterator[pb.PatchPiece]:
-            yield counted(pb.PatchPiece(header=patch_order_to(order, profile.digest)))
+            header = patch_order_to(order, profile.digest)
+            self._name_run(header)
+            yield counted(pb.PatchPiece(header=header))
             for patch in patches:
                 yield counted(pb.PatchPiece(patch=patch_to(patch)))
 
@@ -257,6 +278,10 @@ class VerifierClient:
         if facts.key != order.key or facts.size_bytes != order.result_size_bytes:
             raise RemoteProtocolError("the verifier patched another object")
         return facts, root_from(answer.items, answer.total)
+
+    def _name_run(self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader) -> None:
+        if self._run is not None:
+            request.run.CopyFrom(run_to(self._run))
 
     def _answers(
         self,

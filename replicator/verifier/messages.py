@@ -6,6 +6,7 @@ from proof.index import EvidenceCounts
 from proof.item import (
     HASHES_BYTES,
     ID_BYTES,
+    KEY_HASH_BYTES,
     SECRET_BYTES,
     ContentHash,
     HashAlgorithm,
@@ -14,13 +15,16 @@ from proof.item import (
 )
 from proof.root import SetRoot
 from protos import verifier_pb2 as pb
-from replicator.stores.port import ObjectFacts, ObjectProperties, StoreError
+from replicator.refresh import DAMAGED_MAX
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.values import (
     BATCH_BYTES_MAX,
     BLAKE3_BYTES,
     BODY_BYTES_MAX,
     DELETES_MAX,
     PATCH_BYTES_MAX,
+    RUN_BYTES,
     WRITES_MAX,
     BatchResult,
     DeleteRefusal,
@@ -28,6 +32,7 @@ from replicator.verifier.values import (
     IndexState,
     PatchOrder,
     RangePatch,
+    RunName,
     Write,
     WriteOutcome,
 )
@@ -330,6 +335,22 @@ def description_from(message: pb.DescribeResponse) -> Description:
     )
 
 
+def run_to(run: RunName) -> pb.Run:
+    """The message of a run's name."""
+    return pb.Run(pair=run.pair, run=run.run)
+
+
+def run_from(message: pb.Run) -> RunName:
+    """The run in a message.
+
+    Raises:
+        UsageError: a name has another length.
+    """
+    if len(message.pair) != RUN_BYTES or len(message.run) != RUN_BYTES:
+        raise UsageError(f"the name of a run has twice {RUN_BYTES} bytes")
+    return RunName(message.pair, message.run)
+
+
 def index_state_to(state: IndexState) -> pb.IndexState:
     """The message of an index's state."""
     evidence = state.evidence
@@ -342,6 +363,7 @@ def index_state_to(state: IndexState) -> pb.IndexState:
         oldest_read_ms=1000 * (evidence.oldest_read_at_s or 0),
         settled_items=state.settled.count if state.settled else 0,
         settled_total=total_to(state.settled) if state.settled else b"",
+        damaged=b"".join(sorted(state.damaged)),
     )
 
 
@@ -349,7 +371,7 @@ def index_state_from(message: pb.IndexState) -> IndexState:
     """The index's state in a message.
 
     Raises:
-        RemoteProtocolError: a root in it is invalid.
+        RemoteProtocolError: a root in it is invalid, or a hash.
     """
     evidence = EvidenceCounts(
         listed=min(message.listed, _COUNT_MAX),
@@ -360,7 +382,12 @@ def index_state_from(message: pb.IndexState) -> IndexState:
     settled = None
     if message.settled_total:
         settled = root_from(message.settled_items, message.settled_total)
-    return IndexState(message.position, evidence, message.listed_at_ms // 1000 or None, settled)
+    hashes, step = message.damaged, KEY_HASH_BYTES
+    if len(hashes) % step or len(hashes) > DAMAGED_MAX * step:
+        raise RemoteProtocolError("the verifier named damaged keys by other than hashes")
+    damaged = frozenset(hashes[at : at + step] for at in range(0, len(hashes), step))
+    listed_at_s = message.listed_at_ms // 1000 or None
+    return IndexState(message.position, evidence, listed_at_s, settled, damaged)
 
 
 def _key_from(key: str) -> str:

@@ -10,7 +10,8 @@ from merkle.object_checksum import Crc
 from merkle.window_tree import FAN_OUT, WindowTree, window_tree
 from proof.messages import WindowsAnswer, WindowsQuestion
 from replicator.hashing import ContentHasher
-from replicator.stores.port import ObjectFacts, ObjectMissingError, Store
+from replicator.stores.errors import ObjectMissingError
+from replicator.stores.port import ObjectFacts, Store
 from replicator.windows import WINDOW_BYTES
 from runtime.errors import UsageError
 

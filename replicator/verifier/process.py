@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 from merkle.errors import ReconcileError
+from proof.kernel_loading import load_kernels
 from replicator.events import VERIFIER_EVENTS
 from replicator.metrics import PROCESS, VERIFIER_METRICS
 from replicator.refresh import RefreshProgress
@@ -17,14 +18,17 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
 from runtime.call_limits import CallLimits
-from runtime.config import split_address
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import RateLimiter, SystemClock
 from runtime.rpc import start_server
+from runtime.setting_values import split_address
 from runtime.thread_health import ThreadHealth
 
+# Half of them are more calls than a syncer makes at once: of each worker one, or of
+# each question of a comparison, and its streams.
+_RPC_THREADS = 64
 # Before a step that failed is tried again.
 _FAILURE_PAUSE_S = 60.0
 # A syncer may read a slow source between two batches, and a refresh may take days.
@@ -80,6 +84,10 @@ class VerifierProcess:
                 tls=config.rpc_tls,
                 insecure=config.insecure,
                 access=access,
+                threads=_RPC_THREADS,
+                # One client that holds all it gets keeps no other from being answered.
+                share_threads=True,
+                calls_max=2 * _RPC_THREADS,
                 limits=call_limits,
             )
             opened.callback(rpc.stop)
@@ -90,6 +98,7 @@ class VerifierProcess:
                 self._start_loop(name, step)
                 for name, step in (("refresh", self._refresh), ("scrub", self._scrub))
             ]
+            self._threads.append(self._start_loading())
             self._opened = opened.pop_all()
         _log.info(
             "server_started",
@@ -104,7 +113,7 @@ class VerifierProcess:
             is_enforced=self._config.tls is not None,
             on_refusal=audit.refused,
             metrics=self._metrics,
-            counter=PROCESS.calls_refused,
+            names=PROCESS,
         )
 
     def stop(self) -> None:
@@ -119,6 +128,13 @@ class VerifierProcess:
         guard = ThreadGuard(name, self._metrics, PROCESS.thread_failures)
         thread = threading.Thread(target=self._loop, args=(guard, step), name=name)
         self.thread_health.watch(thread, guard)
+        thread.start()
+        return thread
+
+    def _start_loading(self) -> threading.Thread:
+        """Load the kernels of comparisons. Calls are answered meanwhile, without."""
+        stopped = self._stopping.is_set
+        thread = threading.Thread(target=load_kernels, args=(stopped,), name="kernels")
         thread.start()
         return thread
 

@@ -21,7 +21,7 @@ from proof.answers import TargetAnswers
 from proof.wire import decode_question, encode_answer
 from protos import verifier_pb2 as pb
 from replicator.refresh import IndexedBucket, RefreshProgress
-from replicator.verifier.applier import Applier
+from replicator.verifier.applier import Applier, CheckRun
 from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.messages import (
     batch_result_to,
@@ -33,10 +33,12 @@ from replicator.verifier.messages import (
     keys_from,
     patch_from,
     patch_order_from,
+    run_from,
     total_to,
     writes_from,
 )
 from replicator.verifier.object_windows import ObjectWindows
+from replicator.verifier.run_fence import RunFence
 from replicator.verifier.values import (
     PATCHED_BYTES_MAX,
     PATCHES_MAX,
@@ -93,6 +95,7 @@ class VerifierService:
             bucket.index, bucket.profile, ObjectWindows(bucket.store).answer
         )
         self._digest = bucket.profile.digest
+        self._fence = RunFence(bucket.writing)
         self._stopping = threading.Event()
         # Two listings at a time would cost twice and find the same.
         self._refreshing = threading.Lock()
@@ -161,6 +164,8 @@ class VerifierService:
             StoreError: the store could not be listed or read.
         """
         self._check_profile(request.profile_digest)
+        if request.HasField("begins"):
+            self._fence.begin(run_from(request.begins))
         start, seen = self._bucket.start(), [RefreshProgress()]
         # The other side waits for it, so that both hold still from one moment on.
         yield pb.RefreshProgress()
@@ -178,10 +183,11 @@ class VerifierService:
             lambda: pb.RefreshProgress(objects=seen[0].objects, bytes_read=seen[0].bytes_read),
         )
         settled = self._bucket.settled_root(start, request.prefix)
+        damaged = self._bucket.key_hashes(progress.damaged_keys)
         yield pb.RefreshProgress(
             objects=progress.objects,
             bytes_read=progress.bytes_read,
-            index=index_state_to(replace(self.state(), settled=settled)),
+            index=index_state_to(replace(self.state(), settled=settled, damaged=damaged)),
         )
 
     def refresh_now(
@@ -230,15 +236,17 @@ class VerifierService:
         Raises:
             WritesRefusedError: this verifier takes no writes.
             UsageError: another profile, or an invalid batch.
+            RunSupersededError: a later run has begun.
             DiskError: it cannot be recorded in the audit file.
         """
         applier, audit = self._writable()
         who = self._caller(context)
         for request in requests:
             self._check_profile(request.profile_digest)
-            writes = writes_from(request)
+            writes, check_run = writes_from(request), self._run_check(request)
             audit.put(who, request.batch, writes)
-            yield batch_result_to(applier.apply(request.batch, writes))
+            result = applier.apply(request.batch, writes, check_run)
+            yield batch_result_to(result)
 
     def delete(self, request: pb.DeleteRequest, context: grpc.ServicerContext) -> pb.DeleteResponse:
         """Delete the objects that are still these items.
@@ -246,12 +254,14 @@ class VerifierService:
         Raises:
             WritesRefusedError: this verifier takes no writes.
             UsageError: another profile, or an invalid request.
+            RunSupersededError: a later run has begun.
             DiskError: it cannot be recorded in the audit file.
         """
         applier, audit = self._writable()
         self._check_profile(request.profile_digest)
         items = deletes_from(request)
-        refusals = applier.delete(items, partial(audit.delete, self._caller(context)))
+        note = partial(audit.delete, self._caller(context))
+        refusals = applier.delete(items, note, self._run_check(request))
         return delete_response_to(len(items), refusals)
 
     def patch(
@@ -265,6 +275,7 @@ class VerifierService:
             PreconditionFailedError: the target holds another object than the base.
             DigestMismatchError: the result is not what was ordered.
             BusyError: too many patches are under way.
+            RunSupersededError: a later run has begun.
             DiskError: it cannot be recorded in the audit file.
         """
         applier, audit = self._writable()
@@ -273,6 +284,7 @@ class VerifierService:
             if header is None or header.WhichOneof("piece") != "header":
                 raise UsageError("a patch begins with its header")
             self._check_profile(header.header.profile_digest)
+            check_run = self._run_check(header.header)
             order, patches = patch_order_from(header.header), _patches(requests)
             audit.patch(self._caller(context), order, patches)
             facts, root = yield from self._beats(
@@ -280,6 +292,7 @@ class VerifierService:
                     order,
                     patches,
                     stopped=lambda: self._stopping.is_set() or not context.is_active(),
+                    check_run=check_run,
                 ),
                 pb.PatchResult,
             )
@@ -298,6 +311,19 @@ class VerifierService:
                 "the verifier compares by another profile",
                 hint="Use the state directory that was made with this verifier, or a new one.",
             )
+
+    def _run_check(self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader) -> CheckRun:
+        """What refuses the run that a request names; it does so at once, before the
+        change is recorded, and once more while nobody else writes.
+
+        Raises:
+            RunSupersededError: a later run has begun.
+        """
+        check = partial(
+            self._fence.check, run_from(request.run) if request.HasField("run") else None
+        )
+        check()
+        return check
 
     def _caller(self, context: grpc.ServicerContext) -> str:
         return self._access.requester(context, str(context.peer()))

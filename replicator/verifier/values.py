@@ -16,6 +16,8 @@ class WritesRefusedError(ReconcileError):
     exit_status = 6
 
 
+# Of the name of a pair, and of a run.
+RUN_BYTES = 8
 # An object beyond this is uploaded in parts, not in a batch.
 BODY_BYTES_MAX = 1 << 20
 # One batch stays below the limit of a message.
@@ -35,12 +37,23 @@ class IndexState:
     """What a verifier's index knows of its bucket. `listed_at_s` is when its last
     whole listing began, None before the first. `settled` is the root of what the bucket
     held when the refresh began that this answers, None where that is not known.
+    `damaged` are hashes of keys (KEY_HASH_BYTES): those of which that refresh says that
+    their bytes are not those that were recorded.
     """
 
     position: int
     evidence: EvidenceCounts
     listed_at_s: int | None
     settled: SetRoot | None = None
+    damaged: frozenset[bytes] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class RunName:
+    """One run of the syncs of a pair of buckets, by RUN_BYTES each."""
+
+    pair: bytes
+    run: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import SERVICE, DatanodeClient, XceiverService
+from ozone.datanode import SERVICE, XceiverService
+from ozone.datanode_client import DatanodeClient
 from protos.convert import chunk_to_proto, record_to_proto
 from protos.ozone_datanode_pb2 import (
     ChecksumData,

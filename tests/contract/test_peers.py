@@ -20,7 +20,8 @@ from merkle.limits import BLOCK_CHUNKS_MAX, RECORDS_CHUNKS_MAX
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
-from ozone.datanode import DatanodeClient, XceiverService, merge_ranges
+from ozone.datanode import XceiverService
+from ozone.datanode_client import DatanodeClient, merge_ranges
 from ozone.ports import ByteRange
 from protos.agent_pb2 import GetBlockRecordsRequest, GetContainerHashesRequest
 from protos.agent_pb2_grpc import AgentStub

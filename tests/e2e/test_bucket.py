@@ -208,8 +208,26 @@ def test_a_verifier_proves_equality_with_less_than_a_kilobyte(
         assert crossed < 1_000
         flip_a_bit(tmp_path / "target", FILE_BODY)
         assert command.run("verify", *pair, *verifier).status == 0
+        damaged = {"kind": "damaged", "key": "file", "level": "read"}
         read = command.run("verify", *pair, *verifier, "--level", "read", "--json")
-        assert (read.status, read.documents[0]["key"]) == (3, "file")
+        assert (read.status, read.documents[:-1]) == (3, [damaged])
+        # It is known from then on, whatever is read again.
+        later = command.run("verify", *pair, *verifier, "--json")
+        assert (later.status, later.documents[0]["kind"]) == (3, "damaged")
+        text = command.run("verify", *pair, *verifier)
+        assert "damaged    file" in text.stdout
+        assert "1 damaged" in text.stdout
+        # A change is not damage.
+        write(tmp_path / "source", {"changed": b"before"})
+        command.run("sync", *pair, *verifier)
+        write(tmp_path / "source", {"changed": b"after"})
+        kinds = command.run("verify", *pair, *verifier, "--json").documents[:-1]
+        assert [(one["kind"], one["key"]) for one in kinds] == [("changed", "changed")]
+        command.run("sync", *pair, *verifier)
+        assert command.run("verify", *pair, *verifier, "--level", "read").status == 0
+        flip_a_bit(tmp_path / "source", FILE_BODY)
+        read = command.run("verify", *pair, *verifier, "--level", "read", "--json")
+        assert (read.status, read.documents[:-1]) == (3, [damaged])
         other = command.run("verify", pair[0], f"local:{tmp_path}/other", *verifier)
         assert (other.status, "is of" in other.stderr) == (2, True)
         busy = command.run("index", pair[1], "--state", f"{tmp_path}/verifier")
@@ -217,6 +235,6 @@ def test_a_verifier_proves_equality_with_less_than_a_kilobyte(
         assert process.stop(signal.SIGTERM) == 0
     checked = command.run("index", pair[1], "--state", f"{tmp_path}/verifier", "--check", "--json")
     assert checked.last["indexDamage"] == []
-    assert checked.last["objects"] == len(BODIES) + 1 + len(ODD_KEYS)
+    assert checked.last["objects"] == len(BODIES) + 2 + len(ODD_KEYS)
     down = command.run("verify", *pair, *verifier)
     assert down.status == 7

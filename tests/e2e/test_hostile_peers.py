@@ -24,7 +24,8 @@ from merkle.checksum import window_checksums
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from ozone.datanode import DatanodeClient, XceiverService
+from ozone.datanode import XceiverService
+from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from repair.peers import AgentPeer, DatanodePeer
 from repair.ports import Peer

@@ -25,7 +25,7 @@ from merkle.outcome import OutcomeState, RepairOutcome, Verdict
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerId, root_hex
-from ozone.datanode import DatanodeClient
+from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from ozone.rocks import Batch, OzoneTable, block_key
 from ozone.volume import Hold, open_volume

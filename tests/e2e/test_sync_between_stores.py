@@ -12,15 +12,8 @@ import pytest
 
 from merkle.checksum import Buffer
 from replicator.copy_task import CopyLimits
-from replicator.stores.port import (
-    ObjectProperties,
-    Store,
-    StoreUnavailableError,
-    UnsupportedObjectError,
-    UploadedPart,
-    UploadId,
-    UploadWriter,
-)
+from replicator.stores.errors import StoreUnavailableError, UnsupportedObjectError
+from replicator.stores.port import ObjectProperties, Store, UploadedPart, UploadId, UploadWriter
 from tests.support.bucket_sync import SyncRunner
 from tests.support.stores import ANYTHING, ContractStore, content, current, local_store, s3_store
 

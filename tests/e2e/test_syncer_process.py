@@ -12,18 +12,25 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 
 from replicator.master.client import MasterClient
-from replicator.replication import Condition, DesiredState
+from replicator.replication import Condition, DesiredState, ReplicationFault
+from runtime.errors import AccessDeniedError
+from tests.support.certificates import issue
 from tests.support.processes import TreefoldProcess
 from tests.support.syncers import (
     LEASE_S,
     ReplicatedPair,
     continued,
+    fill,
     master_process,
+    small_disk,
+    stopped,
     syncer_process,
 )
 from tests.support.waiting import wait_until
+from tests.support.wan import WanLink
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 # Work goes on so soon after its syncer was killed.
@@ -52,6 +59,12 @@ class SyncedPair:
         found = path.read_text().strip()
         self.syncers[found] = process
         return found
+
+    def enter(self, process: TreefoldProcess) -> TreefoldProcess:
+        """A process that ends with this."""
+        self._stack.enter_context(process)
+        process.address()
+        return process
 
     def holding(self) -> TreefoldProcess:
         """The syncer that has the replication."""
@@ -133,7 +146,7 @@ def test_a_syncer_that_was_stopped_for_longer_than_its_lease_is_fenced(tmp_path:
         pair.await_change("something to arrive", within_s=20)
         for _ in range(2):
             before, process = pair.holder(), world.holding()
-            process.process.send_signal(signal.SIGSTOP)
+            stopped(process, pair.source, pair.target)
             wait_until(lambda was=before: pair.holder() not in ("", was), "another holder")
             pair.await_change("work to go on", within_s=TAKEOVER_S)
             continued(process)
@@ -188,6 +201,64 @@ def test_without_a_master_work_ends_with_the_lease(tmp_path: Path) -> None:
             pair.await_equal()
 
 
+def test_a_syncer_that_is_cut_off_from_its_master_is_replaced(tmp_path: Path) -> None:
+    """OZ-043, OZ-044: it stops by itself, before the other begins."""
+    with synced(tmp_path, syncers=0) as world, WanLink(world.address) as link:
+        pair = world.pair
+        folder = tmp_path / "cut"
+        process = world.enter(syncer_process(folder, [link.address]))
+        pair.write_on(2)
+        pair.add()
+        wait_until(lambda: bool(pair.holder()), "a syncer to have it")
+        pair.await_change("something to arrive", within_s=20)
+        was = pair.holder()
+        world.start("other")
+        # A short cut costs nothing.
+        link.cut()
+        time.sleep(LEASE_S / 4)
+        link.mend()
+        time.sleep(LEASE_S)
+        assert pair.holder() == was
+        link.cut()
+        wait_until(lambda: pair.holder() not in ("", was), "another holder")
+        assert "lease_lost" in events(process)
+        pair.await_change("work to go on", within_s=TAKEOVER_S)
+        link.mend()
+        wait_until(lambda: events(process).count("syncer_registered") > 1, "registration")
+        pair.end_writers()
+        pair.await_equal()
+        pair.check_order()
+
+
+def test_a_target_that_is_full_stops_its_replication_and_no_other(tmp_path: Path) -> None:
+    """OZ-132: ERROR with the reason, until it is resumed."""
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        synced(tmp_path, syncers=1) as world,
+        ReplicatedPair(tmp_path, world.client, "p2", target=disk / "bucket") as full,
+    ):
+        other = world.pair
+        for one in (full, other):
+            one.write_on(1)
+            one.add()
+            one.await_change("something to arrive", within_s=20)
+        ballast = fill(disk)
+        view = full.await_condition(Condition.ERROR)
+        assert view.state.report is not None
+        assert view.state.report.fault is ReplicationFault.TARGET_FULL
+        assert view.state.report.message
+        other.await_change("the other to go on", within_s=5)
+        ballast.unlink()
+        full.order(DesiredState.ENABLED)
+        full.await_change("work to go on", within_s=TAKEOVER_S)
+        for one in (full, other):
+            one.end_writers()
+            one.await_equal()
+            one.check_order()
+        full.await_condition(Condition.ACTIVE)
+        other.await_condition(Condition.ACTIVE)
+
+
 def test_orders_take_effect_while_it_runs(tmp_path: Path) -> None:
     """OZ-125 to OZ-128: pause within 2 s, resume, cancel with its cleanup."""
     with synced(tmp_path, syncers=1) as world:
@@ -232,3 +303,38 @@ def test_a_second_syncer_of_a_folder_is_refused(tmp_path: Path) -> None:
         again = stack.enter_context(syncer_process(tmp_path / "s", [address]))
         again.address()
         assert (tmp_path / "s" / "state" / "syncer_uuid").read_text() == uuid
+
+
+def test_masters_and_syncers_know_each_other_by_certificates(tmp_path: Path) -> None:
+    """Who is no syncer gets no work, and a syncer orders nothing."""
+    authority = trustme.CA()
+    tls = {
+        identity: issue(authority, tmp_path / identity.replace("/", "-"), identity=identity)
+        for identity in ("replication-master/m1", "syncer/s1", "operator/alice", "verifier/v1")
+    }
+    with ExitStack() as stack:
+        master = master_process(tmp_path / "master", tls=tls["replication-master/m1"])
+        address = stack.enter_context(master).address()
+        client = MasterClient([address], tls=tls["operator/alice"])
+        stack.callback(client.close)
+        pair = stack.enter_context(ReplicatedPair(tmp_path, client))
+        pair.write_on(1)
+        pair.add()
+        # The first of its masters does not answer.
+        masters = ["127.0.0.1:1", address]
+        syncer = syncer_process(tmp_path / "s", masters, tls=tls["syncer/s1"])
+        stack.enter_context(syncer).address()
+        pair.await_change("something to arrive", within_s=20)
+        (seen,) = client.status().syncers
+        assert seen.record.owner == "syncer/s1"
+        impostor = MasterClient([address], tls=tls["syncer/s1"])
+        stack.callback(impostor.close)
+        with pytest.raises(AccessDeniedError):
+            impostor.set_desired(pair.policy_id, DesiredState.PAUSED, "no operator")
+        other = stack.enter_context(
+            syncer_process(tmp_path / "other", [address], tls=tls["verifier/v1"])
+        )
+        assert other.ended() == 2
+        assert "the role syncer is needed" in other.stderr
+        pair.end_writers()
+        pair.await_equal()

@@ -105,7 +105,7 @@ def test_a_sync_over_mutual_tls_wants_an_operator_and_a_stranger_is_kept_out(
 
         with (
             client(authority, "agent", f"datanode/{UUID(int=1)}") as agent,
-            pytest.raises(AccessDeniedError, match="needs the role operator or verifier"),
+            pytest.raises(AccessDeniedError, match="needs the role operator or syncer or verifier"),
         ):
             agent.describe()
         with client(authority, "syncer", "operator/sync") as trusted:

@@ -15,7 +15,8 @@ from merkle.checksum import window_checksums
 from merkle.record import ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient, XceiverService
+from ozone.datanode import XceiverService
+from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from ozone.volume import Hold, open_volume
 from repair.peers import AgentPeer, DatanodePeer

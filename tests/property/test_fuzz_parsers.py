@@ -14,9 +14,15 @@ import pytest
 
 from merkle.errors import ReconcileError
 from tests.support.bucket_fuzz_targets import BUCKET_FILES, bucket_targets
+from tests.support.command_fuzz_targets import COMMAND_FILES
 from tests.support.fuzz_targets import Target, targets
 
-NAMES = [*(target.name for target in (*targets(Path()), *bucket_targets())), *BUCKET_FILES]
+NAMES = [
+    *(target.name for target in (*targets(Path()), *bucket_targets())),
+    *BUCKET_FILES,
+    *COMMAND_FILES,
+]
+FILES = {**BUCKET_FILES, **COMMAND_FILES}
 SLICE, ALL = 120, 4_500
 # Of one input: far above what any takes, far below what a deadline allows.
 CPU_S_MAX = 2.0
@@ -25,8 +31,8 @@ GROWTH_KIB_MAX = 256 << 10
 
 
 def _find(name: str, scratch: Path) -> Target:
-    if name in BUCKET_FILES:
-        return BUCKET_FILES[name](scratch)
+    if name in FILES:
+        return FILES[name](scratch)
     made = (*targets(scratch), *bucket_targets())
     return next(target for target in made if target.name == name)
 

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from proof.columns import ByteColumn
+from proof.columns import ByteColumn, NameColumns, gathered
 from proof.errors import IndexDamagedError
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import EvidenceLevel, Item, ItemId
-from proof.item_columns import ColumnHasher, FoundItems, ItemColumns, NameColumns
+from proof.item_columns import ColumnHasher, FoundItems, ItemColumns
 from proof.names_wire import decode_items, encode_items
 from proof.rows import decode_rows, encode_row
 from proof.symbols import KERNEL_IDS_MIN, ids_from_bytes, kernels_for, key_hashes
+from proof.tables import RowColumns
 from runtime.errors import RemoteProtocolError
 from tests.support.mutation import mutated_bytes
 from tests.support.stored_indexes import HASHER, PROFILE, stamped
@@ -108,6 +109,29 @@ def test_names_of_any_length_hash_alike(hasher: ColumnHasher, length: int) -> No
     assert hasher.key_hashes(names).tolist() == expected
 
 
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 9, 33])
+def test_any_number_of_names_hashes_alike(hasher: ColumnHasher, count: int) -> None:
+    """Whether they fill the vectors in which they are hashed together, or long ones
+    stand among them.
+    """
+    keys = [b"%d" % number * (1 + number % 90) for number in range(count)]
+    expected = [HASHER.key_hash(key, b"") for key in keys]
+    assert hasher.key_hashes(NameColumns.of(keys, [b""] * count)).tolist() == expected
+
+
+@unhurried
+@given(st.lists(st.binary(max_size=40), max_size=9), st.randoms(use_true_random=False))
+def test_parts_are_gathered_from_inside_only(
+    hasher: ColumnHasher, parts: list[bytes], chance: random.Random
+) -> None:
+    column = ByteColumn.of(parts)
+    places = [chance.randrange(len(parts)) for _ in parts]
+    assert column.taken(np.array(places, np.intp)).texts() == [parts[at] for at in places]
+    beyond = np.array([len(column.data)])
+    with pytest.raises(IndexError):
+        gathered(column.data, beyond, np.array([1]))
+
+
 @unhurried
 @given(st.lists(st.tuples(texts, st.integers(0, 1000), texts), max_size=8))
 def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]]) -> None:
@@ -116,7 +140,7 @@ def test_rows_are_read_together_as_one_by_one(names: list[tuple[str, int, str]])
         (one.item.key.encode(), one.item.version.encode(), encode_row(HASHER.hashes(one.item), one))
         for one in held
     ]
-    found = decode_rows(rows)
+    found = decode_rows(RowColumns.of(rows))
     expected = [IndexedItem(one.item, HASHER.id(one.item), one.evidence) for one in held]
     assert found == expected
     assert [found[at] for at in range(len(held))] == expected
@@ -138,7 +162,7 @@ def test_one_damaged_row_among_many_is_found(at: int, how: str, chance: random.R
         "key": (key + b"x", version, row),
     }[how]
     with pytest.raises(IndexDamagedError, match=f"'k{at}"):
-        decode_rows(rows)
+        decode_rows(RowColumns.of(rows))
 
 
 @unhurried
@@ -172,5 +196,5 @@ def test_a_column_of_numbers_has_the_least_width() -> None:
 def test_columns_of_nothing_are_empty() -> None:
     assert list(ItemColumns.of([])) == []
     assert ByteColumn.of([]).texts() == []
-    assert list(decode_rows([])) == []
+    assert list(decode_rows(RowColumns.of([]))) == []
     assert ItemId(b"") not in [one.id for one in FoundItems.of([])]

@@ -15,16 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from proof.item import HashAlgorithm
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, SnapshotLostError
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import (
     ChangeKind,
     CopySource,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
-    PreconditionFailedError,
     SnapshotFacts,
-    SnapshotLostError,
     UploadedPart,
     UploadId,
     WriteCondition,

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from replicator.copy_task import CopyLimits
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
-from replicator.stores.port import ObjectProperties, StoreUnavailableError, WriteCondition
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectProperties, WriteCondition
 from tests.support.bucket_sync import SyncRunner
 from tests.support.flawed_stores import FlawedReader
 from tests.support.memory_store import MemoryStore, StoreFaults

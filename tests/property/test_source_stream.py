@@ -4,7 +4,7 @@ open at a time, whatever ends the answers.
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -12,11 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replicator.source_stream import SourceStream
-from replicator.stores.port import (
-    ObjectFacts,
-    PreconditionFailedError,
-    StoreUnavailableError,
-)
+from replicator.stores.errors import PreconditionFailedError, StoreUnavailableError
+from replicator.stores.port import ObjectFacts
 
 SIZE_BYTES = 4_000
 FACTS = ObjectFacts("key", SIZE_BYTES, "etag", 1)
@@ -70,11 +67,15 @@ class PiecewiseReader:
             first = after
 
 
-def read(stream: SourceStream, first: int, end: int, until: int) -> bytes:
+def read(
+    stream: SourceStream, first: int, end: int, until: int, *, in_pieces: bool = False
+) -> bytes:
     """Bytes of the object, as often as it takes."""
     body = memoryview(bytearray(end - first))
     while True:
         try:
+            if in_pieces:
+                return b"".join(stream.pieces(FACTS, first, end, until=until))
             stream.read(FACTS, first, body, until=until)
         except StoreUnavailableError:
             continue
@@ -93,7 +94,14 @@ def test_each_read_has_its_bytes_whatever_was_read_before(seed: int, failures: i
             first = rng.randrange(SIZE_BYTES)
         end = rng.randint(first + 1, min(SIZE_BYTES, first + 900))
         until = rng.choice([end, rng.randint(end, SIZE_BYTES), SIZE_BYTES])
-        assert read(stream, first, end, until) == BODY[first:end]
+        if rng.random() < 0.2:
+            # Of a part that the target refuses, not all pieces are taken.
+            given_up = stream.pieces(FACTS, first, end, until=until)
+            with suppress(StoreUnavailableError):
+                next(given_up)
+            given_up.close()
+        in_pieces = rng.random() < 0.5
+        assert read(stream, first, end, until, in_pieces=in_pieces) == BODY[first:end]
         first = end
     stream.close()
     stream.close()
@@ -101,14 +109,14 @@ def test_each_read_has_its_bytes_whatever_was_read_before(seed: int, failures: i
 
 
 @settings(max_examples=100, deadline=None)
-@given(step=st.integers(1, SIZE_BYTES), seed=st.integers(0, 2**32))
-def test_parts_in_order_take_a_request_for_eight(step: int, seed: int) -> None:
+@given(step=st.integers(1, SIZE_BYTES), seed=st.integers(0, 2**32), in_pieces=st.booleans())
+def test_parts_in_order_take_a_request_for_eight(step: int, seed: int, in_pieces: bool) -> None:
     """So it shows within eight parts that the object is another one by now."""
     reader = PiecewiseReader(random.Random(seed))
     stream = SourceStream(reader)
     for first in range(0, SIZE_BYTES, step):
         end = min(first + step, SIZE_BYTES)
-        assert read(stream, first, end, SIZE_BYTES) == BODY[first:end]
+        assert read(stream, first, end, SIZE_BYTES, in_pieces=in_pieces) == BODY[first:end]
     # An answer that was read to its end leaves its connection to others.
     assert not reader.open
     assert reader.ranges == [
@@ -116,12 +124,14 @@ def test_parts_in_order_take_a_request_for_eight(step: int, seed: int) -> None:
     ]
 
 
-def test_after_an_answer_has_ended_early_nothing_is_asked_for_ahead() -> None:
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_after_an_answer_has_ended_early_nothing_is_asked_for_ahead(in_pieces: bool) -> None:
     """What a store had sent of it is lost: that must not happen again and again."""
     reader = PiecewiseReader(random.Random(1), ends_at=150)
     stream = SourceStream(reader)
     for first in (0, 100, 200, 300):
-        assert read(stream, first, first + 100, 800) == BODY[first : first + 100]
+        found = read(stream, first, first + 100, 800, in_pieces=in_pieces)
+        assert found == BODY[first : first + 100]
     assert reader.ranges == [(0, 800), (100, 200), (200, 300), (300, 400)]
 
 

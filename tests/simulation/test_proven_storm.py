@@ -121,6 +121,28 @@ def late_batch(folder: Path, parts: Parts) -> None:
     assert storm.target.bodies() == {"k0": b"two"}
 
 
+def batch_of_an_ended_run(folder: Path, parts: Parts) -> None:
+    """A run is cut when its first batch is on its way. That arrives while the next run
+    goes on, and the item that it names is as it was.
+    """
+    storm = ProvenStorm(1, folder, parts)
+    storm.source.write("k0", b"one")
+    cuts = [False]
+    storm.link.faults = LinkFaults(
+        ahead=lambda: cuts.append(True) or 0, loses=lambda: len(cuts) > 1 and cuts.pop()
+    )
+    assert storm.try_sync() is None
+    storm.link.faults = LinkFaults()
+    assert storm.link.late
+    storm.source.write("k0", b"two")
+    storm.source.faults = StoreFaults(after=lambda *_: storm.link.deliver_late())
+    report = storm.sync()
+    assert not storm.link.late
+    assert (report.equal, report.copied, report.failed_count) == (True, 1, 0)
+    assert storm.target.bodies() == {"k0": b"two"}
+    assert storm.target.calls.count("put") == 1
+
+
 def late_patch(folder: Path, parts: Parts) -> None:
     """After the comparison a stranger replaces the object that is to be patched, and
     the verifier notes that.
@@ -148,11 +170,15 @@ def late_patch(folder: Path, parts: Parts) -> None:
     assert storm.sync().equal
 
 
-@pytest.mark.parametrize("scene", [late_batch, late_patch])
+@pytest.mark.parametrize("scene", [late_batch, batch_of_an_ended_run, late_patch])
 def test_what_comes_too_late_changes_nothing(
     memory_folder: Path, scene: Callable[[Path, Parts], None]
 ) -> None:
-    bug = {late_batch: "a batch applied twice", late_patch: "patches another version"}[scene]
+    bug = {
+        late_batch: "a batch applied twice",
+        batch_of_an_ended_run: "takes batches of ended runs",
+        late_patch: "patches another version",
+    }[scene]
     scene(memory_folder / "sound", SOUND)
     with pytest.raises(AssertionError):
         scene(memory_folder / "planted", BUGS[bug])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator.stores.port import ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
 from replicator.sync import SyncReport
 from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_sync import LIMITS, SyncRunner
@@ -25,7 +25,13 @@ from tests.support.memory_store import (
 )
 
 PART = LIMITS.part_bytes
-KINDS = {"md5": MEMORY, "unproven": UNPROVEN, "unguarded": UNGUARDED, "pieces": MEMORY}
+KINDS = {
+    "md5": MEMORY,
+    "unproven": UNPROVEN,
+    "unguarded": UNGUARDED,
+    "pieces": MEMORY,
+    "parts in pieces": MEMORY,
+}
 CASES = ("first", "overwrite", "patch", "patches", "stitch")
 STITCHES = {
     "md5": STITCHING,
@@ -63,6 +69,20 @@ def bodies(seed: int) -> dict[str, bytes]:
     return {"a": rng.randbytes(100), "large": rng.randbytes(int(4.5 * PART)), "z": b""}
 
 
+def write_in_parts(
+    store: MemoryStore, key: str, body: bytes, properties: ObjectProperties
+) -> ObjectFacts:
+    """Write as most clients write large objects."""
+    if len(body) <= PART:
+        return store.write(key, body, properties)
+    upload = store.begin(key, properties)
+    parts = [
+        store.write_part(key, upload, number, body[first : first + PART])
+        for number, first in enumerate(range(0, len(body), PART), 1)
+    ]
+    return store.complete(key, upload, parts, properties, WriteCondition())
+
+
 def left_parts(target: MemoryStore) -> int:
     """Parts of uploads that nobody completed. An upload that was begun when the process
     ended may stay, without any: it cannot be told from those of others.
@@ -76,6 +96,8 @@ def left_parts(target: MemoryStore) -> int:
         *((kind, case) for kind in ("md5", "unproven") for case in CASES),
         ("pieces", "first"),
         ("pieces", "overwrite"),
+        ("parts in pieces", "first"),
+        ("parts in pieces", "overwrite"),
     ],
 )
 def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
@@ -84,7 +106,8 @@ def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
     for at in range(POINTS_MAX):
         kinds = STITCHES if case == "stitch" else KINDS
         source = MemoryStore("memory:a")
-        target = MemoryStore("memory:b", kinds[kind], takes_pieces=kind == "pieces")
+        target = MemoryStore("memory:b", kinds[kind], takes_pieces=kind.endswith("pieces"))
+        write = write_in_parts if kind == "parts in pieces" else MemoryStore.write
         foreign = target.begin("large", PROPERTIES)
         target.write_part("large", foreign, 1, b"of others")
         target.payload = 0
@@ -92,7 +115,7 @@ def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
         runner = SyncRunner(source.store(), target.store(), tmp_path / str(at), delete=True)
         if case != "first":
             for key, body in bodies(1).items():
-                source.write(key, body, PROPERTIES)
+                write(source, key, body, PROPERTIES)
             assert runner().equal
             target.payload = 0
         wanted = bodies(1 if case == "first" else 2)
@@ -101,7 +124,7 @@ def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
         if case == "patches":
             wanted["large"] = changed(wanted["large"], PART + 5)
         for key, body in wanted.items():
-            source.write(key, body, PROPERTIES)
+            write(source, key, body, PROPERTIES)
         killed = run_killed(runner, target, at) is None
         report = runner()
         assert report.equal, at
@@ -118,6 +141,8 @@ def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
         if kind == "pieces":
             twice = len(wanted["large"])
         assert target.payload <= sent + twice, at
+        streamed = target.calls.count("write_part_pieces")
+        assert bool(streamed) == (kind == "parts in pieces")
         if not killed:
             assert at > 20
             return

@@ -12,7 +12,7 @@ import pytest
 
 from merkle.errors import ReconcileError
 from replicator.crossing import Crossing
-from replicator.stores.port import StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
 from replicator.sync import SyncReport
 from tests.support.bucket_sync import LIMITS, Remarks, SyncRunner
 from tests.support.kill_points import KilledError

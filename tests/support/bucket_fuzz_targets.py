@@ -5,9 +5,8 @@ verifiers, answers of S3, indexes, ledgers, receipts. See fuzz_targets.
 import copy
 import json
 import random
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -20,36 +19,30 @@ from google.protobuf.message import Message
 from admin.cli import treefold
 from proof.answers import TargetAnswers
 from proof.comparison import BucketComparison, SourceComparison
-from proof.index import WHOLE, ItemEvidence, Position, Stamp, StampedItem
-from proof.item import ID_BYTES, KEY_HASH_BYTES, EvidenceLevel, Item, ItemId
+from proof.index import WHOLE
+from proof.item import ID_BYTES, KEY_HASH_BYTES, ItemId
 from proof.messages import AnswerMessage, NamesQuestion, QuestionMessage
 from proof.receipts import ReceiptChain, verify_chain
-from proof.root import SetRoot
-from proof.rows import decode_row, encode_row
 from proof.spans import SPAN_ITEMS, SpanSums
 from proof.stored_index import StoredIndex
-from proof.symbols import ids_to_bytes, key_hashes
+from proof.symbols import ids_to_bytes
 from proof.wire import decode_answer, decode_question, encode_answer, encode_question
-from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRecord
-from replicator.crossing import Crossing
-from replicator.hashing import ContentHasher
-from replicator.ledger import PairLedger, PlannedStep
 from replicator.stores import s3_documents as documents
-from replicator.stores.port import ObjectFacts, UploadedPart, UploadId
+from replicator.stores.port import ObjectFacts
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader
 from replicator.verifier import state
-from replicator.windows import KEY_BYTES, WindowHasher
 from runtime.disk import Disk
 from runtime.s3 import S3Client, S3Stream
 from runtime.s3_answers import S3Answer, error_of
 from tests.support import proof_messages, verifier_messages
+from tests.support.damaged_databases import DATABASES
 from tests.support.fuzz_targets import Target, of_bytes, of_json, parsed_message
 from tests.support.memory_index import PROFILE, no_windows
 from tests.support.mutation import mutated_bytes, mutated_json
 from tests.support.receipts import TRUSTED, chain_of
-from tests.support.stored_indexes import open_index, stamped
+from tests.support.stored_indexes import fit, open_index, stamped
 
 JOB = b"job of 8"
 
@@ -181,8 +174,8 @@ _ACL = (
     "</AccessControlPolicy>"
 )
 _DOCUMENTS: tuple[tuple[str, str, Callable[[bytes], object]], ...] = (
-    ("listing", _LISTING, lambda raw: _fit(documents.parse_listing(raw).objects)),
-    ("versions", _VERSIONS, lambda raw: _fit(documents.parse_versions(raw).versions)),
+    ("listing", _LISTING, lambda raw: fit(documents.parse_listing(raw).objects)),
+    ("versions", _VERSIONS, lambda raw: fit(documents.parse_versions(raw).versions)),
     ("uploads", _UPLOADS, documents.parse_uploads),
     ("parts", _PARTS, documents.parse_parts),
     ("grants", _ACL, documents.parse_grants),
@@ -231,18 +224,6 @@ def _documents() -> Iterator[Target]:
     for name, sample, parse in _DOCUMENTS:
         yield Target(f"S3 {name}", _xml(sample), parse)
     yield Target("S3 error", _xml(_ERROR), _error, refuses=False)
-
-
-def _fit(objects: Iterable[ObjectFacts]) -> None:
-    """Whatever is listed has a row in an index."""
-    for facts in objects:
-        item = Item(facts.key, facts.size_bytes, facts.hashes[0].digest if facts.hashes else None)
-        row = StampedItem(
-            item,
-            ItemEvidence(EvidenceLevel.LISTED),
-            Stamp(facts.version, facts.etag, facts.modified_ms),
-        )
-        assert decode_row(facts.key.encode(), b"", encode_row(bytes(12), row)) == row
 
 
 def _error(raw: bytes) -> None:
@@ -338,8 +319,8 @@ def _heads() -> Iterator[Target]:
         reader = S3Reader(bucket(raw))
         facts = reader.facts("k")
         assert facts is not None
-        _fit([facts])
-        _fit([replace(facts, hashes=facts.hashes[1:])])
+        fit([facts])
+        fit([replace(facts, hashes=facts.hashes[1:])])
         reader.properties("k")
 
     def part(raw: bytes) -> None:
@@ -399,134 +380,11 @@ def _profile(scratch: Path) -> Target:
     return Target("verifier's profile", of_json(document), accept)
 
 
-def _damaged(seed: bytes) -> Callable[[random.Random], bytes]:
-    """A database, of which a disk has changed something where it is not empty: mostly
-    in pages that are full.
-    """
-    used = [at for at, byte in enumerate(seed) if byte]
-    full = {page for page, count in Counter(at // _PAGE for at in used).items() if count > 400}
-    in_full = [at for at in used if at // _PAGE in full]
-
-    def make(rng: random.Random) -> bytes:
-        data = bytearray(seed)
-        for _ in range(rng.choice((1, 1, 1, 2, 8))):
-            at = rng.choice(used if rng.random() < 0.2 else in_full)
-            page, other = (one // _PAGE * _PAGE for one in (at, rng.choice(used)))
-            match rng.randrange(6):
-                case 0:
-                    data[at] = rng.randrange(256)
-                case 1:
-                    data[at : at + 8] = bytes(8)
-                case 2:
-                    data[page : page + _PAGE] = data[other : other + _PAGE]
-                case 3:
-                    # The cells of a page are where its first bytes say.
-                    data[page + rng.randrange(60)] = rng.randrange(256)
-                case 4 if rng.random() < 0.1:
-                    del data[at:]
-                    return bytes(data)
-                case _:
-                    data[at] ^= 1 << rng.randrange(8)
-        return bytes(data)
-
-    return make
-
-
-# Of SQLite's pages.
-_PAGE = 4096
-
-
-def _placed(path: Path, raw: bytes) -> None:
-    """Put a database in place of one that was in use."""
-    for suffix in ("-wal", "-shm", "-journal"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-    path.write_bytes(raw)
-
-
-def _index(scratch: Path) -> Target:
-    """An index: what is read without an error, and checked, is what was written."""
-    folder = scratch / "damaged-index"
-    items = {f"{number}": stamped(f"{number}") for number in range(40)}
-    index = open_index(folder)
-    index.apply(list(items.items()))
-    index.apply([("7", None)])
-    del items["7"]
-    index.note_listing("", began_at_s=77, complete=True)
-    with index.snapshot() as now:
-        position, root = now.position, now.roots([WHOLE])[0]
-    index.close()
-    (path,) = folder.glob("*.sqlite")
-
-    def accept(raw: bytes) -> None:
-        _placed(path, raw)
-        opened = open_index(folder)
-        with closing(opened):
-            found = opened.rows(start_after="", limit=100)
-            with opened.snapshot() as now:
-                ids = now.ids(WHOLE)
-                rows = now.find(key_hashes(ids))
-                now.split(WHOLE, 4)
-            opened.changes(after=Position(0), through=position)
-            for key in items:
-                opened.row(key)
-            opened.listing("")
-            if not opened.self_check().damage:
-                assert {one.item.key: one for one in found} == items
-                assert SetRoot.of(ids) == root
-                assert len(rows) == len(items)
-
-    return Target("index", _damaged(path.read_bytes()), accept)
-
-
-def _ledger(scratch: Path) -> Target:
-    """The ledger of a pair, all of which is read."""
-    folder = scratch / "ledger"
-    stamp = ObjectStamp("v1", "etag", 17, 5)
-    keys = [f"k{number}" for number in range(20)]
-
-    def opened() -> PairLedger:
-        return PairLedger(folder, source="local:/a", target="local:/b")
-
-    with opened() as ledger:
-        ledger.save_crossing(Crossing(tags=True, headers=True, acl=False))
-        for key in keys:
-            ledger.save_copy(_copied(key))
-            ledger.save_upload(key, UploadRecord(UploadId("u"), stamp, stamp, b"p", 8))
-            ledger.save_part(key, SentPart(UploadedPart(2, 5, "e"), b"b3"))
-            ledger.save_damaged(key, stamp)
-        ledger.add_to_plan([PlannedStep(key, "copy", 5, stamp, None, "missing") for key in keys])
-    path = folder / "ledger.sqlite"
-
-    def accept(raw: bytes) -> None:
-        _placed(path, raw)
-        with opened() as ledger:
-            WindowHasher(ledger.secret, 5)
-            for row in ledger.rows("k"):
-                ledger.windows(row.key, row.source.size_bytes)
-            for step in ledger.plan():
-                ledger.upload(step.key)
-            ledger.row_count()
-            ledger.crossing()
-            for key in (*ledger.upload_keys(), *ledger.damaged()):
-                ledger.row(key)
-
-    return Target("ledger", _damaged(path.read_bytes()), accept)
-
-
-def _copied(key: str) -> CopyResult:
-    hasher, windows = ContentHasher(), WindowHasher(bytes(KEY_BYTES), 5)
-    hasher.update(b"hello")
-    windows.update(b"hello")
-    source, target = ObjectFacts(key, 5, "s", 1), ObjectFacts(key, 5, "t", 2, "v")
-    return CopyResult(source, target, hasher.hashes(), b"p" * 32, 5, windows.table())
-
-
 # The parsers of files, and of what is answered from them, which are made in a folder.
 BUCKET_FILES: Mapping[str, Callable[[Path], Target]] = {
     "question to a verifier": _asked,
     "answer to a syncer": _answered,
     "receipts": _receipts,
     "verifier's profile": _profile,
-    "index": _index,
-    "ledger": _ledger,
+    **DATABASES,
 }

@@ -29,13 +29,14 @@ from repair.reconciliation import Reconciliation
 from repair.requests import Event, ReconcileOptions, Request
 from repair.runner import Prove
 from runtime.metrics import Metrics
+from runtime.rate_limit import steady_clock
 from scm.controller import Controller
 from scm.jobs import Job, JobId
 from scm.metrics import CONTROLLER_METRICS
 from scm.policy import Visit
 from scm.ports import JobStore
 from scm.rules import Rules
-from scm.server import ControllerService, Outbox, steady_clock
+from scm.server import ControllerService, Outbox
 from tests.support.cluster_reports import MemoryAudit
 from tests.support.identities import ANYBODY
 from tests.support.memory import CrashError, RepairableReplica

@@ -5,12 +5,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from merkle.checksum import Buffer
+from replicator.stores.errors import StoreError
 from replicator.stores.port import (
     DeleteFailure,
     ObjectFacts,
     ObjectProperties,
     Store,
-    StoreError,
     WholeObject,
     WriteCondition,
 )

@@ -27,7 +27,8 @@ def _fill(folder: Path, count: int) -> None:
     waiting = queue.count
     for _ in range(20):
         queue.acknowledge(queue.take(1_000)[-1].number)
-    print(waiting, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    sys.stdout.write(f"{waiting} {peak_kib}\n")
 
 
 if __name__ == "__main__":

@@ -29,15 +29,17 @@ from chunktable.manifest import (
     file_name,
     parse_manifest,
 )
+from dnagent.client import AgentClient
 from dnagent.config import AgentConfig
 from dnagent.messages import response_of
+from dnagent.ports import AgentStatus
 from merkle.check import check_tree
 from merkle.checksum import fingerprint
 from merkle.columns import encode_tree
 from merkle.record import DeleteTransaction
 from merkle.replica import PeerId, ReplicaState, TreeSource
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import DatanodeClient
+from ozone.datanode_client import DatanodeClient
 from ozone.descriptor import Descriptor, dump_descriptor, parse_descriptor, with_checksum
 from ozone.ports import ByteRange
 from ozone.site import read_site, volumes_of
@@ -65,9 +67,17 @@ from scm.config import ControllerConfig
 from scm.job_steps import new_job, step
 from scm.job_store import SqliteJobStore
 from scm.jobs import ControllerResumed, Job, JobId, OrderIssued
-from scm.messages import container_from, heartbeat_from, job_from, outcome_from
+from scm.messages import (
+    container_from,
+    controller_status_from,
+    datanode_view_from,
+    heartbeat_from,
+    job_from,
+    outcome_from,
+)
 from scm.policy import Target as RepairTarget
 from scm.policy import Visit, resume_visit
+from scm.views import ContainerStatus, ControllerStatus, DatanodeView, JobStatus
 from sweep.history import History
 from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
@@ -300,9 +310,44 @@ def _controller() -> Iterator[Target]:
     outcome = cp.ReconcileOutcome(container_id=12, eligibility="ok", job_id="j")
     yield _of_controller("heartbeat", heartbeat, heartbeat_from)
     yield _of_controller("commands", commands, response_of)
-    yield _of_controller("job", job, job_from)
-    yield _of_controller("container", view, container_from)
+    yield _of_controller("job", job, lambda message: _show(job_from(message)))
+    yield _of_controller("container", view, lambda message: _show(container_from(message)))
     yield _of_controller("reconcile", outcome, outcome_from)
+    limit = {"name": "orders", "value": 2, "set_by": "f", "set_at_s": 7.0}
+    status = cp.GetStatusResponse(
+        started_age_s=5.0, oldest_root_age_s=6.0, limits=[cp.Limit(**limit)]
+    )
+    known = cp.DatanodeView(datanode=node, live=True, heartbeat_age_s=3.0)
+    yield _of_controller("status", status, lambda message: _show(controller_status_from(message)))
+    yield _of_controller("datanode", known, lambda message: _show(datanode_view_from(message)))
+    volume = ap.VolumeStatus(path="/v", scan_bytes_per_second=5.0, full_scan_age_s=9.0)
+    agent = ap.GetStatusResponse(
+        datanode_id="dn-1",
+        volumes=[volume],
+        limits=[ap.Limit(**limit)],
+        repair_bytes_per_second=1.0,
+    )
+    yield Target(
+        "agent's status",
+        of_bytes(agent.SerializeToString(), kind=ap.GetStatusResponse),
+        lambda raw: _show(_status_of(parsed_message(ap.GetStatusResponse, raw))),
+    )
+
+
+def _status_of(message: ap.GetStatusResponse) -> AgentStatus:
+    channel = cast(grpc.Channel, _FakeChannel([cast(bytes, message)]))
+    return AgentClient(channel, "dn-1").status(timeout_s=1.0)
+
+
+def _show(
+    view: AgentStatus | ContainerStatus | ControllerStatus | DatanodeView | JobStatus,
+) -> None:
+    """As commands do: in JSON, with times as dates."""
+    values = asdict(view)
+    json.dumps(values, allow_nan=False, default=str, skipkeys=True)
+    limits = [one["set_at_s"] for one in values.get("limits", ())]
+    for at_s in (*limits, *(value for name, value in values.items() if name.endswith("_at_s"))):
+        datetime.fromtimestamp(at_s, UTC)
 
 
 def _of_controller(name: str, seed: _M, accept: Callable[[_M], object]) -> Target:
@@ -333,10 +378,10 @@ class _FakeChannel:
     def __init__(self, messages: Sequence[bytes]) -> None:
         self._messages = messages
 
-    def unary_unary(self, *_: object) -> Callable[..., bytes]:
+    def unary_unary(self, *_: object, **__: object) -> Callable[..., bytes]:
         return lambda *_, **__: self._messages[0]
 
-    def unary_stream(self, *_: object) -> Callable[..., _Call]:
+    def unary_stream(self, *_: object, **__: object) -> Callable[..., _Call]:
         return lambda *_, **__: _Call(self._messages)
 
     stream_stream = unary_stream

@@ -16,6 +16,8 @@ from dnagent.metrics import AGENT_METRICS
 from replicator.master.config import MasterConfig
 from replicator.master.metrics import MASTER_METRICS
 from replicator.metrics import VERIFIER_METRICS
+from replicator.syncer.config import SyncerConfig
+from replicator.syncer.metrics import SYNCER_METRICS
 from replicator.verifier.config import VerifierConfig
 from runtime.config import Settings
 from runtime.metrics import Metric
@@ -43,6 +45,7 @@ class LongRunning:
 # By command; a test compares it with the commands that there are.
 LONG_RUNNING: Mapping[str, LongRunning] = {
     "agent run": LongRunning(AgentConfig, AGENT_METRICS, Role.DATANODE, "agents:"),
+    "syncer run": LongRunning(SyncerConfig, SYNCER_METRICS, Role.SYNCER, "syncers:"),
     "replication-master run": LongRunning(
         MasterConfig, MASTER_METRICS, Role.REPLICATION_MASTER, "replication master"
     ),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from proof.answers import TargetAnswers
+from proof.columns import NameColumns
 from proof.comparison import BucketComparison, SourceComparison
 from proof.errors import JournalTrimmedError
 from proof.index import (
@@ -153,10 +154,12 @@ class MemoryIndex:
             row for one in dict.fromkeys(key_hashes.tolist()) for row in self._by_hash.get(one, ())
         ]
 
-    def names(self, key_hashes: "NDArray[np.uint64]") -> tuple[list[bytes], list[bytes]]:
+    def names(self, key_hashes: "NDArray[np.uint64]") -> NameColumns:
         """See ItemSnapshot."""
-        rows = self.find(np.unique(key_hashes))
-        return [row.item.key.encode() for row in rows], [row.item.version.encode() for row in rows]
+        items = [row.item for row in self.find(np.unique(key_hashes))]
+        return NameColumns.of(
+            [one.key.encode() for one in items], [one.version.encode() for one in items]
+        )
 
     def _bounds(self, key_range: KeyRange) -> tuple[int, int]:
         keys = self._ordered()[0]

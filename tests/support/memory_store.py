@@ -17,32 +17,34 @@ from merkle.object_checksum import Crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.hashing import ContentHasher, crc_hash
 from replicator.stores.capabilities import CONTENT_HEADERS, Capabilities
+from replicator.stores.errors import (
+    DigestMismatchError,
+    FeedGapError,
+    ObjectMissingError,
+    PositionTrimmedError,
+    PreconditionFailedError,
+    SnapshotLostError,
+    StoreError,
+    UnsupportedObjectError,
+)
 from replicator.stores.port import (
     Change,
     ChangeBatch,
     ChangeKind,
     CopySource,
     DeleteFailure,
-    DigestMismatchError,
-    FeedGapError,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
-    PositionTrimmedError,
-    PreconditionFailedError,
     SnapshotFacts,
-    SnapshotLostError,
     SnapshotView,
     Store,
-    StoreError,
-    UnsupportedObjectError,
     UploadedPart,
     UploadId,
     WholeObject,
     WriteCondition,
-    same_stamp,
 )
+from replicator.stores.stamps import same_stamp
 
 MEMORY = Capabilities(
     kind="memory",
@@ -147,6 +149,7 @@ class MemoryStore:
         self.payload = 0
         self.undigested = 0
         self.deleted: list[str] = []
+        self.deleting: tuple[str, ...] = ()
         self.calls: list[str] = []
         self._says_little = says_little
         self._has_feed = has_feed
@@ -183,12 +186,24 @@ class MemoryStore:
             renamer=self if self._renames else None,
         )
 
+    @property
+    def newest_index(self) -> int:
+        """How many changes there were."""
+        return len(self._changes)
+
     def write(
-        self, key: str, body: bytes, properties: ObjectProperties | None = None
+        self,
+        key: str,
+        body: bytes,
+        properties: ObjectProperties | None = None,
+        *,
+        parts: int = 1,
     ) -> ObjectFacts:
-        """Write an object as somebody else does: without faults, not counted."""
+        """Write an object as somebody else does: without faults, not counted; with the
+        ETag of so many parts.
+        """
         with self._lock:
-            etag = hashlib.md5(body).hexdigest()
+            etag = hashlib.md5(body).hexdigest() + (f"-{parts}" if parts > 1 else "")
             return self._keep(key, body, properties or ObjectProperties(), etag)
 
     def remove(self, key: str) -> None:
@@ -314,6 +329,27 @@ class MemoryStore:
                 made = self._keep(facts.key, body, properties, md5.hex())
                 return self._answer(made)
 
+    def write_part_pieces(
+        self,
+        key: str,
+        upload: UploadId,
+        number: int,
+        pieces: Iterable[Buffer],
+        length_bytes: int,
+    ) -> UploadedPart:
+        """See PieceWriter."""
+        _check_number(number)
+        with self._operation("write_part_pieces", key):
+            body = b""
+            for piece in pieces:
+                self.payload += len(piece)
+                body += piece
+            with self._lock:
+                assert len(body) == length_bytes
+                self.undigested += 1
+                part = UploadedPart(number, length_bytes, self.arrived(body).hex())
+                return self._add(upload, part, body)
+
     def arrived(self, body: bytes) -> bytes:
         """The MD5 of what has arrived."""
         return hashlib.md5(body).digest()
@@ -336,6 +372,7 @@ class MemoryStore:
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
         """See ObjectWriter."""
+        self.deleting = tuple(keys)
         with self._operation("delete", ""), self._lock:
             for key in keys:
                 self._drop(key)
@@ -574,6 +611,10 @@ class MemoryFeed:
         store = self._store
         with store._operation("position", ""), store._lock:
             return FeedPosition(store.log, len(store._changes))
+
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.position()
 
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed."""

@@ -21,6 +21,14 @@ _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
 # datanode's. Two such clusters at a time need two offsets.
 _PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
+# The folder of a cluster that runs already: the tests use it and leave it running. To
+# start one takes longer than most tests.
+_RUNNING = os.environ.get("OZONE_RUNNING", "")
+# The same of a second one beside it, for tests of two regions.
+_RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
+_SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
+# Both run the same jars.
+_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
 
 
 class OzoneCluster:
@@ -28,11 +36,17 @@ class OzoneCluster:
     and no data behind.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port_offset: int = _PORT_OFFSET) -> None:
         self.folder = folder
+        self._offset = port_offset
+        is_named = str(folder) in (_RUNNING, _RUNNING_SECOND)
+        self._is_kept = is_named and (folder / "om" / "pid").exists()
+        if self._is_kept:
+            self._offset = int((folder / "port-offset").read_text())
         self._environment = {
             **os.environ,
             "OZONE_TESTBED_DIR": str(folder),
+            "OZONE_TESTBED_LIB": str(_LIB),
             # Replicas that only one scan saw damaged would be deleted and copied anew
             # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
@@ -40,32 +54,45 @@ class OzoneCluster:
         }
 
     def __enter__(self) -> "OzoneCluster":
-        if not list((self.folder / "lib").glob("hdds-server-scm-*.jar")):
+        if self._is_kept:
+            return self
+        if not list(_LIB.glob("hdds-server-scm-*.jar")):
             self._run("fetch")
         self._run("wipe")
         try:
-            self._run("--port-offset", str(_PORT_OFFSET), "start")
+            self._run("--port-offset", str(self._offset), "start")
         except BaseException:
             self._run("wipe")
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._run("wipe")
+        if not self._is_kept:
+            self._run("wipe")
 
     def volume(self, datanode: int) -> Path:
         return self.folder / f"dn{datanode}" / "volume1"
 
     def address(self, datanode: int) -> str:
         """The datanode's gRPC port, which its peers read from."""
-        return f"127.0.0.1:{19_800 + _PORT_OFFSET + 20 * (datanode - 1)}"
+        return f"127.0.0.1:{19_800 + self._offset + 20 * (datanode - 1)}"
+
+    @property
+    def scm_address(self) -> str:
+        """SCM's port for clients."""
+        return f"127.0.0.1:{9860 + _PORT_OFFSET}"
 
     @property
     def s3_address(self) -> str:
         """Where the S3 gateway listens; a bucket of it is one of the Ozone volume
         s3v.
         """
-        return f"127.0.0.1:{9878 + _PORT_OFFSET}"
+        return f"127.0.0.1:{9878 + self._offset}"
+
+    @property
+    def om_address(self) -> str:
+        """The gRPC port of the OM."""
+        return f"127.0.0.1:{8981 + self._offset}"
 
     def shell(self, *commands: str, settings: Sequence[str] = ()) -> None:
         """Run `ozone sh` commands in one start of it; `settings` are key=value."""
@@ -132,7 +159,17 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
 @pytest.fixture(scope="module")
 def ozone_cluster() -> Iterator[OzoneCluster]:
     """A cluster for the tests of one module: their containers are theirs alone."""
-    with OzoneCluster(ROOT / ".testbed") as started:
+    with OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def second_ozone_cluster(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
+    """Another cluster, which shares nothing with the first but the machine."""
+    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
+    folder.mkdir(parents=True, exist_ok=True)
+    with OzoneCluster(folder, _SECOND_PORT_OFFSET) as started:
+        assert started.om_address != ozone_cluster.om_address
         yield started
 
 

@@ -16,12 +16,14 @@ from replicator.proven_deletes import ProvenDeleter
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
 from replicator.refresh import IndexedBucket, RefreshStart
-from replicator.stores.port import ObjectFacts, StoreError
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectFacts
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
 from replicator.verifier.audit import VerifierAudit
+from replicator.verifier.run_fence import RunFence
 from replicator.verifier.server import VerifierService
-from replicator.verifier.values import PatchOrder
+from replicator.verifier.values import PatchOrder, RunName
 from runtime.access import Access
 from tests.support.proven_storm import Parts
 
@@ -127,12 +129,20 @@ class _PatchesAnything(Applier):
         del order, hasher
 
 
-def _with_applier(applier: type[Applier]) -> Parts:
+class _OpenFence(RunFence):
+    """Lets runs write that others have followed."""
+
+    def check(self, run: RunName | None) -> None:
+        del run
+
+
+def _with_applier(applier: type[Applier], *, fence: type[RunFence] = RunFence) -> Parts:
     class Service(VerifierService):
         def __init__(self, bucket: IndexedBucket, *, access: Access, audit: VerifierAudit) -> None:
             super().__init__(bucket, access=access, audit=audit)
             assert self._applier is not None
             self._applier.__class__ = applier
+            self._fence.__class__ = fence
 
     return Parts(service=Service)
 
@@ -152,7 +162,9 @@ BUGS: dict[str, Parts] = {
     "an acknowledgement without its root": Parts(sync=_TrustsAcknowledgements),
     "deletes by the listing": Parts(sync=_DeletesByTheListing),
     "sends what it read": Parts(sync=_SendsWhatItRead),
-    "a batch applied twice": _with_applier(_AppliesTwice),
+    # What comes late is of an earlier run, as a rule, and would be refused as such.
+    "a batch applied twice": _with_applier(_AppliesTwice, fence=_OpenFence),
+    "takes batches of ended runs": _with_applier(Applier, fence=_OpenFence),
     "patches another version": _with_applier(_PatchesAnything),
     "counts only new IDs": Parts(bucket=_CountsOnlyNewIds),
 }

@@ -20,7 +20,7 @@ from replicator.pair_receipts import PairReceipts
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver, level_text
 from replicator.refresh import READ_ALL_S, IndexedBucket, groups_of
-from replicator.stores.port import StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
 from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.server import VerifierService
 from runtime.disk import Disk

@@ -18,6 +18,7 @@ from runtime.retry import Backoff
 from tests.support.bucket_sync import LIMITS, InlineExecutor
 
 T = TypeVar("T")
+SYNCER, POLICY = SyncerId("syncer-1"), PolicyId("policy-1")
 P = ParamSpec("P")
 
 
@@ -58,10 +59,22 @@ class LaterExecutor(Executor):
         """Run one of the calls that wait."""
         self.waiting.rotate(-at)
         future, call = self.waiting.popleft()
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(call())
         except Exception as error:  # noqa: BLE001 - a future takes any
             future.set_exception(error)
+
+
+def step_limits() -> EngineLimits:
+    """Few threads, and no attempt but the first: a test decides what fails."""
+    return EngineLimits(
+        copier=CopierLimits(objects=2, parts=1, memory_bytes=1 << 20),
+        copy=LIMITS,
+        backoff=Backoff(attempts_max=1, first_s=0, jitter_s=0),
+        wait_s=0.0,
+    )
 
 
 @dataclass
@@ -77,18 +90,11 @@ class Replication:
     prefixes: tuple[str, ...] = ()
     lease: Lease = field(default_factory=LocalLease)
     clock: StepClock = field(default_factory=StepClock)
-    limits: EngineLimits = field(
-        default_factory=lambda: EngineLimits(
-            copier=CopierLimits(objects=2, parts=1, memory_bytes=1 << 20),
-            copy=LIMITS,
-            backoff=Backoff(attempts_max=1, first_s=0, jitter_s=0),
-            wait_s=0.0,
-        )
-    )
+    limits: EngineLimits = field(default_factory=step_limits)
     checkpoint: Checkpoint | None = None
     later: LaterExecutor | None = None
-    syncer: SyncerId = SyncerId("syncer-1")
-    policy_id: PolicyId = PolicyId("policy-1")
+    syncer: SyncerId = SYNCER
+    policy_id: PolicyId = POLICY
 
     def __post_init__(self) -> None:
         self.start()
@@ -110,6 +116,15 @@ class Replication:
             limits=self.limits,
             new_executor=self._executor,
         )
+
+    def failed_keys(self) -> set[str]:
+        """The keys that failed and are tried again later."""
+        return {name for _, work in self.engine._workers._held for name in work.names}
+
+    def kill(self) -> None:
+        """End as a killed process does: nothing is finished, locks are free."""
+        self.engine._ledger.close()
+        self.engine._folder.close()
 
     def change(self, **changes: object) -> None:
         """The operator wants something else."""

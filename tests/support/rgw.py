@@ -8,6 +8,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from tests.support.processes import ROOT
 from tests.support.s3_servers import S3Bucket, S3Endpoint, free_port
+from tests.support.wan import WanLink
 
 _SCRIPT = ROOT / "tests" / "testbed" / "ceph_rgw.sh"
 # A start takes 40 s on an idle machine; the script gives up each wait after 90 s.
@@ -52,6 +54,7 @@ class RgwPair:
         self._environment |= {
             "CEPH_RGW_PORT": str(s3_port),
             "CEPH_RGW_MON_PORT": str(monitor_port),
+            **self._settings(s3_port),
         }
         try:
             self._run("start")
@@ -62,6 +65,10 @@ class RgwPair:
 
     def __exit__(self, *_: object) -> None:
         self._run("destroy")
+
+    def _settings(self, s3_port: int) -> dict[str, str]:
+        """More settings of the script; the second site listens behind the first."""
+        return {}
 
     def site(self, name: str) -> RgwSite:
         """Site `a` or `b`."""
@@ -84,6 +91,10 @@ class RgwPair:
     def start(self, site: str, daemon: str) -> None:
         """Start one daemon again and wait until it answers."""
         self._run("up", site, daemon)
+
+    def collect_garbage(self, site: str) -> None:
+        """Give back the space of what was deleted, which Ceph keeps for hours."""
+        self._run("admin", site, "gc", "process", "--include-all")
 
     def damage(self, site: str, bucket: str, key: str, body: bytes | None) -> None:
         """Change the bytes of a small object behind its gateway's index, or remove them
@@ -112,6 +123,50 @@ class RgwPair:
         )
         assert done.returncode == 0, f"{words} ended with {done.returncode}\n{done.stderr}"
         return done.stdout
+
+
+class RgwMultisite(RgwPair):
+    """Sites `a` and `b` of one realm, where `b` follows `a` by Ceph's own replication,
+    and a link before each, across which the other one reaches it.
+    """
+
+    def __init__(self, folder: Path, *, delay_ms: float, mbit: float) -> None:
+        """The delay is one way; `mbit` holds for each direction."""
+        super().__init__(folder)
+        self._environment["CEPH_RGW_MODE"] = "multisite"
+        self._delay_ms, self._mbit = delay_ms, mbit
+        self._opened = ExitStack()
+        self.links: tuple[WanLink, ...] = ()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        self._opened.close()
+
+    def wait_until_synced(self) -> None:
+        """Wait until no shard of metadata or data is behind."""
+        self._run("wait-sync", "300")
+
+    def leave_out(self, bucket: str) -> None:
+        """Let Ceph replicate nothing of a bucket any more."""
+        self._run("admin", "a", "bucket", "sync", "disable", f"--bucket={bucket}")
+
+    def _settings(self, s3_port: int) -> dict[str, str]:
+        ports = s3_port, s3_port + 1
+        with ExitStack() as held:
+            # A link takes whichever port is free, and neither of these.
+            for port in ports:
+                held.enter_context(socket.socket()).bind(("127.0.0.1", port))
+            self.links = tuple(
+                self._opened.enter_context(
+                    WanLink(f"127.0.0.1:{port}", delay_ms=self._delay_ms, mbit=self._mbit)
+                )
+                for port in ports
+            )
+        ours, theirs = self.links
+        return {
+            "CEPH_RGW_ADVERTISE_A": f"http://{ours.address}",
+            "CEPH_RGW_ADVERTISE_B": f"http://{theirs.address}",
+        }
 
 
 def _free_pair() -> int:

@@ -3,13 +3,14 @@ compare with.
 """
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from proof.columns import NameColumns
 from proof.generations import OPENERS, StorageKind, TablesOpener
 from proof.index import (
     WHOLE,
@@ -31,9 +32,11 @@ from proof.item import (
 )
 from proof.open_generation import IndexLimits
 from proof.root import SetRoot
+from proof.rows import decode_row, encode_row
 from proof.stored_index import StoredIndex
 from proof.symbols import KEPT_SYMBOLS, CodedSymbols, Ids, ids_from_bytes
-from proof.tables import ItemRow, JournalRow, TableBatch
+from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
+from replicator.stores.port import ObjectFacts
 from runtime.disk import Disk
 
 PROFILE = Profile(b"s" * 32, HashAlgorithm.MD5)
@@ -96,17 +99,18 @@ class _MemoryView:
             if start <= key and (end is None or key < end):
                 yield ItemRow(key, version, row)
 
-    def by_hash(self, key_hashes: Sequence[int]) -> list[ItemRow]:
-        wanted = set(key_hashes)
-        return [
-            ItemRow(key, version, row)
-            for (key, version), row in self._rows.items()
-            if int.from_bytes(row[:KEY_HASH_BYTES], "big") in wanted
-        ]
+    def by_hash(self, key_hashes: npt.NDArray[np.uint64]) -> RowColumns:
+        wanted = set(key_hashes.tolist())
+        return RowColumns.of(
+            [
+                (key, version, row)
+                for (key, version), row in self._rows.items()
+                if int.from_bytes(row[:KEY_HASH_BYTES], "big") in wanted
+            ]
+        )
 
-    def names_by_hash(self, key_hashes: Sequence[int]) -> tuple[list[bytes], list[bytes]]:
-        rows = self.by_hash(key_hashes)
-        return [row.key for row in rows], [row.version for row in rows]
+    def names_by_hash(self, key_hashes: npt.NDArray[np.uint64]) -> NameColumns:
+        return self.by_hash(key_hashes).names
 
     def journal(self, *, after: int, through: int) -> Iterator[JournalRow]:
         for position in sorted(self._journal):
@@ -171,7 +175,16 @@ def stamped(key: str, number: int = 0, *, version: str = "") -> StampedItem:
         chance.random() < 0.2,
     )
     stamp = Stamp(chance.choice(["", "v" * 32]), etag, chance.randrange(1 << 44))
-    return StampedItem(item, ItemEvidence(level, read_at_s), stamp)
+    return StampedItem(item, ItemEvidence(level, read_at_s), stamp, chance.random() < 0.1)
+
+
+def fit(objects: Iterable[ObjectFacts]) -> None:
+    """Whatever is listed has a row in an index."""
+    for facts in objects:
+        item = Item(facts.key, facts.size_bytes, facts.hashes[0].digest if facts.hashes else None)
+        stamp = Stamp(facts.version, facts.etag, facts.modified_ms)
+        row = StampedItem(item, ItemEvidence(EvidenceLevel.LISTED), stamp)
+        assert decode_row(facts.key.encode(), b"", encode_row(bytes(12), row)) == row
 
 
 def changed(model: Model, changes: Sequence[tuple[str, StampedItem | None]]) -> None:

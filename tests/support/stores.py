@@ -1,27 +1,30 @@
 """The stores that the contract suite runs on, each opened empty."""
 
+import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from botocore.client import BaseClient
 from botocore.credentials import Credentials
 
+from ozone.manager import ManagerClient
+from ozone.manager_values import BucketLayout, ManagerBucket
 from replicator.stores.capabilities import Capabilities
+from replicator.stores.errors import ObjectMissingError, StoreError, StoreUnavailableError
 from replicator.stores.local import LocalBucket
+from replicator.stores.ozone import open_ozone
 from replicator.stores.port import (
     Change,
     ChangeFeed,
     FeedPosition,
     ObjectFacts,
-    ObjectMissingError,
     ObjectProperties,
     Store,
-    StoreError,
-    StoreUnavailableError,
     WriteCondition,
 )
 from replicator.stores.s3 import open_s3
@@ -29,6 +32,7 @@ from runtime.disk import Disk
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
 from tests.support.memory_store import DECLARING, MEMORY, STITCHING, UNGUARDED, MemoryStore
+from tests.support.ozone import OzoneCluster
 from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
@@ -58,6 +62,13 @@ class ContractStore:
     lists_deletes_at_once: bool = True
     # Why keys do not cross this server unchanged although the adapter is right.
     broken_keys: frozenset[str] = frozenset()
+    # A bucket of paths refuses keys that are none.
+    keeps_all_keys: bool = True
+    # Ozone's log has final states: of changes that came together the last one alone,
+    # and a moment later. Other rows than those of keys count in it, too.
+    tells_each_change: bool = True
+    # A name of a snapshot is free only once its deletion is through.
+    frees_names_at_once: bool = True
     # Where it keeps its objects, if that is an S3 server.
     buckets: tuple[S3Bucket, ...] = ()
 
@@ -224,6 +235,29 @@ OPENERS: dict[str, Opener] = {
     "moto": partial(emptied_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(emptied_store, "moto_server", keeps_versions=True, lacks=_MOTO),
 }
+
+
+@contextmanager
+def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterator[ContractStore]:
+    """A fresh bucket of a real Ozone by its OM and its gateway."""
+    cluster: OzoneCluster = request.getfixturevalue("ozone_cluster")
+    endpoint: S3Endpoint = request.getfixturevalue("ozone_gateway")
+    bucket, user = f"om-{secrets.token_hex(8)}", endpoint.access_key
+    with closing(ManagerClient([cluster.om_address], user=user)) as manager:
+        manager.create_bucket(ManagerBucket("s3v", bucket, layout, object_id=0, created_ms=0))
+    address = f"ozone://{cluster.om_address}/s3v/{bucket}?s3={quote(endpoint.url, safe='')}"
+    with (
+        closing(s3_client(endpoint)) as client,
+        open_ozone(address, may_write=True, client=client, user=user) as store,
+    ):
+        yield ContractStore(
+            store,
+            keeps_all_keys=layout is BucketLayout.OBJECT_STORE,
+            tells_each_change=False,
+            frees_names_at_once=False,
+        )
+
+
 _RGW = ContractLacks(completes_some_parts=False)
 # Real stores, by the mark of the tests that run on them.
 PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
@@ -233,6 +267,11 @@ PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
         partial(emptied_store, "rgw_endpoint", keeps_versions=True, lacks=_RGW),
     ),
     "ozone": (pytest.mark.ozone, partial(emptied_store, "ozone_gateway", lacks=_OZONE)),
+    "ozone_om": (pytest.mark.ozone, partial(ozone_store, BucketLayout.OBJECT_STORE)),
+    "ozone_om_fso": (
+        pytest.mark.ozone,
+        partial(ozone_store, BucketLayout.FILE_SYSTEM_OPTIMIZED),
+    ),
 }
 
 

@@ -35,6 +35,8 @@ class StormWriters:
         self._is_dense = is_dense
         self._feeds = feeds
         self._owners = 0
+        # Of keys that were removed from the target.
+        self._removed = dict[str, ObjectProperties]()
 
     def change_source(self, key: str, acts: Sequence[int] = (0, 1, 2, 3)) -> None:
         """Remove it (0), flip a bit (1), give it other properties (2) or write it
@@ -61,15 +63,18 @@ class StormWriters:
         """Remove it, or write it."""
         found = self._target.objects.get(key)
         if found and self._rng.random() < 0.5 and self._may_vanish("target", key):
+            self._removed[key] = found.properties
             self._target.remove(key)
             return
         if not found:
             self.appeared.add(("target", key))
         # Where the answer to a write has no time, the same bytes with other properties
-        # have the stamp of our own write: nothing tells them apart.
+        # have the stamp of our own write: nothing tells them apart, also if the key was
+        # gone in between.
         body = self._rng.choice(self._bodies) if self._is_dense else self._rng.randbytes(5)
         new = self._properties(is_visible=True)
-        self._target.write(key, body, found.properties if found else new)
+        kept = found.properties if found else self._removed.get(key, new)
+        self._target.write(key, body, kept)
 
     def _may_vanish(self, side: str, key: str) -> bool:
         return self._feeds[side == "target"] or (side, key) not in self.appeared

@@ -1,21 +1,27 @@
 """Real masters and syncers over local buckets, and writers beside them."""
 
 import random
+import sqlite3
+import subprocess
 import threading
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from signal import SIGCONT
+from signal import SIGCONT, SIGSTOP
 from types import TracebackType
 from typing import Self
+
+import pytest
 
 from replicator.master.client import MasterClient
 from replicator.master.views import ReplicationView
 from replicator.replication import Condition, DesiredState, Policy, PolicyId, ReplicationOptions
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ChangeKind, StoreError
+from replicator.stores.port import ChangeKind
 from runtime.disk import Disk
+from runtime.tls_files import Tls
 from tests.support.processes import TreefoldProcess
 from tests.support.stores import ANYTHING, NOTHING, changes_after, content
 from tests.support.waiting import wait_until
@@ -23,24 +29,39 @@ from tests.support.waiting import wait_until
 LEASE_S = 1.5
 
 
-def master_process(folder: Path, *, listen: str = "127.0.0.1:0") -> TreefoldProcess:
+def master_process(
+    folder: Path, *, listen: str = "127.0.0.1:0", tls: Tls | None = None
+) -> TreefoldProcess:
     """A replication master with a short lease, whose records lie in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "master.toml"
     path.write_text(
         f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nlease_s = {LEASE_S}\n'
+        + _tls_table(tls)
     )
     return TreefoldProcess(folder / "run", "replication-master", "run", "--config", str(path))
 
 
-def syncer_process(folder: Path, masters: Sequence[str]) -> TreefoldProcess:
+def _tls_table(tls: Tls | None) -> str:
+    if tls is None:
+        return ""
+    return f'[tls]\ncert = "{tls.cert}"\nkey = "{tls.key}"\nca = "{tls.ca}"\n'
+
+
+def syncer_process(
+    folder: Path, masters: Sequence[str], *, tls: Tls | None = None
+) -> TreefoldProcess:
     """A syncer whose state lies in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "syncer.toml"
+    path.write_text(_tls_table(tls))
     options = [word for address in masters for word in ("--master", address)]
     return TreefoldProcess(
         folder / "run",
         "syncer",
         "run",
+        "--config",
+        str(path),
         *options,
         "--state-folder",
         str(folder / "state"),
@@ -54,11 +75,13 @@ def syncer_process(folder: Path, masters: Sequence[str]) -> TreefoldProcess:
 class ReplicatedPair:
     """A source, a target and their replication at a master; a context manager."""
 
-    def __init__(self, folder: Path, client: MasterClient, name: str = "p1") -> None:
-        """Make the source, and have it replicated."""
+    def __init__(
+        self, folder: Path, client: MasterClient, name: str = "p1", *, target: Path | None = None
+    ) -> None:
+        """Make both buckets; the target is in `folder` too, or elsewhere."""
         self.policy_id = PolicyId(name)
         self.client = client
-        self.folders = folder / f"{name}-source", folder / f"{name}-target"
+        self.folders = folder / f"{name}-source", target or folder / f"{name}-target"
         self._stack = ExitStack()
         self.source, self.target = (
             self._stack.enter_context(LocalBucket(one, Disk(), create=True)) for one in self.folders
@@ -165,12 +188,12 @@ class ReplicatedPair:
         for key, states in _history(self.target).items():
             known, at = was.get(key, []), 0
             for state in states:
-                assert state in known[at:], f"{key} went back"
+                assert state in known[at:], f"{key} went back: {states} of {known}"
                 at += known[at:].index(state)
 
 
 def _history(bucket: LocalBucket) -> dict[str, list[str]]:
-    """The states of each key in the order of the log: ETags, empty where it was gone."""
+    """The states of each key in the order of the log: ETags, empty for none."""
     found = dict[str, list[str]]()
     for change in changes_after(bucket.feed):
         if change.kind is ChangeKind.RENAME:
@@ -178,6 +201,68 @@ def _history(bucket: LocalBucket) -> dict[str, list[str]]:
         etag = change.facts.etag if change.facts is not None else ""
         found.setdefault(change.key, []).append(etag)
     return found
+
+
+@contextmanager
+def small_disk(folder: Path, *, size: str = "64m") -> Iterator[Path]:
+    """A folder on a file system of its own."""
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "none", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> Path:
+    """Leave no space on a file system; the file that takes it."""
+    path = folder / "ballast"
+    with path.open("wb", buffering=0) as file:
+        for size in (1 << 20, 4096):
+            with suppress(OSError):
+                while True:
+                    file.write(bytes(size))
+    return path
+
+
+def stopped(process: TreefoldProcess, *buckets: LocalBucket) -> None:
+    """Stop a process by SIGSTOP where it holds no lock of a bucket: whoever holds one
+    keeps all others from writing.
+    """
+    while True:
+        process.process.send_signal(SIGSTOP)
+        wait_until(lambda: _has_stopped(process.process.pid), "every thread to stop")
+        if not any(_is_locked(bucket) for bucket in buckets):
+            return
+        process.process.send_signal(SIGCONT)
+        time.sleep(0.01)
+
+
+def _has_stopped(pid: int) -> bool:
+    states = list[str]()
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError):
+            states.append(path.read_text().rpartition(")")[2].split()[0])
+    return set(states) == {"T"}
+
+
+def _is_locked(bucket: LocalBucket) -> bool:
+    """Whether somebody holds its lock for longer than a transaction takes."""
+    connection = sqlite3.connect(bucket._folder / "bucket.db", timeout=0.3)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+    except sqlite3.OperationalError:
+        return True
+    else:
+        return False
+    finally:
+        connection.close()
 
 
 def continued(process: TreefoldProcess) -> None:

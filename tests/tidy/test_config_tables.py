@@ -9,8 +9,10 @@ from pydantic.fields import FieldInfo
 from admin.client_config import ClientConfig
 from dnagent.config import AgentConfig
 from replicator.master.config import MasterConfig
+from replicator.syncer.config import SyncerConfig
 from replicator.verifier.config import VerifierConfig
-from runtime.config import Settings, check_switch, load
+from runtime.config import Settings, load
+from runtime.setting_values import check_switch
 from scm.config import ControllerConfig
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "formats.md").read_text()
@@ -21,6 +23,7 @@ MODELS: dict[str, type[Settings]] = {
     "treefold scm run": ControllerConfig,
     "treefold verifier run": VerifierConfig,
     "treefold replication-master run": MasterConfig,
+    "treefold syncer run": SyncerConfig,
     CLIENT: ClientConfig,
 }
 # Where a default is written for people, what a file would have to say first.

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from admin.cluster_status import ClusterAnswer, VerifierAnswer, lines
 from admin.master_status import MasterAnswer
 from admin.sweep_metrics import SWEEP_METRICS
+from admin.verify_metrics import VERIFY_METRICS
 from runtime.config import Settings, load
 from runtime.metrics import Metric
 from tests.support.long_running import (
@@ -45,7 +46,11 @@ ADDED_LABELS = {"instance", "job"}
 OWN_METRICS = {"up"}
 METRICS: Mapping[str, Metric] = {
     metric.name: metric
-    for table in (SWEEP_METRICS, *(process.metrics for process in LONG_RUNNING.values()))
+    for table in (
+        SWEEP_METRICS,
+        VERIFY_METRICS,
+        *(process.metrics for process in LONG_RUNNING.values()),
+    )
     for metric in table
 }
 # A setting that an example names and does not make.
@@ -228,7 +233,8 @@ def test_the_dashboard_is_fresh_and_shows_every_metric() -> None:
         for name in named(target["expr"].replace("$instance", "any")).metrics
     }
     assert shown == set(METRICS)
-    assert len(ROWS) == len(LONG_RUNNING) + 1
+    # Beside processes: the nightly sweep and verifications.
+    assert len(ROWS) == len(LONG_RUNNING) + 2
 
 
 def test_no_two_panels_lie_on_each_other() -> None:

@@ -58,7 +58,7 @@ def test_the_core_without_extras_is_small() -> None:
                 installed_bytes += blocks * (2 if file.suffix == ".py" else 1)
     ours = sum(path.stat().st_size for path in modules())
     assert "botocore" not in seen
-    assert installed_bytes + 2 * ours <= 138 << 20, installed_bytes + 2 * ours
+    assert installed_bytes + 2 * ours <= 140 << 20, installed_bytes + 2 * ours
 
 
 def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> None:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import click
 import pytest
+import yaml
 
 from admin.cli import treefold
 from tests.support.long_running import (
     DEPLOY,
     EXECUTABLE,
     LONG_RUNNING,
+    ROOT,
     command_line,
     services,
     unit_of,
@@ -23,6 +25,7 @@ from tests.support.long_running import (
 FOLDER = DEPLOY / "systemd"
 UNITS = sorted(unit for unit in FOLDER.iterdir() if unit.suffix in (".service", ".timer"))
 DROP_IN = FOLDER / "owner.conf"
+CONTAINERFILE = ROOT / "Containerfile"
 # What a service of ours never needs. What each of them does, systemd.exec(5) says.
 HARDENED = {
     "NoNewPrivileges": "yes",
@@ -79,13 +82,36 @@ def test_a_unit_is_hardened(unit: Path) -> None:
     assert found["User"] != "root"
 
 
-def test_a_sweep_writes_where_it_may() -> None:
-    unit = FOLDER / "treefold-sweep.service"
+@pytest.mark.parametrize(("job", "folder"), [("sweep", "out"), ("verify", "state")])
+def test_a_nightly_job_writes_where_it_may(job: str, folder: str) -> None:
+    unit = FOLDER / f"treefold-{job}.service"
     options = parsed(command_line(unit))
     writable = [Path("/var/lib") / name for name in keys(unit)["StateDirectory"].split()]
     metrics = options["metrics_file"]
     assert isinstance(metrics, Path)
-    assert [options["out"], metrics.parent] == writable
+    assert [options[folder], metrics.parent] == writable
+
+
+def test_a_cron_job_runs_one_hardened_command_at_a_time() -> None:
+    job, claim = yaml.safe_load_all((DEPLOY / "kubernetes" / "treefold-verify.yaml").read_text())
+    assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
+    assert job["spec"]["concurrencyPolicy"] == "Forbid"
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    options = parsed(container["args"])
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert options["state"] == Path(mounts["state"])
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert set(volumes) == set(mounts)
+    name = volumes["state"]["persistentVolumeClaim"]["claimName"]
+    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", name)
+    assert pod["restartPolicy"] == "Never"
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert f"USER {pod['securityContext']['runAsUser']}:" in CONTAINERFILE.read_text()
+    guarded = container["securityContext"]
+    assert guarded["capabilities"] == {"drop": ["ALL"]}
+    assert guarded["readOnlyRootFilesystem"]
+    assert not guarded["allowPrivilegeEscalation"]
 
 
 @pytest.mark.parametrize("command", LONG_RUNNING)

@@ -448,7 +448,7 @@ def test_what_a_peer_refuses_us_is_no_refusal_of_our_caller(tmp_path: Path) -> N
         is_enforced=True,
         on_refusal=lambda **refusal: refusals.append(refusal),
         metrics=metrics,
-        counter=PROCESS.calls_refused,
+        names=PROCESS,
     )
     services = [RepairService(PlansOfNobody(), NoRepairs(), access).register]
     running = start_server("127.0.0.1:0", services, tls=server, access=access)
@@ -472,7 +472,7 @@ def test_refused_calls_are_counted_by_the_role_of_the_caller(tmp_path: Path) -> 
         for name, identities in IDENTITIES.items()
     }
     metrics, source = Metrics(AGENT_METRICS), MemorySource()
-    access = Access(RoleTable(), is_enforced=True, metrics=metrics, counter=PROCESS.calls_refused)
+    access = Access(RoleTable(), is_enforced=True, metrics=metrics, names=PROCESS)
     page = metrics.page().decode()
     # All from the start on, so that an increase begins at 0.
     assert [

@@ -20,6 +20,7 @@ from ozone.volume import Hold
 from protos.ozone_datanode_pb2 import GetContainerChecksumInfoRequestProto, Result, Type
 from runtime.disk import Disk
 from runtime.errors import BusyError
+from runtime.rate_limit import SystemClock
 from runtime.rpc import StreamCall, open_channel
 from tests.support.handmade import STORAGE, VolumeMaker, whole
 from tests.support.volumes import (
@@ -48,6 +49,17 @@ def config_of(root: Path, state: Path, hold: Hold = Hold.READ_ONLY, **more: obje
     return AgentConfig.model_validate(settings)
 
 
+def _wait_for_upkeep(running: Agent, root: Path) -> None:
+    """Wait for a whole look at the volume that began after this was called."""
+
+    def has(count: int) -> bool:
+        return running.metrics.value("dnagent_containers", volume=str(root)) == count
+
+    wait_until(lambda: has(1), "the first upkeep")
+    shutil.rmtree(container_folder(root, 1))
+    wait_until(lambda: has(0), "upkeep to miss the container")
+
+
 def test_upkeep_outlives_files_that_do_not_belong_there(root: Path, tmp_path: Path) -> None:
     running = Agent(config_of(root, tmp_path / "state"), refresh_s=0.05)
     running.start()
@@ -55,12 +67,31 @@ def test_upkeep_outlives_files_that_do_not_belong_there(root: Path, tmp_path: Pa
         stray = tmp_path / "state" / STORAGE / "undo" / "100" / "NOTES.txt"
         stray.parent.mkdir(parents=True)
         stray.write_text("kept for the ticket")
-        shutil.rmtree(container_folder(root, 1))
-        wait_until(
-            lambda: running.metrics.value("dnagent_containers", volume=str(root)) == 0,
-            "upkeep to miss the container",
-        )
+        _wait_for_upkeep(running, root)
         assert stray.exists()
+    finally:
+        running.stop()
+
+
+class SetClock(SystemClock):
+    """A clock that somebody sets."""
+
+    set_by_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.set_by_ms
+
+
+def test_undo_copies_outlive_a_clock_that_is_set(root: Path, tmp_path: Path) -> None:
+    clock = SetClock()
+    running = Agent(config_of(root, tmp_path / "state"), refresh_s=0.05, clock=clock)
+    running.start()
+    try:
+        (managed,) = running._store.volumes
+        managed.undo.keep(ContainerId(1), "job", BlockId(1), 0, b"before")
+        clock.set_by_ms = 3650 * 86_400_000
+        _wait_for_upkeep(running, root)
+        assert managed.undo.jobs(ContainerId(1)) == ["job"]
     finally:
         running.stop()
 

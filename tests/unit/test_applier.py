@@ -13,15 +13,13 @@ from proof.stored_index import StoredIndex
 from proof.tables import ItemTables, TableBatch
 from replicator.hashing import blake3_of
 from replicator.refresh import IndexedBucket, groups_of
-from replicator.stores.local import LocalBucket
-from replicator.stores.port import (
-    DeleteFailure,
+from replicator.stores.errors import (
     DigestMismatchError,
-    ObjectProperties,
     PreconditionFailedError,
-    Store,
     StoreUnavailableError,
 )
+from replicator.stores.local import LocalBucket
+from replicator.stores.port import DeleteFailure, ObjectProperties, Store
 from replicator.verifier.applier import Applier
 from replicator.verifier.values import PatchOrder, RangePatch, Write
 from runtime.disk import Disk

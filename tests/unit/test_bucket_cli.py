@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +15,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from admin.bucket_pair import open_pair
 from admin.cli import treefold
+from admin.verify_metrics import VerifyOutcome
 from proof.receipts import load_signing_key, public_key_bytes
+from replicator.stores.local import LocalBucket
 from replicator.stores.opening import open_store
 from replicator.verifier.process import CALL_LIMITS
 from replicator.verifier.server import VerifierService
@@ -93,6 +97,11 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
             2,
             "exclude each other",
         ),
+        (
+            ("verify", "local:DIR/source", "local:DIR/t", "--metrics-file", "DIR/none/x.prom"),
+            2,
+            "there is no folder",
+        ),
         (("index", "local:DIR/none", "--state", "DIR/index"), 1, "does not exist"),
         (("index", "local:DIR/source", "--state", "DIR/source/i"), 2, "inside the bucket"),
         (("receipts", "verify", "DIR/none"), 2, "does not exist"),
@@ -109,6 +118,43 @@ def test_wrong_input_is_named_and_changes_nothing(
     result = place.bucket(*arguments)
     assert (result.exit_code, said in result.output) == (status, True), result.output
     assert place.names() == before
+
+
+def test_a_verification_leaves_its_outcome_in_a_file(place: Place) -> None:
+    """Equal, different, and unknown: a target that hides keys is not called equal."""
+    pair = ("local:DIR/source", "local:DIR/copy")
+    assert place.bucket("sync", *pair).exit_code == 0
+    metrics = place.folder / "verify.prom"
+    found = dict[str, str]()
+
+    def verify(expected: int) -> None:
+        result = place.bucket("verify", *pair, "--metrics-file", "DIR/verify.prom")
+        assert result.exit_code == expected, result.output
+        values = (line.rsplit(" ", 1) for line in metrics.read_text().splitlines())
+        found.clear()
+        found.update(
+            {re.sub(r",?(source|target)=\"[^\"]*\"", "", name): value for name, value in values}
+        )
+
+    verify(0)
+    assert found['bucket_verify_outcome{outcome="equal"}'] == "1.0"
+    assert found['bucket_verify_outcome{outcome="different"}'] == "0.0"
+    assert found["bucket_verify_differences{}"] == "0.0"
+    assert abs(float(found["bucket_verify_finished_timestamp_seconds{}"]) - time.time()) < 3600
+    with LocalBucket(place.folder / "copy", Disk()) as bucket:
+        bucket.delete([next(bucket.view.list_objects("")).key])
+    verify(3)
+    assert found['bucket_verify_outcome{outcome="equal"}'] == "0.0"
+    assert found['bucket_verify_outcome{outcome="different"}'] == "1.0"
+    assert found["bucket_verify_differences{}"] == "1.0"
+
+
+@pytest.mark.parametrize(
+    ("differences", "is_equal", "outcome"),
+    [(0, True, "equal"), (2, False, "different"), (0, False, "unknown")],
+)
+def test_no_difference_is_not_yet_equal(differences: int, is_equal: bool, outcome: str) -> None:
+    assert VerifyOutcome.of(differences, is_equal=is_equal).value == outcome
 
 
 def test_the_state_of_another_pair_is_refused_before_its_target_is_made(place: Place) -> None:

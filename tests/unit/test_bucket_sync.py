@@ -17,12 +17,8 @@ from replicator.hashing import crc_hash
 from replicator.ledger import PairLedger
 from replicator.listing import ListingOrderError
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-    StoreError,
-    StoreUnavailableError,
-)
+from replicator.stores.errors import StoreError, StoreUnavailableError
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from runtime.errors import OperationInterruptedError
 from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.memory_store import (

@@ -16,10 +16,7 @@ from proof.root import SetRoot
 from replicator.compared_sets import ComparedSets
 from replicator.ledger import PairLedger
 from replicator.stores.capabilities import Capabilities
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-)
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verify import (
     BucketVerification,
     Damage,

@@ -5,7 +5,9 @@ from typing import cast
 
 import grpc
 
-from runtime.call_limits import CallLimits, CallWatch, WatchedCall
+from runtime.call_limits import WATCH_THREAD, CallLimits, CallWatch, WatchedCall
+from runtime.guard import ThreadGuard
+from runtime.metrics import Metrics, ProcessMetrics
 from tests.support.waiting import wait_until
 
 
@@ -26,13 +28,16 @@ class _Call:
 
 
 def test_a_call_that_cannot_be_cancelled_does_not_end_the_watch() -> None:
-    watch = CallWatch(CallLimits(idle_s=0.0))
+    names, metrics = ProcessMetrics("server"), Metrics([ProcessMetrics("server").failures])
+    guard = ThreadGuard(WATCH_THREAD, metrics, names.thread_failures)
+    watch = CallWatch(CallLimits(idle_s=0.0), guard)
     broken, idle = _Call(RuntimeError("not foreseen")), _Call()
     try:
         with _watched(watch, broken):
             wait_until(lambda: broken.cancels > 0, "the first cancel")
             with _watched(watch, idle):
                 wait_until(lambda: idle.cancels > 0, "the second cancel")
+        assert metrics.value(names.thread_failures, thread=WATCH_THREAD) > 0
     finally:
         watch.close()
 

@@ -11,20 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field
 
-from runtime.config import (
-    Duration,
-    FilePath,
-    Rate,
-    Settings,
-    Size,
-    Switch,
-    load,
-    parse_duration,
-    parse_rate,
-    parse_size,
-    split_address,
-)
+from runtime.config import Duration, FilePath, Rate, Settings, Size, Switch, load
 from runtime.errors import ConfigError
+from runtime.setting_values import parse_duration, parse_rate, parse_size, split_address
 from runtime.settings_files import SETTINGS_BYTES_MAX
 from runtime.tls_files import Tls, read_files
 

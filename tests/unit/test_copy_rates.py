@@ -17,10 +17,10 @@ from proof.item import HashAlgorithm
 from replicator.copier import CopierLimits
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
+from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import (
     ObjectFacts,
     ObjectProperties,
-    StoreUnavailableError,
     UploadedPart,
     UploadId,
     WriteCondition,

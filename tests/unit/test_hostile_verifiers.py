@@ -4,11 +4,13 @@ cannot. Each ends in a named error, and none is believed.
 
 import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import grpc
@@ -47,10 +49,11 @@ from replicator.verifier.values import (
     Write,
 )
 from runtime.call_limits import CallLimits
-from runtime.errors import RemoteProtocolError
+from runtime.errors import BusyError, RemoteProtocolError
 from runtime.rpc import open_channel, sent_error, start_server
 from tests.support.stores import NOTHING, put
 from tests.support.verifiers import VerifiedPair, fill, held, verified_pair
+from tests.support.waiting import wait_until
 
 CALL_S = 60.0
 Answering = Callable[[Any, grpc.ServicerContext], Iterator[Any]]
@@ -461,3 +464,31 @@ def test_a_stream_that_never_ends_is_cut_and_blocks_nobody(tmp_path: Path) -> No
             assert pair.sync().equal
             assert {call.result() for call in calls} == {"CANCELLED"}
             never.set()
+
+
+def test_clients_of_one_host_that_say_nothing_hold_half_of_the_threads(tmp_path: Path) -> None:
+    """Forty silent streams and more: whoever else calls from there is told at once, and
+    served when they were cancelled.
+    """
+    with verified_pair(tmp_path, limits=CallLimits(idle_s=3.0)) as pair, ExitStack() as stack:
+        address = pair.client.address
+        for _ in range(40):
+            channel = stack.enter_context(grpc.insecure_channel(address))
+            silence: SimpleQueue[bytes | None] = SimpleQueue()
+            call = channel.stream_stream(f"/{SERVICE}/WriteBatches")(iter(silence.get, None))
+            stack.callback(call.cancel)
+            stack.callback(silence.put, None)
+        client = VerifierClient(address)
+        stack.callback(client.close)
+
+        def is_busy() -> bool:
+            try:
+                client.describe()
+            except BusyError:
+                return True
+            return False
+
+        began_s = time.monotonic()
+        wait_until(is_busy, "a refusal")
+        assert time.monotonic() - began_s < 3.0
+        wait_until(lambda: not is_busy(), "the streams to be cancelled")

@@ -14,20 +14,22 @@ from pathlib import Path
 import pytest
 
 from merkle.errors import ReconcileError
-from replicator.stores.local import LocalBucket
-from replicator.stores.local_database import _UPGRADES, NotABucketError, StoreFullError
-from replicator.stores.local_files import ObjectDamagedError
-from replicator.stores.local_rows import Content, NewBlob, Segment
-from replicator.stores.port import (
-    ChangeKind,
-    CopySource,
+from replicator.stores.errors import (
     FeedGapError,
-    ObjectProperties,
     PositionTrimmedError,
     PreconditionFailedError,
     SnapshotLostError,
     StoreError,
     StoreUnavailableError,
+)
+from replicator.stores.local import LocalBucket
+from replicator.stores.local_contents import Content, NewBlob, Segment
+from replicator.stores.local_database import _UPGRADES, NotABucketError, StoreFullError
+from replicator.stores.local_files import ObjectDamagedError
+from replicator.stores.port import (
+    ChangeKind,
+    CopySource,
+    ObjectProperties,
     UploadId,
     WriteCondition,
 )
@@ -369,7 +371,7 @@ def test_what_a_deleted_snapshot_has_kept_is_removed(tmp_path: Path) -> None:
         with bucket._database.change() as rows:
             for name in names:
                 body = NewBlob(body=b"x")
-                made = rows.add_content(Content(1, "etag", 0))
+                made = rows.add_content(Content(1, "0" * 32, 0))
                 rows.add_segments(made, [Segment(0, 1, rows.add_blob(body), 0, 0)])
                 rows.supersede(name.encode(), made, NOTHING, modified_ms=1)
         for name in ("one", "two"):
@@ -433,7 +435,8 @@ def test_a_bucket_of_the_first_format_is_upgraded(tmp_path: Path) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.executescript(_UPGRADES[0])
     connection.executescript("""
-        INSERT INTO contents VALUES (1, 1, 'etag', 0, NULL, NULL), (2, 1, 'etag', 0, NULL, NULL);
+        INSERT INTO contents VALUES (1, 1, '00000000000000000000000000000000', 0, NULL, NULL),
+            (2, 1, '00000000000000000000000000000000', 0, NULL, NULL);
         INSERT INTO blobs VALUES (1, NULL, x'78'), (2, NULL, x'79');
         INSERT INTO segments VALUES (1, 0, 1, 1, 0, 0), (2, 0, 1, 2, 0, 0);
         INSERT INTO versions VALUES (3, 'a', 5, 1, 7, '{}'), (4, 'b', NULL, 2, 8, '{}'),

@@ -15,14 +15,8 @@ from proof.item import HashAlgorithm
 from replicator.copy_task import CopyLimits
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-    PreconditionFailedError,
-    StoreError,
-    StoreUnavailableError,
-    WriteCondition,
-)
+from replicator.stores.errors import PreconditionFailedError, StoreError, StoreUnavailableError
+from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader

@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from admin.cli import treefold
 from dnagent.config import AgentConfig
 from replicator.verifier.config import VerifierConfig
-from runtime.config import Settings, check_count, parse_duration, parse_rate, parse_size
+from runtime.config import Settings
+from runtime.setting_values import check_count, parse_duration, parse_rate, parse_size
 from scm.config import ControllerConfig
 
 NO_NUMBERS = ["\u0663", "\uff13", "\u00b2", "1_0", " 1", "1 ", "", "1e1", "0x1", "9" * 5000]
@@ -37,12 +38,19 @@ def is_number(option: click.Option) -> bool:
 
 ALL = list(options(treefold))
 NUMBERS = [(words, option) for words, option in ALL if is_number(option)]
+REPLICATION_ORDERS = {
+    "add", "cancel", "delete", "disable", "enable", "failback", "failover", "pause", "resume",
+    "throttle",
+}  # fmt: skip
 REASONS = [(words, "--reason") for words, option in ALL if "--reason" in option.opts]
 
 
 def test_there_are_numbers_and_reasons() -> None:
     assert len(NUMBERS) >= 15
-    assert {words for words, _ in REASONS} == {"job pause", "job undo", "reconcile"}
+    of_replications = {f"bucket {word}" for word in REPLICATION_ORDERS}
+    assert {words for words, _ in REASONS} == {
+        "job pause", "job undo", "reconcile", *of_replications
+    }  # fmt: skip
 
 
 def test_an_option_takes_digits_from_0_to_9_alone() -> None:
@@ -59,8 +67,9 @@ def test_a_reason_that_cannot_be_stored_is_refused_before_anything_is_asked(
     words: str, name: str
 ) -> None:
     for text in ("x" * 1001, "two\nlines", "\x1b[31m", "\u200b"):
-        # There is no controller: whoever asks one ends with 7.
-        asked = [*words.split(), "1", f"{name}={text}", "--controller", "127.0.0.1:1"]
+        # There is nobody: whoever asks ends with 7.
+        server = "--master" if words.startswith("bucket") else "--controller"
+        asked = [*words.split(), "1", f"{name}={text}", server, "127.0.0.1:1"]
         result = CliRunner().invoke(treefold, asked)
         assert (result.exit_code, f"'{name}'" in result.stderr) == (2, True)
 

@@ -30,12 +30,14 @@ from tests.support.small_cluster import (
     whole_block,
 )
 
-_IDS = count(1)
+# More than the tests use.
+CONTAINERS = range(1, 20)
+_IDS = count(CONTAINERS.start)
 
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallCluster]:
-    with small_cluster(tmp_path_factory.mktemp("cluster"), range(1, 10)) as running:
+    with small_cluster(tmp_path_factory.mktemp("cluster"), CONTAINERS) as running:
         yield running
 
 

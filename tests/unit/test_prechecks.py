@@ -18,7 +18,7 @@ from replicator.bucket_properties import (
 )
 from replicator.prechecks import Precheck, PrecheckReport, facts_of, is_empty, precheck
 from replicator.stores.bucket_facts import BucketFacts, BucketGrant, BucketQuota
-from replicator.stores.port import UnsupportedObjectError
+from replicator.stores.errors import UnsupportedObjectError
 from runtime.errors import UsageError
 from tests.support.memory_store import MemoryStore
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from replicator.proving import PairProver
-from replicator.stores.port import ObjectFacts, ObjectMissingError, ObjectProperties
+from replicator.stores.errors import ObjectMissingError
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.sync import SyncOptions, SyncReport
 from replicator.verifier.values import WritesRefusedError
 from tests.support.bucket_sync import Remarks

@@ -14,16 +14,10 @@ from proof.item import EvidenceLevel, HashAlgorithm, Profile
 from proof.stored_index import StoredIndex
 from replicator.hashing import blake3_of
 from replicator.refresh import IndexedBucket, RefreshProgress, groups_of
+from replicator.stores.errors import PreconditionFailedError, StoreError, StoreUnavailableError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-    PreconditionFailedError,
-    Store,
-    StoreError,
-    StoreUnavailableError,
-    same_stamp,
-)
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
+from replicator.stores.stamps import same_stamp
 from replicator.verifier.state import open_index
 from runtime.disk import Disk
 from runtime.errors import ConfigError, OperationInterruptedError
@@ -202,7 +196,7 @@ def test_damage_under_an_unchanged_stamp_is_found_when_it_is_read(indexed: Index
     assert root_of(indexed.index) == before
     now_s = indexed.clock.now_s
     assert indexed.refresh(view, read_since_s=now_s) == RefreshProgress(
-        objects=3, changed=1, damaged=1, bytes_read=3
+        objects=3, changed=1, damaged=1, bytes_read=3, damaged_keys=("b",)
     )
     assert root_of(indexed.index) != before
     row = indexed.index.row("b")
@@ -210,8 +204,12 @@ def test_damage_under_an_unchanged_stamp_is_found_when_it_is_read(indexed: Index
     assert row.item.content == blake3_of(b"X")
     assert indexed.evidence == EvidenceCounts(read=3, oldest_read_at_s=now_s // 3600 * 3600)
     # What was read lately is not read again, nor forgotten.
-    assert indexed.refresh(view, read_since_s=now_s) == RefreshProgress(objects=3)
+    again = indexed.refresh(view, read_since_s=now_s)
+    assert again == RefreshProgress(objects=3, damaged_keys=("b",))
     assert len(reader.reads) == 3
+    # Only another object under the key is not a damaged one any more.
+    put(indexed.store, "b", b"other")
+    assert indexed.refresh().damaged_keys == ()
 
 
 def test_an_object_that_cannot_be_read_is_a_difference_and_no_end(indexed: Indexed) -> None:
@@ -227,7 +225,8 @@ def test_an_object_that_cannot_be_read_is_a_difference_and_no_end(indexed: Index
     assert root_of(indexed.index) != before
     assert indexed.evidence.listed == 1
     # What the store recorded does not make it whole again.
-    assert indexed.refresh(view) == RefreshProgress(objects=3, unreadable=1)
+    again = indexed.refresh(view)
+    assert again == RefreshProgress(objects=3, unreadable=1, damaged_keys=("b",))
     assert root_of(indexed.index) != before
     # It is looked at again, and found.
     assert indexed.refresh().changed == 1
@@ -348,7 +347,7 @@ def test_a_scrub_reads_what_was_not_read_for_long_and_lists_nothing(indexed: Ind
     now_s = indexed.clock.now_s
     indexed.store.writer.delete(["a"])
     assert indexed.scrub(view, read_since_s=now_s) == RefreshProgress(
-        objects=2, removed=1, changed=1, damaged=1, bytes_read=4
+        objects=2, removed=1, changed=1, damaged=1, bytes_read=4, damaged_keys=("c",)
     )
     assert indexed.scrub(view, read_since_s=now_s) == RefreshProgress()
     indexed.clock.now_s += 100

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
-from scm.eligibility import ContainerState
 from scm.limits import ControllerLimits
 from scm.policy import RootComparison
 from scm.registry import Datanode, HeartbeatEffect, Liveness, Registry, ReplicaReport

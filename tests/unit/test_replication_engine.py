@@ -1,23 +1,67 @@
-"""A replication brings a target to its source, follows it, and survives what happens."""
+"""A replication brings a target to its source, follows it, and survives failures."""
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replicator.replication import Condition, Stage
-from replicator.stores.port import ObjectProperties
-from tests.support.memory_store import MemoryStore
+import pytest
+
+from replicator.replication import (
+    Condition,
+    DesiredState,
+    ReplicationFault,
+    ReplicationOptions,
+    Stage,
+)
+from replicator.stores.errors import StoreError, StoreUnavailableError, UnsupportedObjectError
+from replicator.stores.local_database import StoreFullError
+from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition, ObjectProperties
+from replicator.syncer.lease import LeaseLostError, LocalLease
+from runtime.errors import BusyError
+from tests.support.bucket_sync import LIMITS
+from tests.support.memory_store import UNPROVEN, MemoryStore
 from tests.support.replications import Replication
+
+BIG = bytes(LIMITS.part_bytes * 4)
 
 
 def pair(**choices: bool) -> tuple[MemoryStore, MemoryStore]:
-    return MemoryStore("memory:a", has_feed=True, **choices), MemoryStore("memory:b", renames=True)
+    source = MemoryStore("memory:a", has_feed=choices.pop("has_feed", True), **choices)
+    return source, MemoryStore("memory:b", renames=True)
 
 
 def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
     return {key: (one.body, one.properties) for key, one in store.objects.items()}
 
 
+def live(folder: Path, **choices: bool) -> tuple[MemoryStore, MemoryStore, Replication]:
+    """A replication that follows a log, of three objects."""
+    source, target = pair(**choices)
+    for key in ("a", "b", "c"):
+        source.write(key, key.encode())
+    replication = Replication(source.store(), target.store(), folder)
+    replication.run(30)
+    assert replication.engine.report().checkpoint.stage is Stage.LIVE
+    return source, target, replication
+
+
+def failing(store: MemoryStore, error: StoreError, names: set[str]) -> Callable[[], None]:
+    """Let operations of a store fail until the returned function is called."""
+
+    def before(name: str, _key: str) -> None:
+        if name in names:
+            raise error
+
+    store.faults = replace(store.faults, before=before)
+
+    def mend() -> None:
+        store.faults = replace(store.faults, before=lambda _name, _key: None)
+
+    return mend
+
+
 def test_what_was_there_arrives_and_then_what_changes(tmp_path: Path) -> None:
-    """OZ-026, OZ-101."""
+    """OZ-026, OZ-051, OZ-101, OZ-131."""
     source, target = pair(has_snapshots=True)
     for number in range(40):
         source.write(f"k{number}", b"old")
@@ -36,3 +80,408 @@ def test_what_was_there_arrives_and_then_what_changes(tmp_path: Path) -> None:
     replication.run(20)
     assert held(target) == held(source)
     assert replication.engine.report().checkpoint.position is not None
+
+
+def test_renames_and_new_tags_move_no_data(tmp_path: Path) -> None:
+    """OZ-028, OZ-118."""
+    source, target, replication = live(tmp_path)
+    sent = target.payload
+    source.move("a", "z")
+    source.touch("b", ObjectProperties(tags=(("team", "x"),)))
+    replication.run(20)
+    assert held(target) == held(source)
+    assert target.payload == sent
+
+
+def test_a_directory_is_renamed_and_deleted_as_a_whole(tmp_path: Path) -> None:
+    source, target, replication = live(tmp_path)
+    for number in range(70):
+        source.write(f"d/{number}", b"x" * number)
+    replication.run(40)
+    sent = target.payload
+    source.move("d/", "e/")
+    source.write("e/new", b"new")
+    replication.run(40)
+    assert held(target) == held(source)
+    assert target.payload == sent + 3
+    source.remove_below("e/")
+    replication.run(40)
+    assert held(target) == held(source)
+
+
+def test_many_deletes_cross_in_few_requests(tmp_path: Path) -> None:
+    """OZ-010, OZ-116."""
+    source, target, replication = live(tmp_path)
+    for number in range(200):
+        source.write(f"d{number}", b"x")
+    replication.run(60)
+    target.calls.clear()
+    for number in range(200):
+        source.remove(f"d{number}")
+    replication.run(60)
+    assert held(target) == held(source)
+    assert target.calls.count("delete") <= 25
+
+
+def test_a_change_that_is_overtaken_is_done_with_the_later_one(tmp_path: Path) -> None:
+    source, target, replication = live(tmp_path)
+    for number in range(15):
+        source.write("hot", b"%d" % number)
+    sent = target.payload
+    replication.run(20)
+    assert held(target) == held(source)
+    assert target.payload - sent <= 4
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (StoreFullError("no space", errno="ENOSPC"), ReplicationFault.TARGET_FULL),
+        (StoreError("no", status=403, s3_code="AccessDenied"), ReplicationFault.TARGET_FORBIDDEN),
+        (StoreError("gone", s3_code="NoSuchBucket"), ReplicationFault.TARGET_MISSING),
+    ],
+)
+def test_a_full_or_forbidden_target_stops_it_until_it_is_resumed(
+    error: StoreError, fault: ReplicationFault, tmp_path: Path
+) -> None:
+    """OZ-073, OZ-108, OZ-132."""
+    source, target, replication = live(tmp_path)
+    mend = failing(target, error, {"put"})
+    source.write("d", b"d")
+    replication.run(20)
+    report = replication.engine.report()
+    assert (report.condition, report.fault) == (Condition.ERROR, fault)
+    assert error.message in report.message
+    mend()
+    replication.run(20)
+    assert "d" not in target.objects
+    replication.change(desired=DesiredState.ENABLED)
+    replication.run(20)
+    assert held(target) == held(source)
+    assert replication.engine.report().condition is Condition.ACTIVE
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_side_that_does_not_answer_is_waited_for(side: str, tmp_path: Path) -> None:
+    """OZ-074, OZ-075, OZ-109, OZ-110."""
+    source, target, replication = live(tmp_path)
+    store = source if side == "source" else target
+    names = {"put", "changes", "list", "read", "facts", "properties", "position", "list_objects"}
+    mend = failing(store, StoreUnavailableError("503"), names)
+    source.write("d", b"d")
+    replication.run(200, seconds=1.0)
+    report = replication.engine.report()
+    assert report.condition is Condition.WAITING
+    expected = {
+        "source": ReplicationFault.SOURCE_UNAVAILABLE,
+        "target": ReplicationFault.TARGET_UNAVAILABLE,
+    }
+    assert report.fault is expected[side]
+    mend()
+    replication.run(80, seconds=1.0)
+    assert held(target) == held(source)
+    assert replication.engine.report().condition is Condition.ACTIVE
+
+
+def test_one_key_that_fails_does_not_hold_up_others(tmp_path: Path) -> None:
+    source, target, replication = live(tmp_path)
+
+    def before(name: str, key: str) -> None:
+        if name == "put" and key == "bad":
+            raise UnsupportedObjectError("no such key here")
+
+    target.faults = replace(target.faults, before=before)
+    source.write("bad", b"bad")
+    source.write("good", b"good")
+    replication.run(30)
+    assert "good" in target.objects
+    report = replication.engine.report()
+    assert (report.failed, report.fault) == (1, ReplicationFault.OBJECT_UNSUPPORTED)
+    known = report.checkpoint.position
+    replication.run(30)
+    assert replication.engine.report().checkpoint.position == known
+    source.remove("bad")
+    replication.run(100, seconds=1.0)
+    assert held(target) == held(source)
+    assert replication.engine.report().failed == 0
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_a_gap_is_healed_without_copying_what_is_equal(knows: bool, tmp_path: Path) -> None:
+    """OZ-098, OZ-103: also where a key came and went, which no difference shows."""
+    source, target, replication = live(tmp_path, has_snapshots=True)
+    source.write("brief", b"brief")
+    replication.run(20)
+    if not knows:
+        replication.engine.close()
+        replication.start()
+        replication.run(5)
+    sent = target.payload
+    source.remove("brief")
+    source.write("missed", b"missed")
+    source.log = "another"
+    replication.run(60)
+    assert held(target) == held(source)
+    assert target.payload == sent + len(b"missed")
+    assert replication.engine.report().checkpoint.stage is Stage.LIVE
+    assert len(source.snapshots) == 1
+
+
+def test_without_a_log_it_compares_in_rounds_and_never_says_live(tmp_path: Path) -> None:
+    source, target = pair(has_feed=False)
+    source.write("a", b"a")
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(20)
+    assert held(target) == held(source)
+    source.write("b", b"b")
+    source.remove("a")
+    replication.run(5)
+    assert held(target) != held(source)
+    replication.run(40, seconds=10.0)
+    assert held(target) == held(source)
+    report = replication.engine.report()
+    assert report.checkpoint.stage is Stage.INCREMENTAL
+    assert report.differences == 0
+
+
+def test_snapshots_are_let_go_of_and_an_empty_round_lists_nothing(tmp_path: Path) -> None:
+    """OZ-008, OZ-059, OZ-068, OZ-069."""
+    source, target = pair(has_feed=False, has_snapshots=True)
+    for number in range(30):
+        source.write(f"k{number}", b"x")
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.limits = replace(replication.limits, prove_every_s=1e9)
+    replication.engine.close()
+    replication.start()
+    replication.run(40, seconds=10.0)
+    assert held(target) == held(source)
+    assert len(source.snapshots) <= 2
+    source.calls.clear()
+    replication.run(40, seconds=10.0)
+    assert "difference" in source.calls
+    assert not any(call.startswith("list") for call in source.calls)
+    source.write("k1", b"new")
+    replication.run(40, seconds=10.0)
+    assert held(target) == held(source)
+
+
+def test_a_pause_keeps_its_place_and_resends_nothing(tmp_path: Path) -> None:
+    """OZ-130: also in the middle of a large object."""
+    source, target, replication = live(tmp_path)
+    source.write("big", BIG)
+    parts = 0
+
+    def before(name: str, _key: str) -> None:
+        nonlocal parts
+        if name == "write_part":
+            parts += 1
+            if parts == 2:
+                replication.change(desired=DesiredState.PAUSED)
+
+    target.faults = replace(target.faults, before=before)
+    replication.run(10)
+    assert replication.engine.report().condition is Condition.PAUSED
+    assert "big" not in target.objects
+    sent = target.payload
+    replication.run(50)
+    assert target.payload == sent
+    replication.change(desired=DesiredState.ENABLED)
+    replication.run(30)
+    assert held(target) == held(source)
+    assert target.payload == len(BIG) + 3
+
+
+def test_a_cancelled_one_leaves_the_target_and_nothing_else(tmp_path: Path) -> None:
+    """OZ-128."""
+    source, target, replication = live(tmp_path, has_snapshots=True)
+    replication.change(desired=DesiredState.CANCELLED)
+    replication.run(5)
+    assert replication.engine.is_over
+    assert replication.engine.report().condition is Condition.CANCELLED
+    assert not source.snapshots
+    assert not list(tmp_path.iterdir())
+    assert held(target) == held(source)
+
+
+def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -> None:
+    """OZ-161."""
+    source, target = pair(has_snapshots=True)
+    for key in ("in/a", "in/b", "out/c"):
+        source.write(key, key.encode())
+    replication = Replication(source.store(), target.store(), tmp_path, prefixes=("in/",))
+    replication.run(30)
+    assert sorted(target.objects) == ["in/a", "in/b"]
+    source.move("in/a", "out/a")
+    source.move("out/c", "in/c")
+    replication.run(30)
+    assert sorted(target.objects) == ["in/b", "in/c"]
+    replication.change(prefixes=("in/", "out/"))
+    replication.run(30)
+    assert held(target) == held(source)
+    assert replication.engine.report().checkpoint.prefixes == ("in/", "out/")
+    source.write("out/d", b"d")
+    replication.run(30)
+    assert held(target) == held(source)
+
+
+class LentLease(LocalLease):
+    """A lease that a test ends."""
+
+    is_lost = False
+
+    def check(self) -> None:
+        if self.is_lost:
+            raise LeaseLostError("it is another's")
+
+
+def test_a_fenced_syncer_stops_and_cleans_up(tmp_path: Path) -> None:
+    """OZ-049, OZ-050."""
+    source, target = pair()
+    lease = LentLease()
+    (tmp_path / "other").mkdir()
+    replication = Replication(source.store(), target.store(), tmp_path, lease=lease)
+    replication.run(20)
+    lease.is_lost = True
+    source.write("late", b"late")
+    replication.run(10)
+    assert replication.engine.is_over
+    assert "late" not in target.objects
+    assert [one.name for one in tmp_path.iterdir()] == ["other"]
+
+
+def test_a_second_process_is_refused(tmp_path: Path) -> None:
+    """OZ-143."""
+    _, _, replication = live(tmp_path)
+    with pytest.raises(BusyError):
+        Replication(replication.source, replication.target, tmp_path)
+
+
+@pytest.mark.parametrize("capabilities", [None, UNPROVEN])
+def test_a_ring_of_buckets_comes_to_rest(capabilities: object, tmp_path: Path) -> None:
+    """OZ-155, OZ-156."""
+    kinds = {"capabilities": capabilities} if capabilities else {}
+    stores = [MemoryStore(f"memory:{name}", has_feed=True, **kinds) for name in "abc"]  # type: ignore[arg-type]
+    ring = [
+        Replication(stores[at].store(), stores[(at + 1) % 3].store(), tmp_path / str(at))
+        for at in range(3)
+    ]
+    for one in stores:
+        one.write(f"from {one.address}", one.address.encode())
+    for _ in range(200):
+        for one in ring:
+            one.step()
+    assert held(stores[0]) == held(stores[1]) == held(stores[2])
+    changes = [one.newest_index for one in stores]
+    for _ in range(100):
+        for one in ring:
+            one.step()
+    assert [one.newest_index for one in stores] == changes
+
+
+def test_of_two_writes_to_a_pair_the_newer_counts_on_both_sides(tmp_path: Path) -> None:
+    """OZ-158."""
+    now = [1_700_000_000_000]
+    stores = [MemoryStore(f"memory:{name}", has_feed=True, now_ms=lambda: now[0]) for name in "ab"]
+    options = ReplicationOptions(newest_wins=True)
+    both = [
+        Replication(one.store(), other.store(), tmp_path / one.address[-1], options=options)
+        for one, other in (stores, stores[::-1])
+    ]
+
+    def run() -> None:
+        for _ in range(60):
+            for one in both:
+                one.step()
+                now[0] += 100
+
+    run()
+    stores[0].write("k", b"older")
+    now[0] += 5_000
+    stores[1].write("k", b"newer")
+    stores[0].write("same", b"aa")
+    stores[1].write("same", b"bb")
+    run()
+    assert held(stores[0]) == held(stores[1])
+    assert stores[0].objects["k"].body == b"newer"
+    stores[0].remove("k")
+    run()
+    assert "k" not in stores[1].objects
+
+
+def test_what_is_known_of_the_target_is_reported(tmp_path: Path) -> None:
+    source, target, replication = live(tmp_path)
+    replication.run(100)
+    report = replication.engine.report()
+    assert report.differences == 0
+    assert report.proven_position == report.checkpoint.position
+    assert report.proof_level.startswith("recorded")
+    assert report.oldest_unproven_ms is not None
+    assert replication.clock.ms - report.oldest_unproven_ms <= 1_000
+    mend = failing(target, StoreUnavailableError("503"), {"put"})
+    source.write("late", b"late")
+    replication.run(60, seconds=1.0)
+    report = replication.engine.report()
+    assert report.oldest_unproven_ms is not None
+    assert replication.clock.ms - report.oldest_unproven_ms >= 50_000
+    mend()
+    replication.run(60, seconds=1.0)
+    report = replication.engine.report()
+    assert report.lag_p99_ms is not None
+    assert report.applied >= 1
+
+
+def test_a_difference_that_a_comparison_finds_is_mended_and_counted(tmp_path: Path) -> None:
+    """OZ-003: somebody else has changed the target."""
+    source, target, replication = live(tmp_path)
+    replication.limits = replace(replication.limits, prove_every_s=30.0)
+    replication.engine.close()
+    replication.start()
+    replication.run(100)
+    target.remove("a")
+    target.write("foreign", b"foreign")
+    for _ in range(40):
+        replication.run(10)
+        if replication.engine.report().differences:
+            break
+    assert replication.engine.report().differences == 2
+    replication.run(20)
+    assert held(target) == held(source)
+    replication.run(400)
+    assert replication.engine.report().differences == 0
+
+
+@dataclass
+class LateFeed:
+    """A feed whose log has a change some time after it was answered."""
+
+    feed: ChangeFeed
+    delay_ms: int
+
+    def position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.feed.position()
+
+    def settled_position(self) -> FeedPosition:
+        """See ChangeFeed."""
+        return self.feed.settled_position()
+
+    def read(self, after: FeedPosition) -> ChangeBatch:
+        """See ChangeFeed."""
+        return replace(self.feed.read(after), delay_ms=self.delay_ms)
+
+
+def test_nothing_is_proven_of_the_time_that_a_log_may_be_late(tmp_path: Path) -> None:
+    proven_ms = []
+    for delay_ms in (0, 250):
+        source, target = pair()
+        source.write("a", b"a")
+        store = source.store()
+        assert store.feed is not None
+        store = replace(store, feed=LateFeed(store.feed, delay_ms))
+        replication = Replication(store, target.store(), tmp_path / str(delay_ms))
+        replication.run(30)
+        replication.clock.pass_s(10)
+        replication.run(5)
+        proven_ms.append(replication.engine.report().oldest_unproven_ms)
+    assert None not in proven_ms
+    assert proven_ms[1] == (proven_ms[0] or 0) - 250

@@ -1,4 +1,4 @@
-"""What a replication master decides, row by row (OZ-035 to OZ-050, OZ-124 to OZ-151)."""
+"""What a replication master decides (OZ-035 to OZ-050, OZ-124 to OZ-151)."""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Readers of SQLite's rows end, also where a damaged file gives them in a circle."""
+"""Readers of SQLite's rows end, also where a damaged file gives them in a circle; rows
+of other types are refused.
+"""
 
 import random
 import sqlite3
@@ -12,10 +14,11 @@ import pytest
 from replicator.copy_requests import CopyResult, ObjectStamp
 from replicator.hashing import ContentHasher
 from replicator.ledger import LedgerDamagedError, PairLedger, PlannedStep
+from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectFacts, StoreError
+from replicator.stores.port import ObjectFacts
 from runtime.disk import Disk
-from runtime.row_order import in_order
+from runtime.row_order import in_order, of_types
 from tests.support.stores import ANYTHING, NOTHING, changes_after
 
 # Several pages of a reader, on many pages of the file.
@@ -33,6 +36,13 @@ def test_rows_in_order_are_given_as_they_are() -> None:
     for rows in ([2, 5], [1], [3, 3], [5, 3]):
         with pytest.raises(sqlite3.DatabaseError):
             in_order(rows, lambda row: row, after=2)
+
+
+def test_rows_of_their_types_are_given_as_they_are() -> None:
+    assert of_types((3, None, b""), int, int | None, bytes) == (3, None, b"")
+    for row in (None, (), (3,), (3, 4, 5), (3, "4"), (None, 4)):
+        with pytest.raises(sqlite3.DatabaseError):
+            of_types(row, int, int)
 
 
 def _multiply(path: Path, table: str, values: Mapping[str, str]) -> None:

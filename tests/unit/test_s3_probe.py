@@ -9,7 +9,7 @@ import pytest
 from botocore.credentials import Credentials
 
 from proof.item import HashAlgorithm
-from replicator.stores.port import StoreUnavailableError
+from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.s3_behaviour import CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Bucket
 from replicator.stores.s3_probe import probe

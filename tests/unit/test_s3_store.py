@@ -10,14 +10,8 @@ from botocore.credentials import Credentials
 from merkle.object_checksum import Crc
 from replicator.hashing import crc_hash
 from replicator.stitching import BytePatch, StitchPlan, plan_stitch, stitch
-from replicator.stores.port import (
-    ObjectFacts,
-    ObjectProperties,
-    PreconditionFailedError,
-    StoreError,
-    UnsupportedObjectError,
-    WholeObject,
-)
+from replicator.stores.errors import PreconditionFailedError, StoreError, UnsupportedObjectError
+from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject
 from replicator.stores.s3 import open_s3
 from replicator.stores.s3_bucket import SCRATCH_PREFIX, S3Bucket, S3Location
 from replicator.stores.s3_objects import delete_versions

@@ -106,9 +106,11 @@ def test_what_is_chosen_is_due_and_nothing_due_is_older(
 class Clock:
     def __init__(self) -> None:
         self.time_ms = NOW_MS
+        # By which somebody set the system clock.
+        self.set_by_ms = 0
 
     def now_ms(self) -> int:
-        return self.time_ms
+        return self.time_ms + self.set_by_ms
 
     def monotonic_s(self) -> float:
         return self.time_ms / 1000
@@ -278,6 +280,16 @@ def test_running_out_of_files_says_nothing_about_the_container() -> None:
     assert (r.volume.written, r.volume.marked) == ([], [])
     assert r.volume.held[ONE] == closed(ONE)
     # Nor is it tried again at once, for ever.
+    assert not r.scanner.step()
+    r.clock.time_ms += GAP_MS
+    assert r.scanner.step()
+
+
+@pytest.mark.parametrize("set_by_ms", [-(86_400_000), 86_400_000])
+def test_a_clock_that_is_set_neither_delays_nor_hastens_another_try(set_by_ms: int) -> None:
+    r = rig(closed(ONE), findings=(CORRUPT,), transient=True)
+    assert r.scanner.step()
+    r.clock.set_by_ms = set_by_ms
     assert not r.scanner.step()
     r.clock.time_ms += GAP_MS
     assert r.scanner.step()

@@ -12,6 +12,7 @@ from tests.support.s3_servers import S3Bucket
 # What a sync between two S3 buckets without a verifier has no use for.
 UNNEEDED = {
     "asyncio",
+    "botocore.session",
     "google.protobuf",
     "grpc",
     "llvmlite",
@@ -19,12 +20,14 @@ UNNEEDED = {
     "numpy",
     "ozone.rocks",
     "pyarrow",
+    "pydantic",
     "replicator.stores.local",
     "replicator.verifier.client",
     "rich",
     "rocksdict",
     "structlog",
     "tenacity",
+    "urllib3",
 }
 
 

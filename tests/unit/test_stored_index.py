@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from merkle.errors import ReconcileError
@@ -123,9 +124,9 @@ def test_a_row_of_another_type_is_not_read_by_its_hash(
 def test_a_page_that_is_no_page_is_named_whichever_it_is(tmp_path: Path) -> None:
     """Also one that SQLite meets in the midst of its answer."""
     path = tmp_path / "pages.sqlite"
-    hashes = [1_000 * number for number in range(2_000)]
+    hashes = np.arange(2_000, dtype=np.uint64) * np.uint64(1_000)
     with closing(SqliteTables(path, building=True)) as tables:
-        rows = [(b"%05d" % one, b"", one.to_bytes(8, "big") + bytes(90)) for one in hashes]
+        rows = [(b"%05d" % one, b"", one.to_bytes(8, "big") + bytes(90)) for one in hashes.tolist()]
         tables.write(TableBatch(puts=[ItemRow(*row) for row in rows], values={"a": b"b"}))
         tables.settle()
     whole = path.read_bytes()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from admin.sweep import exit_status
 from chunktable.schema import ReplicaAttributes, rows_of
 from merkle.columns import TreeColumns
-from merkle.replica import ReplicaState
+from merkle.replica import ReplicaState, TreeSource
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
 from sweep.changes import UNSEEN_REPLICA, SweepChanges, compare_sweeps
@@ -110,6 +110,14 @@ def test_what_differs_among_those_that_were_read_differs_whoever_was_not(tmp_pat
     assert found.persisting == ((2, "corrupt_chunk"),)
     assert found.healed == ()
     assert (2, "missing_block") in found.unseen
+
+
+def test_the_summary_names_the_sources_that_the_rows_have(tmp_path: Path) -> None:
+    agents = Agents(tmp_path / "to")
+    agents.walks[0].put(replica(1, *blocks(2), source=TreeSource.DATA))
+    agents.walks[1].put(replica(1, source=None))
+    agents.export(0, 1, 2)
+    assert run(tmp_path / "out", agents.to).source == "data,none,tree"
 
 
 def test_what_an_agent_says_it_removed_is_not_expected(tmp_path: Path) -> None:

@@ -7,12 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from replicator.stores.port import (
-    ObjectProperties,
-    PositionTrimmedError,
-    StoreError,
-    StoreUnavailableError,
-)
+from replicator.stores.errors import PositionTrimmedError, StoreError, StoreUnavailableError
+from replicator.stores.port import ObjectProperties
 from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.kill_points import KilledError

@@ -204,12 +204,16 @@ IDENTITIES = {
     "agent run": f"datanode/{UUID(int=1)}",
     "scm run": "controller/main",
     "verifier run": "verifier/photos",
+    "replication-master run": "replication-master/m1",
+    "syncer run": "syncer/s1",
 }
 # What each process needs beside TLS.
 NEEDED = {
     "agent run": 'volumes = [{ path = "/no/such/volume" }]\n',
     "scm run": "",
     "verifier run": 'bucket = "local:/no/such/bucket"\n',
+    "replication-master run": "",
+    "syncer run": "",
 }
 
 

@@ -1,5 +1,8 @@
 """A verifier beside a bucket: what it proves, and what it writes."""
 
+import random
+import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,12 +14,16 @@ from proof.item import HashAlgorithm, Profile
 from proof.messages import Answer, QuestionMessage, WindowsAnswer, WindowsQuestion
 from proof.naming import ItemDifferenceKind
 from proof.root import SetRoot
+from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
 from replicator.proving import level_text
 from replicator.refresh import prefix_range
+from replicator.verifier.client import VerifierClient
+from replicator.verifier.messages import index_state_from, run_from
 from replicator.verifier.process import VerifierProcess
-from replicator.verifier.values import PatchOrder, RangePatch, Write
-from runtime.errors import DiskError, UsageError
+from replicator.verifier.run_fence import RunFence, RunSupersededError
+from replicator.verifier.values import PatchOrder, RangePatch, RunName, Write
+from runtime.errors import DiskError, RemoteProtocolError, UsageError
 from tests.support.audit_files import audit_lines, check_folder
 from tests.support.s3_servers import S3Bucket
 from tests.support.stores import ANYTHING, NOTHING, current, put
@@ -199,3 +206,69 @@ def test_windows_that_are_not_there_are_refused(tmp_path: Path) -> None:
             with pytest.raises(ReconcileError) as caught:
                 asked(*place)
             assert caught.value.code == code
+
+
+@pytest.mark.parametrize("length", [1, 5, 7, 6 * 10_001])
+def test_damaged_keys_are_named_by_whole_hashes_and_not_too_many(length: int) -> None:
+    with pytest.raises(RemoteProtocolError, match="damaged"):
+        index_state_from(pb.IndexState(damaged=bytes(length)))
+
+
+@pytest.mark.parametrize("size", [1_000_000, 20_000_000])
+def test_a_run_that_another_has_followed_changes_nothing(tmp_path: Path, size: int) -> None:
+    with verified_pair(tmp_path) as pair, closing(VerifierClient(pair.client.address)) as later:
+        body = random.Random(7).randbytes(size)
+        put(pair.target, "large", body)
+        put(pair.target, "extra")
+        for client in (pair.client, later):
+            client.begin_run(b"one pair")
+            client.refresh(pair.profile)
+        pair.refresh_source()
+        ids = {one.key: one.theirs_id for one in compare(pair).differences}
+        before = held(pair.target)
+        write = Write("new", b"new", NOTHING, blake3_of(b"new"), None)
+        base, extra = ids["large"], ids["extra"]
+        assert base is not None
+        assert extra is not None
+        patched = body[:9] + b"!" + body[10:]
+        order = PatchOrder("large", base, size, blake3_of(patched), NOTHING)
+        patch = [RangePatch(9, 1, b"!")]
+        with pytest.raises(RunSupersededError):
+            list(pair.client.write(pair.profile, [[write]]))
+        with pytest.raises(RunSupersededError):
+            pair.client.delete(pair.profile, [extra])
+        with pytest.raises(RunSupersededError):
+            pair.client.patch(pair.profile, order, patch)
+        assert held(pair.target) == before
+        assert not list(pair.target.upload_reader.uploads(""))
+        audit = tmp_path / "verifier" / "audit.jsonl"
+        assert not audit.exists() or not {"put", "patch", "delete"} & {
+            line["kind"] for line in audit_lines(audit)
+        }
+        # A later refresh of the first does not make it the latest again.
+        pair.client.refresh(pair.profile)
+        [result] = later.write(pair.profile, [[write]])
+        assert not result.results[0].error
+        later.patch(pair.profile, order, patch)
+        # Runs of other pairs go on beside it.
+        pair.client.begin_run(b"2nd pair")
+        pair.client.refresh(pair.profile)
+        assert pair.client.delete(pair.profile, [extra]) == []
+        assert later.delete(pair.profile, [extra])
+
+
+@pytest.mark.parametrize(("pair", "run"), [(b"", b"x" * 8), (b"x" * 8, b"x" * 9)])
+def test_a_run_has_a_name_of_its_length(pair: bytes, run: bytes) -> None:
+    with pytest.raises(UsageError, match="name of a run"):
+        run_from(pb.Run(pair=pair, run=run))
+
+
+def test_of_many_pairs_the_latest_runs_are_known() -> None:
+    fence = RunFence(threading.Lock())
+    names = [number.to_bytes(8, "big") for number in range(1_100)]
+    for name in names:
+        fence.begin(RunName(name, b"one"))
+    fence.check(RunName(names[0], b"two"))
+    fence.check(None)
+    with pytest.raises(RunSupersededError):
+        fence.check(RunName(names[-1], b"two"))

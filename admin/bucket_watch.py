@@ -1,0 +1,167 @@
+"""`treefold bucket sync --watch`: keep a target equal to its source until stopped."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import click
+
+from admin.bucket_pair import check_addresses, open_target, state_folder
+from admin.replication_output import report_json
+from replicator.copier import CopierLimits
+from replicator.hashing import blake3_of
+from replicator.replication import (
+    Condition,
+    Policy,
+    PolicyId,
+    ReplicationOptions,
+    ReplicationReport,
+    Stage,
+)
+from replicator.stores.address import canonical_address
+from replicator.stores.opening import open_store
+from replicator.syncer.engine import ReplicationEngine
+from replicator.syncer.folder import syncer_id
+from replicator.syncer.lease import LocalLease
+from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.threads import ReplicationThreads
+from runtime.disk import Disk
+from runtime.exit_codes import ExitCode
+from runtime.output import print_json, print_line
+from runtime.process import StopSignals
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
+from runtime.rate_limit import SystemClock
+
+# Between two looks at how far it is.
+_LOOK_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """What the caller may choose; 0 bytes per second is no limit."""
+
+    prefix: str
+    delete: bool
+    bytes_per_second: int
+    transfers: int
+    interval_s: float
+
+
+def watch(
+    source: str,
+    target: str,
+    state: Path | None,
+    options: WatchOptions,
+    *,
+    style: ProgressStyle | None,
+    as_json: bool,
+) -> None:
+    """Follow the source until SIGTERM or SIGINT, or until it stops with an error.
+
+    Raises:
+        Exit: with what is known at the end.
+        ReconcileError: an address, a store or the state folder cannot be used.
+    """
+    source, target = canonical_address(source), canonical_address(target)
+    check_addresses(source, target)
+    parent = state_folder(state, source, target) / "watch"
+    with ExitStack() as opened:
+        stop = opened.enter_context(StopSignals())
+        progress = opened.enter_context(progress_sink(style or ProgressStyle()))
+        ours = opened.enter_context(open_store(source, may_write=False))
+        theirs = opened.enter_context(open_target(target, may_write=True, is_trial=False))
+        transfers = options.transfers
+        engine = ReplicationEngine(
+            _policy(source, target, options),
+            ours,
+            theirs,
+            parent=parent,
+            syncer=syncer_id(parent, Disk()),
+            lease=LocalLease(),
+            checkpoint=None,
+            clock=SystemClock(),
+            limits=EngineLimits(
+                copier=CopierLimits(objects=transfers, parts=transfers),
+                deletes_extras=options.delete,
+            ),
+        )
+        threads = opened.enter_context(ReplicationThreads(engine, "watch"))
+        lines = _WatchLines(progress, as_json=as_json)
+        progress.begin("watch", None, "changes")
+        report = engine.report()
+        while not stop.wait(_LOOK_S) and threads.is_alive():
+            report = engine.report()
+            lines.show(report)
+            if report.condition is Condition.ERROR:
+                break
+        threads.close()
+        report = engine.report()
+        lines.show(report, is_last=True)
+    _end(report)
+
+
+def _policy(source: str, target: str, options: WatchOptions) -> Policy:
+    return Policy(
+        PolicyId(blake3_of(f"{source}\n{target}".encode()).hex()[:16]),
+        source,
+        target,
+        prefixes=(options.prefix,) if options.prefix else (),
+        options=ReplicationOptions(
+            bytes_per_second=options.bytes_per_second, interval_s=options.interval_s
+        ),
+    )
+
+
+class _WatchLines:
+    """Prints what has changed since the last look."""
+
+    def __init__(self, progress: ProgressSink, *, as_json: bool) -> None:
+        self._progress = progress
+        self._as_json = as_json
+        self._said = ""
+        self._told: ReplicationReport | None = None
+        self._applied = 0
+
+    def show(self, report: ReplicationReport, *, is_last: bool = False) -> None:
+        """Print a report where it is news."""
+        self._progress.advance(report.applied - self._applied)
+        self._applied = report.applied
+        if self._as_json:
+            # It grows older all the time.
+            news = replace(report, oldest_unproven_ms=None)
+            if is_last or news != self._told:
+                print_json(report_json(report))
+            self._told = news
+            return
+        text = _sentence(report)
+        if text != self._said:
+            self._progress.note(text)
+        self._said = text
+        if is_last:
+            print_line(f"{report.applied} changes applied, {report.sent_bytes} bytes sent")
+
+
+def _sentence(report: ReplicationReport) -> str:
+    """How it is, without what changes all the time."""
+    words = {
+        Stage.INITIAL_BATCH: "copying what is there",
+        Stage.INCREMENTAL: "applying changes in rounds",
+        Stage.LIVE: "following the log",
+    }
+    parts = [f"{report.condition.value}: {words[report.checkpoint.stage]}"]
+    if report.fault is not None:
+        parts.append(f"{report.fault.value}: {report.message}")
+    if report.failed:
+        parts.append(f"{report.failed} keys failed and are tried again")
+    if report.differences is not None:
+        found = f"{report.differences} differences" if report.differences else "equal"
+        parts.append(f"last comparison: {found} (level {report.proof_level})")
+    return "; ".join(parts)
+
+
+def _end(report: ReplicationReport) -> None:
+    if report.condition is Condition.ERROR:
+        raise click.exceptions.Exit(ExitCode.FAILED)
+    is_open = report.queued or report.failed or report.checkpoint.stage is Stage.INITIAL_BATCH
+    if is_open or report.condition is Condition.WAITING:
+        raise click.exceptions.Exit(ExitCode.PARTLY)

@@ -1,0 +1,252 @@
+"""`treefold diagnose`: what is wrong with the replicas of a running cluster, without
+agents.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from admin.answer import container_ids, json_option
+from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.command_result import CommandResult, command_result
+from admin.diagnosis_text import diagnosis_json, print_diagnosis
+from admin.option_types import WholeNumber
+from admin.paths import LocalPath
+from live.diagnosis import Diagnosis, reason_not_compared
+from live.results import ResultsFile
+from live.survey import ClusterSurvey
+from merkle.outcome import DIVERGED_VERDICTS, Verdict
+from merkle.tree import ContainerId
+from ozone.scm_client import ClusterContainer, ScmClient
+from runtime.disk import Disk
+from runtime.errors import UsageError
+from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject, print_line
+from runtime.progress import ProgressSink, ProgressStyle, progress_sink
+from runtime.setting_values import parse_rate
+
+# Of each datanode, for data and trees: a tenth of a disk's or a network's.
+_RATE = "100MB/s"
+# Of the containers that are not equal; of the rest only their number is kept.
+_SHOWN_MAX = 1_000
+_NOT_COMPARED = "NOT_COMPARED"
+
+
+@dataclass
+class _Tally:
+    """How many containers got which verdict, and the first that are not equal."""
+
+    verdicts: Counter[str] = field(default_factory=Counter)
+    findings: list[JsonObject] = field(default_factory=list)
+    unreachable: int = 0
+    last_id: int = 0
+
+    @property
+    def containers(self) -> int:
+        """How many there were."""
+        return self.verdicts.total()
+
+    def add(self, result: JsonObject) -> None:
+        """Count one line of results."""
+        self.verdicts[str(result["verdict"])] += 1
+        self.unreachable += bool(result.get("unreachable"))
+        self.last_id = max(self.last_id, int(str(result["containerID"])))
+        if result["verdict"] not in (Verdict.MATCH.value, _NOT_COMPARED):
+            self.findings.append(result)
+            # The file has them all.
+            del self.findings[_SHOWN_MAX:]
+
+    def exit_status(self) -> ExitCode:
+        """The worst that was found."""
+        if self.verdicts[Verdict.UNRECOVERABLE.value]:
+            return ExitCode.UNRECOVERABLE
+        if any(self.verdicts[verdict.value] for verdict in DIVERGED_VERDICTS):
+            return ExitCode.FINDINGS
+        if self.unreachable:
+            return ExitCode.UNREACHABLE
+        return ExitCode.PARTLY if self.verdicts[Verdict.UNKNOWN.value] else ExitCode.CLEAN
+
+
+@click.command()
+@click.argument("arguments", metavar="[ID... | -]", nargs=-1)
+@cluster_option(required=True)
+@click.option("--deep", is_flag=True, help="Read all data too, and check each window of it.")
+@click.option(
+    "--rate",
+    default=_RATE,
+    show_default=True,
+    help="Read at most this much from each datanode in a second; 0 is no limit.",
+)
+@click.option(
+    "--out",
+    metavar="FILE",
+    type=LocalPath(dir_okay=False, path_type=Path),
+    help="Also write all results here; the same command continues an interrupted one.",
+)
+@click.option(
+    "--after", type=WholeNumber(0), default=0, help="Without IDs: start after this container ID."
+)
+@json_option
+@click.pass_obj
+def diagnose(
+    style: ProgressStyle,
+    *,
+    arguments: tuple[str, ...],
+    cluster: str,
+    deep: bool,
+    rate: str,
+    out: Path | None,
+    after: int,
+    as_json: bool,
+) -> None:
+    """Compare the replicas of a running cluster, without agents.
+
+    Asks SCM for the containers, and each datanode for the trees of its replicas. Every
+    closed container gets a verdict; UNKNOWN names the replicas that were not read, and
+    why. Trees are as of the datanodes' last scans: with --deep the data are read over
+    the network as well, and each window is checked against its record. Nothing changes.
+
+    Without IDs it takes all containers; with `-` IDs come from standard input.
+
+    \b
+    Exit status:
+      0  all closed containers are equal
+      3  some differ or are damaged
+      4  some are damaged beyond repair, as far as the replicas show
+      5  nothing was found, and some could not be compared
+      7  SCM is unreachable; or nothing was found, and a datanode did not answer
+    """
+    with command_result("diagnose", as_json=as_json) as answer:
+        if arguments and after:
+            raise UsageError("--after is for a diagnosis without IDs")
+        try:
+            limit = parse_rate(rate)
+        except ValueError as error:
+            raise UsageError(f"--rate: {error}") from error
+        ids = sorted(map(ContainerId, container_ids(arguments))) if arguments else None
+        with open_cluster(cluster) as directory, progress_sink(style) as sink:
+            run = _Run(directory, ids, after, reads_data=deep)
+            results = ResultsFile(out, Disk(), run.asked) if out else None
+            run.diagnose(answer, sink, results, limit)
+            answer.data = _summary(run.tally, run.asked)
+        answer.exit_status = answer.exit_status or run.tally.exit_status()
+        if not as_json:
+            _print_summary(run.tally, run.identity.cluster_id)
+
+
+class _Run:
+    """One diagnosis, from SCM's first answer to its summary."""
+
+    def __init__(
+        self, directory: ScmClient, ids: list[ContainerId] | None, after: int, *, reads_data: bool
+    ) -> None:
+        self._directory, self._ids, self._after = directory, ids, after
+        self._reads_data = reads_data
+        self.identity = directory.identity()
+        self.tally = _Tally(last_id=after)
+
+    def diagnose(
+        self, answer: CommandResult, sink: ProgressSink, results: ResultsFile | None, limit: int
+    ) -> None:
+        """Diagnose what `results` do not have yet; print findings as they come."""
+        if self.identity.in_safe_mode:
+            answer.warn("SCM is in safe mode: it may not know all replicas yet")
+        for result in results.results() if results else ():
+            self.tally.add(result)
+        total = len(self._ids) if self._ids else self.identity.container_count
+        sink.begin("diagnosing", total, "containers")
+        sink.skip(self.tally.containers)
+        with ClusterSurvey(
+            self._directory, open_datanode, limit, reads_data=self._reads_data
+        ) as survey:
+            wanted = _containers(self._directory, self._ids, self.tally.last_id, answer)
+            for batch in survey.diagnose(wanted):
+                lines = list(map(_result, batch))
+                if results:
+                    results.add(lines)
+                for line in lines:
+                    self.tally.add(line)
+                sink.advance(len(batch))
+                _print_findings(batch, sink, as_json=answer.as_json)
+
+    @property
+    def asked(self) -> JsonObject:
+        """What is asked of which cluster."""
+        return {
+            "clusterID": self.identity.cluster_id,
+            "deep": self._reads_data,
+            "ids": self._ids,
+            "after": self._after,
+        }
+
+
+def _containers(
+    directory: ScmClient, ids: list[ContainerId] | None, after: int, answer: CommandResult
+) -> Iterator[ClusterContainer]:
+    """The containers to diagnose, in ascending order."""
+    if ids is None:
+        yield from directory.containers(after)
+        return
+    wanted = [number for number in ids if number > after]
+    found = directory.get_containers(wanted)
+    for number in wanted:
+        if number in found:
+            yield found[number]
+        else:
+            answer.fail("container_not_found", f"Container {number} is not known to SCM.")
+
+
+def _result(diagnosis: Diagnosis) -> JsonObject:
+    """The line of a container; of an equal one its verdict alone."""
+    number = diagnosis.container.container_id
+    if reason_not_compared(diagnosis.container):
+        return {"containerID": number, "verdict": _NOT_COMPARED, "doubt": diagnosis.doubt}
+    if diagnosis.verdict is Verdict.MATCH:
+        return {"containerID": number, "verdict": Verdict.MATCH.value}
+    return diagnosis_json(diagnosis)
+
+
+def _print_findings(batch: list[Diagnosis], sink: ProgressSink, *, as_json: bool) -> None:
+    shown = [
+        one
+        for one in batch
+        if one.verdict is not Verdict.MATCH and not reason_not_compared(one.container)
+    ]
+    if shown and not as_json:
+        with sink.results():
+            for one in shown:
+                print_diagnosis(one)
+                print_line("")
+
+
+def _summary(tally: _Tally, asked: JsonObject) -> JsonObject:
+    counts = {verdict.value: tally.verdicts[verdict.value] for verdict in Verdict}
+    return {
+        "clusterID": asked["clusterID"],
+        "deep": asked["deep"],
+        "containers": tally.containers,
+        "verdicts": counts,
+        "notCompared": tally.verdicts[_NOT_COMPARED],
+        "findings": tally.findings,
+        "moreFindings": tally.containers
+        - counts[Verdict.MATCH.value]
+        - tally.verdicts[_NOT_COMPARED]
+        - len(tally.findings),
+    }
+
+
+def _print_summary(tally: _Tally, cluster_id: str) -> None:
+    counts = [
+        f"{tally.verdicts[verdict.value]} {verdict.value}"
+        for verdict in Verdict
+        if tally.verdicts[verdict.value]
+    ]
+    skipped = tally.verdicts[_NOT_COMPARED]
+    more = f"; {skipped} open or erasure-coded ones were not compared" if skipped else ""
+    print_line(
+        f"cluster {cluster_id}: {tally.containers} containers: {', '.join(counts) or 'none closed'}"
+        f"{more}"
+    )

@@ -1,0 +1,194 @@
+"""Following a bucket beside Ceph's own replication, between the same two stores.
+
+    python -m benchmarks.bench_replication [--only JOB ...] [--json]
+
+The command starts two Ceph stores (tests/testbed/ceph_rgw.sh, `sh tools/setup.sh peers`
+installs them) as two zones of one realm. Ceph replicates one bucket, and `treefold
+bucket sync --watch` another, of which Ceph replicates nothing. Both cross links with a
+delay and a bandwidth that count every byte in both directions.
+
+The lag of an object is from the answer to its PUT to the first listing of the target
+that has it; the target is listed every 0.1 s, beside the link. S3 has no log of changes
+that everybody may read: the watched sync lists the source at an interval, near it.
+"""
+
+import argparse
+import os
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from botocore.client import BaseClient
+
+from benchmarks.measure import Report, Samples
+from benchmarks.replication_runs import Replicator, ceph_replication, watched_sync
+from tests.support.processes import ROOT
+from tests.support.rgw import RgwMultisite
+
+JOBS = ("idle", "trickle", "burst", "changes", "kill")
+DELAY_MS = 45.0
+MBIT = 200.0
+INTERVAL_S = 1.0
+OBJECT_BYTES = 4 << 10
+TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
+BURST_OBJECTS = 2_000
+LARGE_BYTES = 64 << 20
+IDLE_S = 60.0
+
+IDLE_BYTES_MAX = 60_000
+OBJECT_RATE_MIN = 3.0
+LAG_RATIO_MAX = 1.0
+SMALL_RATIO_MAX = 1.25
+PATCH_BYTES_MAX = 32_000
+TAG_BYTES_MAX = 1_500
+RESTART_S_MAX = 10.0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
+    parser.add_argument("--delay-ms", type=float, default=DELAY_MS, help="One way.")
+    parser.add_argument("--mbit", type=float, default=MBIT, help="Of each direction; 0: no limit.")
+    parser.add_argument("--interval", type=float, default=INTERVAL_S, help="Between two listings.")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    link = {"delay_ms": arguments.delay_ms, "mbit": arguments.mbit}
+    notes = [
+        f"{arguments.delay_ms:g} ms each way, {arguments.mbit:g} Mbit/s; the source is listed"
+        f" every {arguments.interval:g} s"
+    ]
+    report = Report("following a bucket", notes)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-replication-")))
+        sites = RgwMultisite(ROOT / ".testbed" / "ceph-bench", **link)
+        stack.enter_context(sites)
+        peer = stack.enter_context(ceph_replication(sites))
+        ours = stack.enter_context(
+            watched_sync(sites, folder, interval_s=arguments.interval, **link)
+        )
+        jobs: dict[str, Callable[[Report, Replicator, Replicator], None]] = {
+            "idle": idle,
+            "trickle": trickle,
+            "burst": burst,
+            "changes": changes,
+            "kill": kill,
+        }
+        for name in arguments.only:
+            jobs[name](report, ours, peer)
+    report.show(as_json=arguments.json)
+
+
+def idle(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """Nothing is written."""
+    mine, theirs = (_samples(one, one.idle(IDLE_S)) for one in (ours, peer))
+    report.add("idle, a minute", "B", mine, theirs)
+    bar = Samples("the bar", (IDLE_BYTES_MAX,))
+    report.add("idle, a minute", "B", mine, bar, most=1.0)
+
+
+def trickle(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """Objects come one by one."""
+    found = [
+        one.many("trickle", TRICKLE_OBJECTS, OBJECT_BYTES, per_second=TRICKLE_PER_S)
+        for one in (ours, peer)
+    ]
+    job = f"{TRICKLE_PER_S:g} objects/s"
+    for share in (0.5, 0.99):
+        mine, theirs = (
+            _samples(one, run.lag_s(share)) for one, run in zip((ours, peer), found, strict=True)
+        )
+        most = LAG_RATIO_MAX if share > 0.5 else None
+        report.add(f"{job}: lag, p{share * 100:g}", "s", mine, theirs, most=most)
+
+
+def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """Objects come as fast as they are written."""
+    found = [one.many("burst", BURST_OBJECTS, OBJECT_BYTES) for one in (ours, peer)]
+    pairs = list(zip((ours, peer), found, strict=True))
+    job = f"{BURST_OBJECTS:,} objects of 4 KiB"
+    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
+    report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
+    mine, theirs = (_samples(one, run.lag_s(0.99)) for one, run in pairs)
+    report.add(f"{job}: lag, p99", "s", mine, theirs, most=LAG_RATIO_MAX)
+    payload = BURST_OBJECTS * OBJECT_BYTES
+    mine, theirs = (_samples(one, run.crossed / payload) for one, run in pairs)
+    report.add(f"{job}: crossed", "B/B", mine, theirs)
+    bar = Samples("the bar", (SMALL_RATIO_MAX,))
+    report.add(f"{job}: crossed", "B/B", mine, bar, most=1.0)
+
+
+def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """Small changes of a large object."""
+    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
+    found = [_changes(one) for one in (ours, peer)]
+    for name in found[0]:
+        mine, theirs = (
+            _samples(one, crossed[name]) for one, crossed in zip((ours, peer), found, strict=True)
+        )
+        job = f"64 MiB, {name}"
+        report.add(job, "B", mine, theirs)
+        if name in bars:
+            report.add(job, "B", mine, Samples("the bar", (bars[name],)), most=1.0)
+
+
+def _changes(one: Replicator) -> dict[str, int]:
+    body, key, found = bytearray(os.urandom(LARGE_BYTES)), "large", dict[str, int]()
+    source = {"Bucket": one.source.name, "Key": key}
+    target = {"Bucket": one.target.name, "Key": key}
+    etag = ""
+
+    def put(client: BaseClient) -> None:
+        nonlocal etag
+        etag = client.put_object(**source, Body=bytes(body))["ETag"]
+
+    def has_bytes(client: BaseClient) -> bool:
+        # An object that was put together from old and new ranges has another ETag.
+        with client.get_object(**target)["Body"] as stream:
+            return bool(stream.read() == bytes(body))
+
+    one.change(put, has_bytes)
+    body[LARGE_BYTES // 2] ^= 1
+    found["one byte"] = one.change(put, has_bytes)
+    tags = {"TagSet": [{"Key": "team", "Value": "storage"}]}
+    found["one tag"] = one.change(
+        lambda client: client.put_object_tagging(**source, Tagging=tags),
+        lambda client: bool(client.get_object_tagging(**target)["TagSet"] == tags["TagSet"]),
+    )
+
+    def is_gone(client: BaseClient) -> bool:
+        listed = client.list_objects_v2(Bucket=one.target.name, Prefix=key)
+        return not listed.get("KeyCount")
+
+    found["deleted"] = one.change(lambda client: client.delete_object(**source), is_gone)
+    return found
+
+
+def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """The replicator is killed and started again while an object waits."""
+    mine, theirs = (_samples(one, _restarted_s(one)) for one in (ours, peer))
+    report.add("kill -9 and start: the next object", "s", mine, theirs)
+    bar = Samples("the bar", (RESTART_S_MAX,))
+    report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
+
+
+def _restarted_s(one: Replicator) -> float:
+    one.many("before", 50, OBJECT_BYTES)
+    with one.source.endpoint.client() as client:
+        client.put_object(Bucket=one.source.name, Key="after", Body=b"x")
+    one.kill_and_start()
+    with one.target.endpoint.client() as client:
+
+        def has_it() -> bool:
+            client.head_object(Bucket=one.target.name, Key="after")
+            return True
+
+        return one.wait(has_it)
+
+
+def _samples(one: Replicator, value: float) -> Samples:
+    return Samples(one.name, (value,))
+
+
+if __name__ == "__main__":
+    main()

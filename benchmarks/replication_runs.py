@@ -1,0 +1,245 @@
+"""Two replicators between the same two Ceph stores: Ceph's own, and `bucket sync
+--watch`. Each has buckets and links of its own, so that its bytes are told apart.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from botocore.client import BaseClient
+from botocore.exceptions import ClientError
+
+from tests.support.rgw import RgwMultisite
+from tests.support.s3_servers import S3Bucket
+from tests.support.wan import WanLink
+
+_WRITERS = 8
+# Looks at the target: lags are rounded up by so much, and by the time of a listing.
+_LOOK_S = 0.1
+_WAIT_S = 300.0
+# Before a job is measured nothing of the one before may still cross.
+_SETTLE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """How objects came to the target. Lags are in seconds, sorted: from the answer to
+    a PUT to the first listing of the target that has the object. `seconds` is from the
+    first PUT to the last arrival, `crossed` all bytes on the links.
+    """
+
+    lags: tuple[float, ...]
+    seconds: float
+    crossed: int
+
+    def lag_s(self, share: float) -> float:
+        """The lag within which this share of the objects came."""
+        return self.lags[min(len(self.lags) - 1, int(len(self.lags) * share))]
+
+
+@dataclass(frozen=True, slots=True)
+class Replicator:
+    """A running replicator: where one writes, where it arrives, what links it uses, and
+    how it is killed and started again.
+    """
+
+    name: str
+    source: S3Bucket
+    target: S3Bucket
+    links: Sequence[WanLink]
+    kill_and_start: Callable[[], None]
+
+    def crossed(self) -> int:
+        """Bytes in both directions since `reset`."""
+        return sum(link.traffic().total.length_bytes for link in self.links)
+
+    def reset(self) -> None:
+        """Wait until what was written before has crossed, and count from nothing."""
+        time.sleep(_SETTLE_S)
+        for link in self.links:
+            link.reset()
+
+    def idle(self, seconds: float) -> int:
+        """The bytes that cross in a time in which nothing is written."""
+        self.reset()
+        time.sleep(seconds)
+        return self.crossed()
+
+    def many(self, name: str, count: int, size_bytes: int, *, per_second: float = 0.0) -> Arrivals:
+        """Write so many objects below a prefix, at most so many a second (0 for no
+        limit), and wait for all.
+        """
+        self.reset()
+        written, seen = dict[str, float](), dict[str, float]()
+        stop = threading.Event()
+        looks = threading.Thread(target=self._look, args=(f"{name}/", count, seen, stop))
+        body = os.urandom(size_bytes)
+        with self.source.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
+            looks.start()
+            begun = time.monotonic()
+
+            def put(number: int) -> None:
+                if per_second:
+                    time.sleep(max(0.0, begun + number / per_second - time.monotonic()))
+                key = f"{name}/{number:06d}"
+                client.put_object(Bucket=self.source.name, Key=key, Body=body)
+                written[key] = time.monotonic()
+
+            list(writers.map(put, range(count)))
+        looks.join(_WAIT_S)
+        stop.set()
+        looks.join()
+        assert len(seen) == count, f"{self.name}: {len(seen)} of {count} objects came"
+        lags = sorted(max(0.0, at - written[key]) for key, at in seen.items())
+        return Arrivals(tuple(lags), max(seen.values()) - begun, self.crossed())
+
+    def change(
+        self, act: Callable[[BaseClient], object], seen: Callable[[BaseClient], bool]
+    ) -> int:
+        """The bytes that cross for one change, until the target shows it."""
+        self.reset()
+        with self.source.endpoint.client() as client:
+            act(client)
+        with self.target.endpoint.client() as client:
+            self.wait(lambda: seen(client))
+        time.sleep(_SETTLE_S)
+        return self.crossed()
+
+    def wait_for_bucket(self) -> None:
+        """Wait until the second site has heard of the target."""
+        with self.target.endpoint.client() as client:
+
+            def has_bucket() -> bool:
+                client.head_bucket(Bucket=self.target.name)
+                return True
+
+            self.wait(has_bucket)
+
+    def wait(self, holds: Callable[[], bool]) -> float:
+        """Wait until something holds of the target; seconds that it took."""
+        begun = time.monotonic()
+        while time.monotonic() < begun + _WAIT_S:
+            try:
+                if holds():
+                    return time.monotonic() - begun
+            except ClientError:
+                pass
+            time.sleep(_LOOK_S)
+        raise AssertionError(f"{self.name}: nothing arrived in {_WAIT_S:.0f} s")
+
+    def _look(self, prefix: str, count: int, seen: dict[str, float], stop: threading.Event) -> None:
+        with self.target.endpoint.client() as client:
+            pages = client.get_paginator("list_objects_v2")
+            while len(seen) < count and not stop.is_set():
+                at = time.monotonic()
+                for page in pages.paginate(Bucket=self.target.name, Prefix=prefix):
+                    for one in page.get("Contents", []):
+                        seen.setdefault(one["Key"], at)
+                time.sleep(_LOOK_S)
+
+
+@contextmanager
+def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
+    """Ceph's own replication of one bucket with versions, as it demands them least."""
+    source = sites.site("a").endpoint.fresh_bucket()
+    target = S3Bucket(sites.site("b").endpoint, source.name)
+
+    def kill_and_start() -> None:
+        sites.kill("b", "rgw")
+        sites.start("b", "rgw")
+
+    peer = Replicator("Ceph multisite", source, target, sites.links, kill_and_start)
+    peer.wait_for_bucket()
+    sites.wait_until_synced()
+    yield peer
+
+
+@contextmanager
+def watched_sync(
+    sites: RgwMultisite, folder: Path, *, delay_ms: float, mbit: float, interval_s: float
+) -> Iterator[Replicator]:
+    """`bucket sync --watch` between two buckets of which Ceph replicates nothing."""
+    source = sites.site("a").endpoint.fresh_bucket()
+    target = sites.site("a").endpoint.fresh_bucket()
+    for bucket in (source, target):
+        sites.leave_out(bucket.name)
+    target = S3Bucket(sites.site("b").endpoint, target.name)
+    with WanLink(target.endpoint.address, delay_ms=delay_ms, mbit=mbit) as link:
+        ours = _Watch(
+            source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
+        )
+        replicator = Replicator("Treefold", source, target, (link,), ours.kill_and_start)
+        replicator.wait_for_bucket()
+        ours.start()
+        try:
+            yield replicator
+        finally:
+            ours.stop()
+
+
+class _Watch:
+    """The process of a watched sync."""
+
+    def __init__(self, source: S3Bucket, target: S3Bucket, folder: Path, interval_s: float) -> None:
+        self._sides = {"source": source, "target": target}
+        self._folder = folder
+        self._interval_s = interval_s
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it; what it prints goes to a file."""
+        credentials = self._folder / "credentials"
+        credentials.write_text(
+            "".join(
+                f"[{name}]\naws_access_key_id = {side.endpoint.access_key}\n"
+                f"aws_secret_access_key = {side.endpoint.secret_key}\n"
+                for name, side in self._sides.items()
+            )
+        )
+        words = [
+            f"s3://{side.name}?endpoint_url={side.endpoint.url}&profile={name}"
+            for name, side in self._sides.items()
+        ]
+        with (self._folder / "watch.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "admin.cli", "bucket", "sync", *words),
+                    *("--watch", "--interval", f"{self._interval_s:g}", "--json"),
+                    *("--state", str(self._folder / "state")),
+                ],
+                env={
+                    **{k: v for k, v in os.environ.items() if not k.startswith("AWS_")},
+                    "AWS_SHARED_CREDENTIALS_FILE": str(credentials),
+                    "AWS_CONFIG_FILE": os.devnull,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def kill_and_start(self) -> None:
+        """As a crash and whoever restarts it do."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.start()
+
+    def stop(self) -> None:
+        """Ask it to end.
+
+        Raises:
+            AssertionError: it has ended by itself.
+        """
+        assert self._process is not None
+        log = self._folder / "watch.log"
+        assert self._process.poll() is None, log.read_text()
+        self._process.send_signal(signal.SIGTERM)
+        self._process.wait(60)

@@ -1,0 +1,1 @@
+"""A running Ozone cluster without agents: what its replicas hold, how they differ."""

@@ -1,0 +1,159 @@
+"""Read all data of one replica over the wire, and check each window of it.
+
+The result is what a scan on the datanode would find: the tree of the bytes, the bad
+windows of chunks that do not match their record, and the chunks of which the file has
+not a byte. The datanode itself stores nothing of it, and does not notice what it is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from live.ports import DatanodeReader
+from merkle.checksum import Buffer, fold, window_checksums
+from merkle.errors import RecordInvalidError
+from merkle.limits import TREE_BLOCKS_MAX
+from merkle.merge import merge
+from merkle.record import BlockRecord, ChunkRecord
+from merkle.survey import ChunkPlace
+from merkle.tree import ChunkTree, ContainerId, ContainerTree, TreeBuilder
+from merkle.windows import bad_windows, is_sound
+from ozone.datanode_client import READ_BYTES_MAX, merge_ranges
+from ozone.ports import ByteRange
+from repair.ports import LACKING_RESULTS
+from runtime.errors import PeerRefusedError, RemoteProtocolError
+
+# Two of each block of the largest container; the tree of so many takes some 400 MiB.
+_CHUNKS_MAX = 2 * TREE_BLOCKS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class DeepReading:
+    """What the data of a replica showed."""
+
+    tree: ContainerTree
+    bad_windows: dict[ChunkPlace, frozenset[int]]
+    lost: frozenset[ChunkPlace]
+    bytes_read: int
+    # Chunks without checksums, which nothing can prove.
+    unverifiable: int = 0
+
+
+def read_replica(
+    reader: DatanodeReader,
+    container_id: ContainerId,
+    stored: ContainerTree,
+    on_bytes: Callable[[int], None],
+) -> DeepReading:
+    """Read and check all chunks on record. `stored` is the replica's tree file, which
+    has its tombstones; `on_bytes` is called with each count of bytes read, and may
+    wait.
+
+    Raises:
+        PeerUnavailableError: the datanode did not answer in time.
+        PeerRefusedError: it refused to read.
+        RemoteProtocolError: it sent something invalid, or more records than a container
+            has.
+        RecordInvalidError: a record contradicts itself.
+    """
+    reading = _Reading(reader, container_id, on_bytes)
+    deleted = {block.block_id for block in stored.blocks if block.deleted}
+    for count, record in enumerate(reader.list_records(container_id)):
+        # A listing may have no end.
+        if count >= TREE_BLOCKS_MAX:
+            raise RemoteProtocolError(
+                f"container {container_id} has more than {TREE_BLOCKS_MAX} blocks"
+            )
+        if record.container_id != container_id:
+            raise RecordInvalidError(f"container {container_id} has a record of another one")
+        if record.block_id not in deleted:
+            reading.read_block(record)
+    return DeepReading(
+        merge(reading.builder.build(), stored),
+        reading.bad_windows,
+        frozenset(reading.lost),
+        reading.bytes_read,
+        reading.unverifiable,
+    )
+
+
+@dataclass
+class _Reading:
+    """The reading of one replica as far as it got."""
+
+    reader: DatanodeReader
+    container_id: ContainerId
+    on_bytes: Callable[[int], None]
+    builder: TreeBuilder = field(init=False)
+    bad_windows: dict[ChunkPlace, frozenset[int]] = field(default_factory=dict)
+    lost: set[ChunkPlace] = field(default_factory=set)
+    bytes_read: int = 0
+    unverifiable: int = 0
+    chunks: int = 0
+    # Of the chunk that is read, and used again: fresh memory for each costs as much as
+    # the checksums.
+    buffer: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        self.builder = TreeBuilder(self.container_id)
+
+    def read_block(self, record: BlockRecord) -> None:
+        """Read and enter the chunks of one block."""
+        has_file = True
+        for chunk in record.chunks:
+            self.chunks += 1
+            if self.chunks > _CHUNKS_MAX:
+                raise RemoteProtocolError(
+                    f"container {self.container_id} has more chunks than a container holds"
+                )
+            if not chunk.is_verifiable:
+                self.unverifiable += 1
+                continue
+            if not is_sound(chunk):
+                text = f"block {record.block_id} has a record that proves nothing"
+                raise RecordInvalidError(text)
+            data: Buffer = b""
+            if has_file:
+                try:
+                    data = self._data(record, chunk)
+                except PeerRefusedError as error:
+                    if error.facts["result"] not in LACKING_RESULTS:
+                        raise
+                    # Each further request would fail too, and cost the datanode a scan.
+                    has_file = False
+            self._enter(record, chunk, data)
+
+    def _data(self, record: BlockRecord, chunk: ChunkRecord) -> Buffer:
+        """The bytes of a chunk, up to the first that the file lacks; valid until the
+        next call.
+        """
+        if len(self.buffer) < chunk.length_bytes:
+            self.buffer = bytearray(chunk.length_bytes)
+        ranges = merge_ranges([ByteRange(chunk.offset, chunk.length_bytes)], READ_BYTES_MAX)
+        ends: dict[int, int] = {}
+        with memoryview(self.buffer) as view:
+            for one, pieces in self.reader.read(self.container_id, record.block_id, chunk, ranges):
+                start = at = one.offset - chunk.offset
+                for piece in pieces:
+                    view[at : at + len(piece)] = piece
+                    at += len(piece)
+                ends[start] = at
+                self.bytes_read += at - start
+                self.on_bytes(at - start)
+        end = 0
+        while (further := ends.get(end, end)) > end:
+            end = further
+        return memoryview(self.buffer)[:end]
+
+    def _enter(self, record: BlockRecord, chunk: ChunkRecord, data: Buffer) -> None:
+        place = record.block_id, chunk.offset
+        if not data:
+            self.lost.add(place)
+            self.builder.add_block(record.block_id)
+            return
+        observed = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
+        is_whole = observed == chunk.entries
+        if not is_whole:
+            self.bad_windows[place] = frozenset(bad_windows(chunk, data))
+        self.builder.add_chunk(
+            record.block_id, ChunkTree(chunk.offset, len(data), fold(observed), is_whole)
+        )

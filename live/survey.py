@@ -1,0 +1,207 @@
+"""Read the trees of a running cluster, and diagnose its containers.
+
+Containers are taken in batches. For each batch SCM is asked for the replicas, then each
+datanode for the trees of all its replicas, on one stream, all datanodes at once. A
+datanode that does not answer costs one deadline a batch; its replicas are UNKNOWN, and
+the others go on. Rates are limited for each datanode.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from threading import Event
+
+from live.deep_read import read_replica
+from live.diagnosis import (
+    Diagnosis,
+    ReplicaReading,
+    diagnose,
+    reason_not_compared,
+    reason_not_read,
+)
+from live.ports import ClusterDirectory, DatanodeReader
+from merkle.errors import ReconcileError
+from merkle.replica import ContainerReplica, PeerId
+from merkle.tree import ContainerId
+from ozone.scm_client import ClusterContainer, ClusterNode
+from repair.peers import checked_tree
+from runtime.errors import PeerUnavailableError
+from runtime.rate_limit import RateLimiter, SystemClock
+
+# Containers of one batch, and all of their blocks together: trees of a batch are in
+# memory at once, at some 500 bytes a block and replica.
+_BATCH_CONTAINERS = 500
+_BATCH_BLOCKS = 100_000
+# Datanodes that are asked at once.
+_DATANODES_AT_ONCE = 32
+
+
+@dataclass(slots=True)
+class _Datanode:
+    """The connection to one datanode, and its limit of bytes."""
+
+    reader: DatanodeReader
+    limiter: RateLimiter
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The replicas of one datanode to read in a batch."""
+
+    node: ClusterNode
+    replicas: list[ContainerReplica] = field(default_factory=list)
+
+
+class ClusterSurvey:
+    """Diagnoses containers of one cluster; a context manager that closes its
+    connections.
+    """
+
+    def __init__(
+        self,
+        directory: ClusterDirectory,
+        connect: Callable[[ClusterNode], DatanodeReader],
+        bytes_per_second: int,
+        *,
+        reads_data: bool = False,
+    ) -> None:
+        """`connect` opens a datanode, of which at most `bytes_per_second` are read; 0
+        is no limit. With `reads_data` all data are read and checked, too.
+        """
+        self._directory, self._connect = directory, connect
+        self._bytes_per_second = bytes_per_second
+        self._stopped = Event()
+        self._reads_data = reads_data
+        self._datanodes: dict[PeerId, _Datanode] = {}
+        self._pool = ThreadPoolExecutor(_DATANODES_AT_ONCE, thread_name_prefix="diagnose")
+
+    def __enter__(self) -> "ClusterSurvey":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Ends waits and streams of threads that still read, so that they end too.
+        self._stopped.set()
+        for datanode in self._datanodes.values():
+            datanode.reader.close()
+        self._pool.shutdown(cancel_futures=True)
+
+    def diagnose(self, containers: Iterable[ClusterContainer]) -> Iterator[list[Diagnosis]]:
+        """The diagnoses of the containers, batch by batch, in their order.
+
+        Raises:
+            As the methods of the directory; errors of datanodes are in the diagnoses.
+        """
+        for batch in _batches(containers):
+            yield self._diagnose_batch(batch)
+
+    def _diagnose_batch(self, batch: Sequence[ClusterContainer]) -> list[Diagnosis]:
+        compared = [one.container_id for one in batch if not reason_not_compared(one)]
+        replicas = self._directory.replicas(compared) if compared else {}
+        # Asked for each batch: a datanode may have died since the last one.
+        nodes = {node.peer: node for node in self._directory.nodes()}
+        readings: dict[tuple[ContainerId, PeerId], ReplicaReading] = {}
+        wanted: dict[PeerId, _Wanted] = {}
+        for one in (one for found in replicas.values() for one in found):
+            node = nodes.get(one.peer)
+            reason = reason_not_read(one, node)
+            if reason or node is None:
+                is_unreachable = node is not None and node.is_dead
+                readings[one.container_id, one.peer] = ReplicaReading(
+                    one, reason=reason, is_unreachable=is_unreachable
+                )
+            else:
+                wanted.setdefault(one.peer, _Wanted(node)).replicas.append(one)
+        for found in self._pool.map(self._read, wanted.values()):
+            for reading in found:
+                readings[reading.replica.container_id, reading.replica.peer] = reading
+        return [
+            diagnose(
+                container,
+                [
+                    readings[one.container_id, one.peer]
+                    for one in replicas.get(container.container_id, ())
+                ],
+                nodes,
+            )
+            for container in batch
+        ]
+
+    def _read(self, wanted: _Wanted) -> list[ReplicaReading]:
+        """What one datanode answers for its replicas of a batch."""
+        try:
+            datanode = self._datanode(wanted.node)
+        except ReconcileError as error:
+            return [ReplicaReading.failed(one, error) for one in wanted.replicas]
+        readings = list(self._read_trees(datanode, wanted.replicas))
+        return [
+            self._read_data(datanode, one) if one.tree is not None and self._reads_data else one
+            for one in readings
+        ]
+
+    def _datanode(self, node: ClusterNode) -> _Datanode:
+        known = self._datanodes.get(node.peer)
+        if known is None:
+            known = _Datanode(
+                self._connect(node),
+                RateLimiter(self._bytes_per_second, SystemClock(), self._stopped.wait),
+            )
+            self._datanodes[node.peer] = known
+        return known
+
+    def _read_trees(
+        self, datanode: _Datanode, replicas: Sequence[ContainerReplica]
+    ) -> Iterator[ReplicaReading]:
+        waiting = list(replicas)
+        while waiting:
+            done = 0
+            try:
+                ids = [one.container_id for one in waiting]
+                for replica, (_, found) in zip(
+                    waiting, datanode.reader.each_tree_bytes(ids), strict=False
+                ):
+                    done += 1
+                    yield _tree_reading(replica, found)
+                    if isinstance(found, bytes):
+                        datanode.limiter.take(len(found))
+            except PeerUnavailableError as error:
+                # The others would wait for the same datanode.
+                for one in waiting[done:]:
+                    yield ReplicaReading.failed(one, error)
+                return
+            except ReconcileError as error:
+                # An exception in the datanode killed the stream: it is about the first
+                # that got no answer, and the rest gets another stream.
+                yield ReplicaReading.failed(waiting[done], error)
+                done += 1
+            waiting = waiting[done:]
+
+    def _read_data(self, datanode: _Datanode, reading: ReplicaReading) -> ReplicaReading:
+        assert reading.tree is not None
+        try:
+            found = read_replica(
+                datanode.reader, reading.replica.container_id, reading.tree, datanode.limiter.take
+            )
+        except ReconcileError as error:
+            return ReplicaReading.failed(reading.replica, error)
+        return replace(reading, tree=found.tree, deep=found)
+
+
+def _tree_reading(replica: ContainerReplica, found: bytes | ReconcileError) -> ReplicaReading:
+    if isinstance(found, ReconcileError):
+        return ReplicaReading.failed(replica, found)
+    try:
+        return ReplicaReading(replica, checked_tree(found, replica.container_id))
+    except ReconcileError as error:
+        return ReplicaReading.failed(replica, error)
+
+
+def _batches(containers: Iterable[ClusterContainer]) -> Iterator[list[ClusterContainer]]:
+    batch, blocks = list[ClusterContainer](), 0
+    for one in containers:
+        if batch and (len(batch) >= _BATCH_CONTAINERS or blocks + one.block_count > _BATCH_BLOCKS):
+            yield batch
+            batch, blocks = [], 0
+        batch.append(one)
+        blocks += one.block_count
+    if batch:
+        yield batch

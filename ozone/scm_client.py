@@ -1,0 +1,399 @@
+"""A client of Ozone's SCM: the containers of a cluster, their replicas, its nodes.
+
+It speaks StorageContainerLocationProtocol on SCM's client port, and calls only what
+changes nothing. In a cluster with several SCMs only the leader answers: the addresses
+are tried in order, beginning with the one that answered last.
+
+What SCM says of replicas is what datanodes reported, which can be old. Right after a
+start SCM knows no roots until they reported again.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeGuard
+
+from google.protobuf.message import DecodeError, Message
+
+from merkle.errors import ReconcileError
+from merkle.limits import CHECKSUM_MAX, PEERS_MAX
+from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
+from merkle.tree import ContainerId
+from ozone.errors import ContainerNotFoundError
+from ozone.hadoop_rpc import Answer, HadoopRpcClient
+from protos import ozone_scm_pb2 as pb
+from runtime.errors import (
+    PeerRefusedError,
+    PeerUnavailableError,
+    RemoteProtocolError,
+    UsageError,
+)
+from runtime.rpc import printable
+
+SCM_PORT = 9860
+_PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
+# The client version of Ozone 2.2.
+_CLIENT_VERSION = 3
+# Ozone lists at most 4096 at a time by default (ozone.scm.container.list.max.count).
+_CONTAINERS_PER_CALL = 1000
+# Calls of one exchange, so that its responses and its deadline stay small.
+_CALLS_AT_ONCE = 500
+# The port of a datanode that serves reads.
+_READ_PORT = "STANDALONE"
+_UUID_CHARACTERS = 36
+_RELEASE_HINT = "The cluster's release may differ from the supported one, Apache Ozone 2.2."
+_NOT_LEADER = ("NotLeaderException", "LeaderNotReadyException", "RetriableWithNoFailoverException")
+
+Request = pb.ScmContainerLocationRequest
+Response = pb.ScmContainerLocationResponse
+
+
+class NodeHealth(Enum):
+    """Whether SCM hears from a datanode, by Ozone's names."""
+
+    HEALTHY = "HEALTHY"
+    STALE = "STALE"
+    DEAD = "DEAD"
+    HEALTHY_READONLY = "HEALTHY_READONLY"
+
+
+class NodeOperation(Enum):
+    """What an operator decided about a datanode, by Ozone's names."""
+
+    IN_SERVICE = "IN_SERVICE"
+    ENTERING_MAINTENANCE = "ENTERING_MAINTENANCE"
+    IN_MAINTENANCE = "IN_MAINTENANCE"
+    DECOMMISSIONING = "DECOMMISSIONING"
+    DECOMMISSIONED = "DECOMMISSIONED"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterIdentity:
+    """Which cluster this is. `scms` has a line of each SCM, with its role, as Ozone
+    writes it.
+    """
+
+    cluster_id: str
+    scm_id: str
+    scms: tuple[str, ...]
+    in_safe_mode: bool
+    # Of any state.
+    container_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterNode:
+    """One datanode as SCM knows it.
+
+    `address` is where it serves reads; empty if it named no such port. `version` is
+    that of its protocol; None if it did not say.
+    """
+
+    peer: PeerId
+    host: str
+    address: str
+    health: NodeHealth
+    operation: NodeOperation
+    version: int | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether SCM has not heard from it for so long that it counts as lost."""
+        return self.health is NodeHealth.DEAD
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterContainer:
+    """One container as SCM knows it. `replication` is Ozone's text, such as RATIS/THREE
+    or EC/rs-3-2-1024k; `required_replicas` of them should exist.
+    """
+
+    container_id: ContainerId
+    state: ContainerState
+    replication: str
+    required_replicas: int
+    is_erasure_coded: bool = False
+    used_bytes: int = 0
+    block_count: int = 0
+    bcs_id: int = 0
+
+
+class ScmClient:
+    """A client of the SCMs of one cluster. Thread-safe.
+
+    All methods may raise PeerUnavailableError, RemoteProtocolError, PeerRefusedError,
+    AccessDeniedError and SecuredClusterError.
+    """
+
+    def __init__(self, addresses: Sequence[str], *, deadline_s: float = 30.0) -> None:
+        """Connects on first use. `deadline_s` limits each exchange with one SCM.
+
+        Raises:
+            ConfigError: an address is not host:port.
+            UsageError: there is no address.
+        """
+        if not addresses:
+            raise UsageError("a cluster needs the address of at least one SCM")
+        self.addresses = tuple(addresses)
+        self._clients = [
+            HadoopRpcClient(address, _PROTOCOL, deadline_s=deadline_s) for address in addresses
+        ]
+        self._leader = 0
+
+    def identity(self) -> ClusterIdentity:
+        """The cluster's ID, its SCMs, whether it is in safe mode, and its size."""
+        requests = [
+            _request(pb.GetScmInfo, pb.GetScmInfoRequestProto()),
+            _request(pb.InSafeMode, pb.InSafeModeRequestProto()),
+            _request(pb.GetContainerCount, pb.GetContainerCountRequestProto()),
+        ]
+        info, mode, count = (
+            self._parse(answer, request) for request, answer in self._ask(requests)
+        )
+        found = info.getScmInfoResponse
+        return ClusterIdentity(
+            printable(found.clusterId),
+            printable(found.scmId),
+            tuple(map(printable, found.peerRoles)),
+            mode.inSafeModeResponse.inSafeMode,
+            max(0, count.getContainerCountResponse.containerCount),
+        )
+
+    def nodes(self) -> tuple[ClusterNode, ...]:
+        """All datanodes that SCM knows, dead ones too, in ascending order of their
+        IDs.
+        """
+        query = pb.NodeQueryRequestProto(scope=pb.CLUSTER)
+        [(request, answer)] = self._ask([_request(pb.QueryNode, query)])
+        found = self._parse(answer, request).nodeQueryResponse.datanodes
+        nodes = {node.peer: node for node in map(self._node, found)}
+        return tuple(nodes[peer] for peer in sorted(nodes))
+
+    def containers(self, after: int = 0) -> Iterator[ClusterContainer]:
+        """All containers with IDs above `after`, in ascending order, read page by
+        page.
+        """
+        last = after
+        while True:
+            query = pb.SCMListContainerRequestProto(
+                count=_CONTAINERS_PER_CALL, startContainerID=last + 1
+            )
+            request = _request(pb.ListContainer, query)
+            [(_, answer)] = self._ask([request])
+            rows = self._parse(answer, request).scmListContainerResponse.containers
+            for row in rows:
+                # Anything else might never end.
+                if row.containerID <= last:
+                    raise self._protocol_error(f"listed container {row.containerID} after {last}")
+                last = row.containerID
+                yield self._container(row)
+            # A page can be shorter than requested: SCM has a limit of its own.
+            if not rows:
+                return
+
+    def get_containers(
+        self, container_ids: Sequence[ContainerId]
+    ) -> dict[ContainerId, ClusterContainer]:
+        """These containers, without those that SCM does not know."""
+        requests = [
+            _request(pb.GetContainer, pb.GetContainerRequestProto(containerID=i))
+            for i in container_ids
+        ]
+        found: dict[ContainerId, ClusterContainer] = {}
+        for request, answer in self._ask(requests):
+            wanted = ContainerId(request.getContainerRequest.containerID)
+            try:
+                row = self._parse(answer, request).getContainerResponse.containerInfo
+            except ContainerNotFoundError:
+                continue
+            self._check_id(row.containerID, wanted)
+            found[wanted] = self._container(row)
+        return found
+
+    def replicas(
+        self, container_ids: Sequence[ContainerId]
+    ) -> dict[ContainerId, tuple[ContainerReplica, ...]]:
+        """The replicas of these containers that datanodes reported, in ascending order
+        of the datanodes' IDs; without containers that SCM does not know.
+        """
+        requests = [
+            _request(
+                pb.GetContainerReplicas,
+                pb.GetContainerReplicasRequestProto(containerID=i),
+            )
+            for i in container_ids
+        ]
+        found: dict[ContainerId, tuple[ContainerReplica, ...]] = {}
+        for request, answer in self._ask(requests):
+            wanted = ContainerId(request.getContainerReplicasRequest.containerID)
+            try:
+                rows = self._parse(answer, request).getContainerReplicasResponse.containerReplica
+            except ContainerNotFoundError:
+                continue
+            if len(rows) > PEERS_MAX:
+                raise self._protocol_error(f"sent {len(rows)} replicas of container {wanted}")
+            for row in rows:
+                self._check_id(row.containerID, wanted)
+            # One datanode can report a replica on several volumes; SCM has one of them.
+            replicas = {one.peer: one for one in map(self._replica, rows)}
+            found[wanted] = tuple(replicas[peer] for peer in sorted(replicas))
+        return found
+
+    def close(self) -> None:
+        """Close all connections."""
+        for client in self._clients:
+            client.close()
+
+    def _ask(self, requests: Sequence[Request]) -> Iterator[tuple[Request, Answer]]:
+        for start in range(0, len(requests), _CALLS_AT_ONCE):
+            batch = requests[start : start + _CALLS_AT_ONCE]
+            yield from zip(batch, self._ask_leader(batch), strict=True)
+
+    def _ask_leader(self, requests: Sequence[Request]) -> list[Answer]:
+        """The answers of the first SCM that answers as leader."""
+        failures = list[str]()
+        count = len(self._clients)
+        for at in (*range(self._leader, count), *range(self._leader)):
+            try:
+                answers: list[Answer] = self._clients[at].call_all(requests)
+            except (PeerUnavailableError, PeerRefusedError) as error:
+                if isinstance(error, PeerRefusedError) and not _is_not_leader(error):
+                    raise
+                failures.append(error.message)
+                continue
+            if standby := [one.message for one in answers if _is_not_leader(one)]:
+                failures.append(standby[0])
+                continue
+            self._leader = at
+            return answers
+        raise PeerUnavailableError(
+            f"no SCM answered: {'; '.join(failures)}",
+            hint=(
+                f"Check the addresses and that they are reachable: SCM's client port is usually"
+                f" {SCM_PORT}. While SCMs elect a leader, none answers: try again."
+            ),
+        )
+
+    def _parse(self, answer: Answer, request: Request) -> Response:
+        if isinstance(answer, PeerRefusedError):
+            if answer.facts["result"] == "ContainerNotFoundException":
+                raise ContainerNotFoundError(answer.message) from answer
+            raise answer
+        if isinstance(answer, ReconcileError):
+            raise answer
+        try:
+            reply = Response.FromString(answer)
+        except DecodeError as error:
+            raise self._protocol_error("sent an invalid response") from error
+        # A state that this release does not know reads as a missing field.
+        if not reply.IsInitialized() or reply.cmdType != request.cmdType:
+            raise self._protocol_error("sent a response with unknown or missing fields")
+        if not reply.success or reply.status != Response.OK:
+            name = Response.Status.Name(reply.status)
+            raise PeerRefusedError(
+                f"{self._address}: {name}: {printable(reply.message)}", result=name
+            )
+        if not reply.HasField(_BODIES[request.cmdType][1]):
+            raise self._protocol_error("sent a response without a body")
+        return reply
+
+    def _node(self, row: pb.Node) -> ClusterNode:
+        if not row.nodeStates or not row.nodeOperationalStates:
+            raise self._protocol_error("sent a datanode without a state")
+        details = row.nodeID
+        ports = {port.name: port.value for port in details.ports}
+        host = printable(details.ipAddress)
+        host = f"[{host}]" if ":" in host else host
+        read_port = ports.get(_READ_PORT, 0)
+        return ClusterNode(
+            self._peer(details),
+            printable(details.hostName),
+            f"{host}:{read_port}" if 0 < read_port < 1 << 16 else "",
+            NodeHealth(pb.NodeState.Name(row.nodeStates[0])),
+            NodeOperation(pb.NodeOperationalState.Name(row.nodeOperationalStates[0])),
+            details.currentVersion if details.HasField("currentVersion") else None,
+        )
+
+    def _peer(self, details: pb.DatanodeDetailsProto) -> PeerId:
+        if len(details.uuid) != _UUID_CHARACTERS or not details.uuid.isprintable():
+            raise self._protocol_error("sent a datanode without a valid UUID")
+        return PeerId(details.uuid)
+
+    def _container(self, row: pb.ContainerInfoProto) -> ClusterContainer:
+        code = row.ecReplicationConfig
+        is_erasure_coded = row.replicationType == pb.EC
+        if is_erasure_coded:
+            required = min(max(0, code.data), PEERS_MAX) + min(max(0, code.parity), PEERS_MAX)
+            kind = f"EC/{printable(code.codec)}-{code.data}-{code.parity}"
+        else:
+            required = int(row.replicationFactor)
+            factor = pb.ReplicationFactor.Name(row.replicationFactor)
+            kind = f"{pb.ReplicationType.Name(row.replicationType)}/{factor}"
+        return ClusterContainer(
+            ContainerId(row.containerID),
+            ContainerState(pb.LifeCycleState.Name(row.state)),
+            kind,
+            required,
+            is_erasure_coded,
+            row.usedBytes,
+            row.numberOfKeys,
+            row.sequenceId,
+        )
+
+    def _replica(self, row: pb.SCMContainerReplicaProto) -> ContainerReplica:
+        if row.state not in ReplicaState.__members__:
+            raise self._protocol_error(
+                f"sent a replica in state {printable(row.state)}, which is not known"
+            )
+        if not 0 <= row.dataChecksum <= CHECKSUM_MAX:
+            raise self._protocol_error(f"sent root {row.dataChecksum}, which does not have 32 bits")
+        return ContainerReplica(
+            self._peer(row.datanodeDetails),
+            ContainerId(row.containerID),
+            ReplicaState(row.state),
+            # Ozone reports 0 for a root that is not known.
+            row.dataChecksum or None,
+            row.sequenceID,
+            # -1 is a replica that is not of an erasure-coded container.
+            max(0, row.replicaIndex),
+            row.bytesUsed,
+            row.keyCount,
+        )
+
+    def _check_id(self, found: int, wanted: ContainerId) -> None:
+        if found != wanted:
+            raise self._protocol_error(f"answered for container {found} instead of {wanted}")
+
+    @property
+    def _address(self) -> str:
+        return self.addresses[self._leader]
+
+    def _protocol_error(self, what: str) -> RemoteProtocolError:
+        return RemoteProtocolError(f"{self._address} {what}", hint=_RELEASE_HINT)
+
+
+# The fields of a call's request and of its response.
+_BODIES: Mapping[pb.Type, tuple[str, str]] = {
+    pb.GetContainer: ("getContainerRequest", "getContainerResponse"),
+    pb.ListContainer: ("scmListContainerRequest", "scmListContainerResponse"),
+    pb.QueryNode: ("nodeQueryRequest", "nodeQueryResponse"),
+    pb.GetScmInfo: ("getScmInfoRequest", "getScmInfoResponse"),
+    pb.InSafeMode: ("inSafeModeRequest", "inSafeModeResponse"),
+    pb.GetContainerCount: ("getContainerCountRequest", "getContainerCountResponse"),
+    pb.GetContainerReplicas: ("getContainerReplicasRequest", "getContainerReplicasResponse"),
+}
+
+
+def _is_not_leader(answer: object) -> TypeGuard[PeerRefusedError]:
+    return isinstance(answer, PeerRefusedError) and str(answer.facts["result"]).endswith(
+        _NOT_LEADER
+    )
+
+
+def _request(kind: pb.Type, body: Message) -> Request:
+    request = Request(cmdType=kind, version=_CLIENT_VERSION, traceID="")
+    # Not CopyFrom, which leaves a field unset whose message is empty.
+    field: Message = getattr(request, _BODIES[kind][0])
+    field.SetInParent()
+    field.MergeFrom(body)
+    return request

@@ -1,0 +1,97 @@
+"""`bucket sync --watch` brings over what is there and what changes, until stopped."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from replicator.stores.local import LocalBucket
+from replicator.stores.local_database import NotABucketError
+from replicator.stores.port import ObjectProperties, WriteCondition
+from runtime.disk import Disk
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.e2e
+
+
+@contextmanager
+def watching(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "admin.cli", "bucket", "sync", "--watch", *options]
+    command += ["--state", str(folder / "state"), f"local:{folder / 'a'}", f"local:{folder / 'b'}"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def put(bucket: LocalBucket, key: str, body: bytes) -> None:
+    bucket.store().writer.put(key, body, ObjectProperties(), WriteCondition())
+
+
+def sizes(folder: Path) -> dict[str, int]:
+    """What the target holds; empty while nobody has made it."""
+    try:
+        with LocalBucket(folder / "b", Disk(), create=False) as bucket:
+            return {one.key: one.size_bytes for one in bucket.store().lister.list_objects("")}
+    except NotABucketError:
+        return {}
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[LocalBucket]:
+    with LocalBucket(tmp_path / "a", Disk(), create=True) as bucket:
+        for number in range(3):
+            put(bucket, f"k{number}", bytes(number + 1))
+        yield bucket
+
+
+def test_changes_cross_until_it_is_stopped(tmp_path: Path, source: LocalBucket) -> None:
+    with watching(tmp_path, "--json") as process:
+        wait_until(lambda: len(sizes(tmp_path)) == 3, "what was there")
+        put(source, "k1", bytes(100))
+        put(source, "late", bytes(7))
+        source.store().writer.delete(["k2"])
+        expected = {"k0": 1, "k1": 100, "late": 7}
+        wait_until(lambda: sizes(tmp_path) == expected, "what has changed")
+        process.send_signal(signal.SIGTERM)
+        printed, _ = process.communicate(timeout=20)
+    assert process.returncode == 0
+    last = json.loads(printed.splitlines()[-1])
+    assert last["stage"] == "LIVE"
+    assert last["condition"] == "ACTIVE"
+    assert last["applied"] == 3
+    with watching(tmp_path) as process:
+        put(source, "k0", bytes(50))
+        wait_until(lambda: sizes(tmp_path).get("k0") == 50, "what came after a restart")
+        process.send_signal(signal.SIGINT)
+        printed, said = process.communicate(timeout=20)
+    assert process.returncode == 0
+    assert printed == "1 changes applied, 50 bytes sent\n"
+    assert "following the log" in said
+
+
+def test_a_second_one_is_refused_while_the_first_runs(tmp_path: Path, source: LocalBucket) -> None:
+    """OZ-143."""
+    del source
+    with watching(tmp_path):
+        wait_until(lambda: len(sizes(tmp_path)) == 3, "what was there")
+        with watching(tmp_path) as second:
+            _, said = second.communicate(timeout=30)
+        assert second.returncode == 8
+        assert "in use" in said
+
+
+def test_what_does_not_go_together_is_refused(tmp_path: Path, source: LocalBucket) -> None:
+    del source
+    with watching(tmp_path, "--dry-run") as process:
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "--watch" in said

@@ -1,0 +1,118 @@
+"""A real Ozone 2.2 cluster is diagnosed while it runs, without agents. Run by
+`make test-ozone`.
+"""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ozone.scm_client import ScmClient
+from tests.support.ozone import OzoneCluster, eventually
+
+pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+
+SIZES = (300_000, 5_242_883, 400_000)
+WINDOW = 16_384
+
+
+@pytest.fixture(scope="module")
+def containers(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+    """Three closed containers, each with a block of each size."""
+    folder = tmp_path_factory.mktemp("keys")
+    for size in SIZES:
+        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
+    ozone_cluster.shell("volume create /vol1", "bucket create /vol1/buck1")
+    client = ScmClient([ozone_cluster.scm_address])
+    for number in range(3):
+        ozone_cluster.shell(
+            *(f"key put /vol1/buck1/{number}-{size} {folder / str(size)}" for size in SIZES)
+        )
+        [opened] = [one for one in client.containers() if one.state.value == "OPEN"]
+        ozone_cluster.admin("container", "close", str(opened.container_id))
+
+        def is_known(container_id: int = opened.container_id) -> bool:
+            found = client.replicas([container_id])[container_id]
+            return [one.data_checksum is not None for one in found] == [True] * 3
+
+        eventually("SCM knows the roots of all replicas", is_known)
+    found = [one.container_id for one in client.containers()]
+    client.close()
+    assert len(found) == 3
+    return found
+
+
+def treefold(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "admin.cli", *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def files(cluster: OzoneCluster, datanode: int, container_id: int) -> dict[int, Path]:
+    """The files of a container's blocks on one datanode, by their sizes."""
+    folder = f"hdds/*/current/containerDir*/{container_id}/chunks/*.block"
+    return {path.stat().st_size: path for path in cluster.volume(datanode).glob(folder)}
+
+
+def flip(path: Path, offset: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 1]))
+
+
+def diagnose(cluster: OzoneCluster, *words: str) -> tuple[int, dict[int, dict[str, Any]]]:
+    done = treefold("diagnose", "--cluster", cluster.scm_address, "--json", *words)
+    data = json.loads(done.stdout)["data"]
+    return done.returncode, {one["containerID"]: one for one in data["findings"]}
+
+
+def test_a_healthy_cluster_is_equal_in_trees_and_in_data(
+    ozone_cluster: OzoneCluster, containers: list[int]
+) -> None:
+    assert diagnose(ozone_cluster) == (0, {})
+    assert diagnose(ozone_cluster, "--deep") == (0, {})
+    for command in ("doctor", "status"):
+        assert treefold(command, "--cluster", ozone_cluster.scm_address).returncode == 0
+
+
+def test_damage_of_each_kind_gets_its_verdict(
+    ozone_cluster: OzoneCluster, containers: list[int]
+) -> None:
+    healthy, damaged, lost = containers
+    for datanode in (1, 2, 3):
+        # Another window on each: they complete each other.
+        flip(files(ozone_cluster, datanode, damaged)[SIZES[1]], datanode * WINDOW)
+        # The same one on all.
+        flip(files(ozone_cluster, datanode, lost)[SIZES[0]], 100)
+    flip(files(ozone_cluster, 1, damaged)[SIZES[0]], 100)
+    files(ozone_cluster, 2, damaged)[SIZES[2]].unlink()
+    status, found = diagnose(ozone_cluster, "--deep")
+    assert status == 4
+    assert healthy not in found
+    assert found[lost]["verdict"] == "UNRECOVERABLE"
+    assert found[damaged]["verdict"] == "REPAIRABLE"
+    kinds = {(one["kind"], len(one["lacking"])) for one in found[damaged]["differences"]}
+    assert kinds == {("corrupt_chunk", 3), ("corrupt_chunk", 1), ("missing_block", 1)} or kinds == {
+        ("corrupt_chunk", 3), ("corrupt_chunk", 1), ("missing_chunk", 1),
+    }  # fmt: skip
+    assert diagnose(ozone_cluster, str(healthy)) == (0, {})
+
+
+def test_a_stopped_datanode_makes_a_verdict_unknown(
+    ozone_cluster: OzoneCluster, containers: list[int]
+) -> None:
+    ozone_cluster.stop(3)
+    try:
+        status, found = diagnose(ozone_cluster, str(containers[0]))
+        assert status == 7
+        assert found[containers[0]]["verdict"] == "UNKNOWN"
+        assert found[containers[0]]["unreachable"]
+    finally:
+        ozone_cluster.start(3)

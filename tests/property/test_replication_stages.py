@@ -1,0 +1,151 @@
+"""Stages follow each other as they may, whatever happens, and leave no snapshots."""
+
+from itertools import count, pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from replicator.replication import Checkpoint, Stage
+from replicator.stores.port import FeedPosition, SnapshotFacts
+from replicator.syncer.stages import (
+    LEGAL,
+    ApplyDifference,
+    AwaitInterval,
+    ChangesApplied,
+    CompareStores,
+    DeleteSnapshot,
+    DifferenceFailed,
+    Event,
+    GapFound,
+    IntervalPassed,
+    NotePosition,
+    PositionNoted,
+    Request,
+    SaveCheckpoint,
+    SnapshotGone,
+    SnapshotTaken,
+    StageMachine,
+    StartCapture,
+    StopCapture,
+    TakeSnapshot,
+    WishesChanged,
+    WorkDone,
+    WorkProgressed,
+)
+
+PREFIXES = ((), ("a/",), ("a/", "b/"))
+
+
+class World:
+    """Carries out requests as a chance decides, and watches what must hold."""
+
+    def __init__(self, data: st.DataObject, *, has_feed: bool, has_snapshots: bool) -> None:
+        self.data = data
+        self.has_feed, self.has_snapshots = has_feed, has_snapshots
+        self.numbers = count(1)
+        self.index = 0
+        self.alive = set[str]()
+        self.captured_from: int | None = None
+        self.saved = Checkpoint()
+        self.stages = [Stage.INITIAL_BATCH]
+        self.start()
+
+    def start(self) -> None:
+        """Begin from what was saved last, as another process."""
+        self.captured_from = None
+        self.machine = StageMachine(
+            self.saved,
+            prefixes=(),
+            is_live=True,
+            has_feed=self.has_feed,
+            has_snapshots=self.has_snapshots,
+        )
+        self.todo = self.machine.start()
+
+    def step(self) -> None:
+        """One request is done, or something happens."""
+        self.index += 1
+        kinds = ["do", "do", "do", "do", "wish"]
+        kinds += ["restart"] * (not self.data.draw(st.integers(0, 9)))
+        kinds += ["gap"] * (self.captured_from is not None)
+        kind = self.data.draw(st.sampled_from(kinds))
+        if kind == "restart":
+            self.start()
+        elif kind == "wish":
+            prefixes = self.data.draw(st.sampled_from(PREFIXES))
+            self.tell(WishesChanged(prefixes, self.data.draw(st.booleans()), knows_applied=True))
+        elif kind == "gap":
+            self.captured_from = None
+            self.tell(GapFound(self.data.draw(st.booleans())))
+        elif self.todo:
+            self.do(self.todo.pop(0))
+        elif self.machine.is_live:
+            at = self.machine.checkpoint.position
+            assert at is not None
+            assert self.captured_from is not None
+            # Every change after what is applied is queued.
+            assert self.captured_from <= at.index
+            events = (ChangesApplied(FeedPosition("log", self.index)), IntervalPassed())
+            self.tell(self.data.draw(st.sampled_from(events)))
+        assert len(self.alive) <= 3
+
+    def tell(self, event: Event) -> None:
+        """Tell the machine."""
+        was_live = self.machine.is_live
+        found = self.machine.step(event)
+        if was_live and not self.machine.is_live:
+            self.todo.clear()
+        self.todo[:0] = found
+
+    def do(self, request: Request) -> None:
+        """Carry out one request, or let it fail."""
+        match request:
+            case NotePosition():
+                self.tell(PositionNoted(FeedPosition("log", self.index)))
+            case StartCapture(position):
+                self.captured_from = position.index
+            case StopCapture():
+                self.captured_from = None
+            case TakeSnapshot():
+                name = f"s{next(self.numbers)}"
+                self.alive.add(name)
+                position = FeedPosition("log", self.index) if self.has_feed else None
+                self.tell(SnapshotTaken(SnapshotFacts(name, name, position, 0), position))
+            case SaveCheckpoint(checkpoint):
+                self.saved = checkpoint
+                self.stages.append(checkpoint.stage)
+            case DeleteSnapshot(snapshot):
+                self.alive.discard(snapshot.name)
+            case CompareStores(snapshot):
+                events: tuple[Event, ...] = (WorkDone(), WorkDone(), WorkProgressed("k"))
+                if snapshot is not None:
+                    events += (SnapshotGone(),)
+                self.work(request, self.data.draw(st.sampled_from(events)), snapshot)
+            case ApplyDifference(_, snapshot):
+                outcomes = (WorkDone(), WorkDone(), DifferenceFailed())
+                self.work(request, self.data.draw(st.sampled_from(outcomes)), snapshot)
+            case AwaitInterval():
+                self.tell(IntervalPassed())
+
+    def work(self, request: Request, event: Event, snapshot: SnapshotFacts | None) -> None:
+        """End a piece of work in this way."""
+        if isinstance(event, WorkProgressed):
+            self.todo.insert(0, request)
+        if isinstance(event, SnapshotGone) and snapshot is not None:
+            self.alive.discard(snapshot.name)
+        self.tell(event)
+
+
+@given(st.data(), st.booleans(), st.booleans())
+def test_stages_follow_each_other_as_they_may(
+    data: st.DataObject,
+    has_feed: bool,
+    has_snapshots: bool,
+) -> None:
+    """OZ-068, OZ-131."""
+    world = World(data, has_feed=has_feed, has_snapshots=has_snapshots)
+    for _ in range(data.draw(st.integers(1, 60))):
+        world.step()
+    for one, other in pairwise(world.stages):
+        assert one is other or (one, other) in LEGAL
+    assert has_feed or Stage.LIVE not in world.stages

@@ -1,0 +1,119 @@
+"""A running cluster in memory: SCM's twin and three datanodes that serve replicas, all
+on real sockets.
+"""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+
+from live.diagnosis import Diagnosis
+from live.survey import ClusterSurvey
+from merkle.replica import ContainerReplica, ContainerState, PeerId
+from merkle.tree import BlockId, ContainerId
+from ozone.datanode import XceiverService
+from ozone.datanode_client import DatanodeClient
+from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOperation, ScmClient
+from protos.convert import tree_from_bytes
+from runtime.rpc import Deadlines, RpcServer, open_channel, start_server
+from tests.support.peers import MemoryReplica, MemorySource, replica_of
+from tests.support.scm_twin import ScmTwin, served
+
+PEERS = [PeerId(f"{number}fffffff-0000-4000-8000-000000000000") for number in (1, 2, 3)]
+
+
+class CountingSource(MemorySource):
+    """Counts the reads of files, since each that fails costs a real datanode a scan."""
+
+    reads = 0
+    failed_reads = 0
+    trees = 0
+
+    def tree_bytes(self, container_id: ContainerId, *, build_missing: bool) -> bytes:
+        self.trees += 1
+        return super().tree_bytes(container_id, build_missing=build_missing)
+
+    def read(self, container_id: ContainerId, block_id: BlockId, offset: int, length: int) -> bytes:
+        self.reads += 1
+        self.failed_reads += block_id not in self.replicas[container_id].files
+        return super().read(container_id, block_id, offset, length)
+
+
+@dataclass
+class LiveTwin:
+    """The cluster; `scm` and `sources` may be changed at any time."""
+
+    address: str
+    scm: ScmTwin
+    sources: list[CountingSource]
+    servers: list[RpcServer] = field(default_factory=list)
+
+    def add(
+        self, container_id: int, blocks: dict[int, int] | None = None, replicas: int = 3
+    ) -> list[MemoryReplica]:
+        """A closed container with equal replicas."""
+        number = ContainerId(container_id)
+        made = [replica_of(number, blocks or {20: 50_000, 21: 5_000}) for _ in range(replicas)]
+        for source, replica in zip(self.sources, made, strict=False):
+            source.replicas[number] = replica
+        self.scm.containers[number] = ClusterContainer(
+            number, ContainerState.CLOSED, "RATIS/THREE", 3, block_count=len(made[0].records)
+        )
+        self.report(number)
+        return made
+
+    def report(self, container_id: int) -> None:
+        """Tell SCM of a container's replicas as they are."""
+        number = ContainerId(container_id)
+        found = list[ContainerReplica]()
+        for peer, source in zip(PEERS, self.sources, strict=True):
+            if one := source.replicas.get(number):
+                root = (
+                    tree_from_bytes(one.tree, number).data_checksum
+                    if isinstance(one.tree, bytes)
+                    else None
+                )
+                found.append(ContainerReplica(peer, number, one.state, root, one.bcs_id))
+        self.scm.replicas[number] = found
+
+    def set_health(self, datanode: int, health: NodeHealth) -> None:
+        self.scm.nodes[datanode - 1] = replace(self.scm.nodes[datanode - 1], health=health)
+
+    def stop(self, datanode: int) -> None:
+        """The datanode's process ends; SCM has not noticed."""
+        self.servers[datanode - 1].stop(0)
+
+    def diagnose(self, *, deep: bool = False) -> dict[int, Diagnosis]:
+        """A diagnosis of all containers."""
+
+        def connect(node: ClusterNode) -> DatanodeClient:
+            deadlines = Deadlines(tree_s=5, records_s=5, read_s=5)
+            channel = open_channel(node.address)
+            return DatanodeClient(channel, f"datanode {node.peer}", deadlines=deadlines)
+
+        client = ScmClient([self.address])
+        try:
+            with ClusterSurvey(client, connect, 0, reads_data=deep) as survey:
+                batches = survey.diagnose(client.containers())
+                return {one.container.container_id: one for batch in batches for one in batch}
+        finally:
+            client.close()
+
+
+@contextmanager
+def live_twin() -> Iterator[LiveTwin]:
+    """A cluster of three datanodes without containers."""
+    sources, scm = [CountingSource() for _ in PEERS], ScmTwin()
+    with ExitStack() as stack:
+        servers = [
+            start_server("127.0.0.1:0", [XceiverService(source).register]) for source in sources
+        ]
+        for server in servers:
+            stack.callback(server.stop, 0)
+        scm.nodes = [
+            ClusterNode(
+                peer, f"host{number}", server.address, NodeHealth.HEALTHY,
+                NodeOperation.IN_SERVICE, 3,
+            )
+            for number, (peer, server) in enumerate(zip(PEERS, servers, strict=True), 1)
+        ]  # fmt: skip
+        yield LiveTwin(stack.enter_context(served(scm.serve)), scm, sources, servers)

@@ -1,0 +1,75 @@
+"""Fresh buckets of a real Ozone, opened as stores by its OM."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from types import TracebackType
+from urllib.parse import quote, urlsplit
+
+from ozone.manager import ManagerClient
+from ozone.manager_values import BucketLayout, ManagerBucket
+from replicator.stores.ozone import open_ozone
+from replicator.stores.port import Store
+from tests.support.ozone import OzoneCluster
+from tests.support.s3_servers import S3Endpoint
+from tests.support.stores import s3_client
+
+
+class OzoneBuckets:
+    """A context manager that closes all stores that it has opened."""
+
+    def __init__(self, cluster: OzoneCluster, endpoint: S3Endpoint) -> None:
+        self._cluster, self._endpoint = cluster, endpoint
+        self._stack = ExitStack()
+        self.manager = ManagerClient([cluster.om_address], user=endpoint.access_key)
+
+    def __enter__(self) -> "OzoneBuckets":
+        self._stack.enter_context(closing(self.manager))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def fresh_name(self) -> str:
+        """A name that no bucket has."""
+        return f"om-{secrets.token_hex(8)}"
+
+    def fresh(self, layout: BucketLayout) -> Store:
+        """An empty bucket."""
+        name = self.fresh_name()
+        self.manager.create_bucket(ManagerBucket("s3v", name, layout, object_id=0, created_ms=0))
+        return self._stack.enter_context(self.opened(name))
+
+    def place(self, store: Store) -> tuple[str, str]:
+        """Volume and bucket of a store."""
+        _, volume, bucket = urlsplit(store.address).path.split("/")
+        return volume, bucket
+
+    def address(self, bucket: str) -> str:
+        """A bucket of the volume that the gateway shows, as an argument."""
+        url = quote(self._endpoint.url, safe="")
+        return f"ozone://{self._cluster.om_address}/s3v/{bucket}?s3={url}"
+
+    @contextmanager
+    def opened(self, bucket: str, *, s3_bucket: str = "") -> Iterator[Store]:
+        """A bucket of the volume that the gateway shows."""
+        address = self.address(bucket)
+        if s3_bucket:
+            address += f"&s3_bucket={s3_bucket}"
+        user = self._endpoint.access_key
+        with (
+            closing(s3_client(self._endpoint)) as client,
+            open_ozone(address, may_write=True, client=client, user=user) as store,
+        ):
+            yield store
+
+    @contextmanager
+    def opened_again(self, store: Store) -> Iterator[Store]:
+        """The same bucket, as another process opens it."""
+        with self.opened(self.place(store)[1]) as again:
+            yield again

@@ -1,0 +1,85 @@
+"""What a source held after each of its changes, and whether a target agrees with it."""
+
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from replicator.crossing import Crossing
+from replicator.stores.port import ObjectProperties
+from tests.support.memory_store import MemoryObject, MemoryStore
+
+# Content and properties of an object; None for no object.
+State: TypeAlias = tuple[bytes, bytes] | None
+
+
+class HistoryViolationError(BaseException):
+    """The target does not hold what it must; names the key. No code of the product
+    catches it.
+    """
+
+    def __init__(self, key: str, what: str) -> None:
+        super().__init__(f"{key}: {what}")
+        self.key = key
+
+
+@dataclass
+class History:
+    """Every state of every key of the source, by the index of its change."""
+
+    crossing: Crossing
+    states: dict[str, list[tuple[int, State]]] = field(default_factory=dict)
+    # The oldest version that the target's object may be.
+    reached: dict[str, int] = field(default_factory=dict)
+    tainted: set[str] = field(default_factory=set)
+    """Keys that a deposed syncer may have deleted late; a comparison mends them."""
+
+    def state(self, found: MemoryObject | None) -> State:
+        """An object as far as it crosses."""
+        if found is None:
+            return None
+        return found.body, self.crossing.digest(found.properties)
+
+    def note(self, source: MemoryStore, index: int) -> None:
+        """The source has changed; this is the index of its newest change."""
+        for key in sorted(source.objects.keys() | self.states.keys()):
+            states = self.states.setdefault(key, [(0, None)])
+            now = self.state(source.objects.get(key))
+            if states[-1][1] != now:
+                states.append((index, now))
+
+    def written(self, key: str, found: MemoryObject | None) -> None:
+        """The target's object is another one now: never one older than it was (R1)."""
+        state, least = self.state(found), self.reached.get(key, 0)
+        states = self.states.get(key, [(0, None)])
+        later = [index for index, one in states if one == state and self._lasts(key, index, least)]
+        if not later:
+            raise HistoryViolationError(key, f"is older than change {least}, or never was")
+        self.reached[key] = max(least, later[0])
+
+    def acknowledged(self, target: MemoryStore, through: int, failed: Container[str]) -> None:
+        """Every change up to this index is at the target (R1), but for keys that are
+        said to have failed.
+        """
+        for key, states in self.states.items():
+            if key in self.tainted or key in failed:
+                continue
+            state = self.state(target.objects.get(key))
+            if not any(one == state and self._lasts(key, index, through) for index, one in states):
+                raise HistoryViolationError(key, f"lacks a change that is acknowledged: {through}")
+        for key in sorted(target.objects.keys() - self.states.keys()):
+            raise HistoryViolationError(key, "never was at the source")
+
+    def _lasts(self, key: str, index: int, least: int) -> bool:
+        """Whether the version made at an index was there at `least`, or came later."""
+        following = [at for at, _ in self.states[key] if at > index]
+        return not following or following[0] > least
+
+
+def properties(owner: str, tag: str) -> ObjectProperties:
+    """Properties of a test's object."""
+    return ObjectProperties(metadata=(("owner", owner),), tags=(("team", tag),))
+
+
+def keys_below(keys: Iterable[str], prefix: str) -> list[str]:
+    """Sorted keys below a prefix."""
+    return sorted(key for key in keys if key.startswith(prefix))

@@ -1,0 +1,253 @@
+"""Ozone's SCM in memory, served on a real socket: the twin of what ozone.scm_client
+calls.
+
+It parses and writes Hadoop's frames by itself, so that the client is not checked by its
+own code. Contract tests keep it like a real SCM.
+"""
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from google.protobuf.internal.decoder import _DecodeVarint32
+from google.protobuf.internal.encoder import _VarintBytes
+from google.protobuf.message import Message
+
+from merkle.replica import ContainerReplica, PeerId
+from merkle.tree import ContainerId
+from ozone.scm_client import ClusterContainer, ClusterNode
+from protos import hadoop_rpc_pb2 as rpc
+from protos import ozone_scm_pb2 as pb
+
+_PACKAGE = "org.apache.hadoop.hdds.scm"
+
+
+@contextmanager
+def served(serve: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Call `serve` in a thread with each connection to a port of loopback; the address
+    is yielded. A connection is closed when its `serve` ends.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        connections = list[socket.socket]()
+
+        def handle(connection: socket.socket) -> None:
+            with connection, suppress(OSError, EOFError):
+                serve(connection)
+
+        def accept() -> None:
+            with suppress(OSError):
+                while True:
+                    connection, _ = listener.accept()
+                    connections.append(connection)
+                    threading.Thread(target=handle, args=(connection,), daemon=True).start()
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+        # Ends `accept`, which a mere close would leave waiting.
+        with suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+
+
+def read_exactly(connection: socket.socket, length_bytes: int) -> bytes:
+    """That many bytes; EOFError if the client closed before."""
+    found = b""
+    while len(found) < length_bytes:
+        part = connection.recv(length_bytes - len(found))
+        if not part:
+            raise EOFError
+        found += part
+    return found
+
+
+def read_frame(connection: socket.socket) -> list[bytes]:
+    """The messages of the next frame."""
+    raw = read_exactly(connection, int.from_bytes(read_exactly(connection, 4), "big"))
+    at, found = 0, list[bytes]()
+    while at < len(raw):
+        length, at = _DecodeVarint32(raw, at)
+        found.append(raw[at : at + length])
+        at += length
+    return found
+
+
+def frame(*messages: Message | bytes) -> bytes:
+    """A frame of these messages."""
+    body = b""
+    for message in messages:
+        raw = message if isinstance(message, bytes) else message.SerializeToString()
+        body += _VarintBytes(len(raw)) + raw
+    return len(body).to_bytes(4, "big") + body
+
+
+def read_preamble(connection: socket.socket) -> rpc.IpcConnectionContextProto:
+    """The context of a new connection, after its preamble."""
+    assert read_exactly(connection, 7) == b"hrpc\x09\0\0"
+    header, context = read_frame(connection)
+    assert rpc.RpcRequestHeaderProto.FromString(header).callId == -3
+    return rpc.IpcConnectionContextProto.FromString(context)
+
+
+class _RefusedError(Exception):
+    """An exception of Java, by its class."""
+
+
+@dataclass
+class ScmTwin:
+    """One SCM and what it knows; tests change the fields."""
+
+    nodes: list[ClusterNode] = field(default_factory=list)
+    containers: dict[ContainerId, ClusterContainer] = field(default_factory=dict)
+    replicas: dict[ContainerId, list[ContainerReplica]] = field(default_factory=dict)
+    cluster_id: str = "CID-twin"
+    is_standby: bool = False
+    in_safe_mode: bool = False
+    # ozone.scm.container.list.max.count.
+    list_max: int = 4096
+    calls: int = 0
+    connections: int = 0
+    # After so many calls a connection is closed, as an idle one; None is never.
+    calls_per_connection: int | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def serve(self, connection: socket.socket) -> None:
+        """Answer one connection until the client closes it."""
+        protocol = read_preamble(connection).protocol
+        with self._lock:
+            self.connections += 1
+        left = self.calls_per_connection
+        while left is None or left > 0:
+            header, method, body = read_frame(connection)
+            call_id = rpc.RpcRequestHeaderProto.FromString(header).callId
+            assert rpc.RequestHeaderProto.FromString(method).methodName == "submitRequest"
+            with self._lock:
+                self.calls += 1
+            if not protocol.endswith(".StorageContainerLocationProtocol"):
+                refusal = f"org.apache.hadoop.ipc_.RpcNoSuchProtocolException: {protocol}"
+                connection.sendall(_error(call_id, refusal, rpc.RpcResponseHeaderProto.FATAL))
+                return
+            try:
+                reply = self._answer(pb.ScmContainerLocationRequest.FromString(body))
+            except _RefusedError as refused:
+                connection.sendall(_error(call_id, str(refused), rpc.RpcResponseHeaderProto.ERROR))
+            else:
+                connection.sendall(frame(_header(call_id), reply))
+            left = None if left is None else left - 1
+
+    def _answer(self, request: pb.ScmContainerLocationRequest) -> pb.ScmContainerLocationResponse:
+        if self.is_standby:
+            raise _RefusedError("org.apache.ratis.protocol.exceptions.NotLeaderException: s2")
+        reply = pb.ScmContainerLocationResponse(
+            cmdType=request.cmdType, status=pb.ScmContainerLocationResponse.OK
+        )
+        match request.cmdType:
+            case pb.GetScmInfo:
+                info = reply.getScmInfoResponse
+                info.clusterId, info.scmId = self.cluster_id, "scm-1"
+                info.peerRoles.append("127.0.0.1:9894:LEADER:scm-1:127.0.0.1")
+            case pb.InSafeMode:
+                reply.inSafeModeResponse.inSafeMode = self.in_safe_mode
+            case pb.GetContainerCount:
+                reply.getContainerCountResponse.containerCount = len(self.containers)
+            case pb.QueryNode:
+                reply.nodeQueryResponse.datanodes.extend(map(_node, self.nodes))
+            case pb.ListContainer:
+                query = request.scmListContainerRequest
+                ids = sorted(i for i in self.containers if i >= query.startContainerID)
+                reply.scmListContainerResponse.SetInParent()
+                for number in ids[: min(query.count, self.list_max)]:
+                    row = reply.scmListContainerResponse.containers.add()
+                    row.CopyFrom(_container(self.containers[number]))
+            case pb.GetContainer:
+                found = self._container(request.getContainerRequest.containerID)
+                reply.getContainerResponse.containerInfo.CopyFrom(_container(found))
+            case pb.GetContainerReplicas:
+                found = self._container(request.getContainerReplicasRequest.containerID)
+                reply.getContainerReplicasResponse.SetInParent()
+                for replica in self.replicas.get(found.container_id, []):
+                    row = reply.getContainerReplicasResponse.containerReplica.add()
+                    row.CopyFrom(self._replica(replica))
+        return reply
+
+    def _container(self, container_id: int) -> ClusterContainer:
+        found = self.containers.get(ContainerId(container_id))
+        if found is None:
+            raise _RefusedError(
+                f"{_PACKAGE}.container.ContainerNotFoundException:"
+                f" Container #{container_id} not found"
+            )
+        return found
+
+    def _replica(self, replica: ContainerReplica) -> pb.SCMContainerReplicaProto:
+        return pb.SCMContainerReplicaProto(
+            containerID=replica.container_id,
+            state=replica.state.value,
+            datanodeDetails=_details(self._node_of(replica.peer)),
+            placeOfBirth=replica.peer,
+            sequenceID=replica.bcs_id,
+            keyCount=replica.block_count,
+            bytesUsed=replica.used_bytes,
+            replicaIndex=replica.replica_index or -1,
+            dataChecksum=replica.data_checksum or 0,
+        )
+
+    def _node_of(self, peer: PeerId) -> ClusterNode:
+        return next(node for node in self.nodes if node.peer == peer)
+
+
+def _header(call_id: int) -> rpc.RpcResponseHeaderProto:
+    return rpc.RpcResponseHeaderProto(callId=call_id, status=rpc.RpcResponseHeaderProto.SUCCESS)
+
+
+def _error(call_id: int, text: str, status: rpc.RpcResponseHeaderProto.RpcStatusProto) -> bytes:
+    name = text.partition(":")[0]
+    header = rpc.RpcResponseHeaderProto(
+        callId=call_id,
+        status=status,
+        exceptionClassName=name,
+        errorMsg=f"{text}\n\tat java.lang.Thread.run",
+    )
+    return frame(header)
+
+
+def _details(node: ClusterNode) -> pb.DatanodeDetailsProto:
+    host, _, port = node.address.rpartition(":")
+    details = pb.DatanodeDetailsProto(uuid=node.peer, ipAddress=host, hostName=node.host)
+    details.ports.add(name="RATIS", value=1)
+    if port:
+        details.ports.add(name="STANDALONE", value=int(port))
+    if node.version is not None:
+        details.currentVersion = node.version
+    return details
+
+
+def _node(node: ClusterNode) -> pb.Node:
+    return pb.Node(
+        nodeID=_details(node),
+        nodeStates=[pb.NodeState.Value(node.health.value)],
+        nodeOperationalStates=[pb.NodeOperationalState.Value(node.operation.value)],
+    )
+
+
+def _container(container: ClusterContainer) -> pb.ContainerInfoProto:
+    row = pb.ContainerInfoProto(
+        containerID=container.container_id,
+        state=pb.LifeCycleState.Value(container.state.value),
+        usedBytes=container.used_bytes,
+        numberOfKeys=container.block_count,
+        owner="OZONE",
+        sequenceId=container.bcs_id,
+        replicationType=pb.EC if container.is_erasure_coded else pb.RATIS,
+    )
+    if container.is_erasure_coded:
+        code = row.ecReplicationConfig
+        code.data, code.parity, code.codec, code.ecChunkSize = 3, 2, "RS", 1 << 20
+    else:
+        row.replicationFactor = pb.ReplicationFactor.Value(container.replication.split("/")[1])
+    return row
