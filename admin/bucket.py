@@ -8,7 +8,7 @@ import gc
 import sys
 import threading
 import time
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,6 +36,7 @@ from admin.bucket_pair import (
     open_target,
     prefix_option,
     state_option,
+    verification_of,
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
 from admin.metrics_file import check_metrics_file, metrics_file_option
@@ -48,12 +49,11 @@ from replicator.crossing import lacking
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
-from replicator.verify import BucketVerification, VerificationTally
+from replicator.verify import VerificationTally
 from runtime.exit_codes import ExitCode
 from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
-from runtime.retry import Backoff
 from runtime.setting_values import parse_rate
 
 if TYPE_CHECKING:
@@ -392,7 +392,7 @@ def _verify(
         readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
         # Reads that were begun end early if this is interrupted.
         opened.callback(stop.set)
-        run = _verification(pair, level, readers, stop)
+        run = verification_of(pair, level, readers, stop)
         # Without a prefix about as many keys as the last run has seen.
         progress.begin("verify", (not prefix and pair.ledger.row_count()) or None, "keys")
         tally, shown = VerificationTally(pair.ledger.secret), 0
@@ -409,22 +409,6 @@ def _verify(
         finally:
             print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
     return tally.differences, tally.is_equal and run.lists_all
-
-
-def _verification(
-    pair: OpenPair, level: EvidenceLevel, readers: Executor, stop: threading.Event
-) -> BucketVerification:
-    return BucketVerification(
-        pair.source,
-        pair.target,
-        pair.ledger,
-        level=level,
-        readers=readers,
-        clock=SystemClock(),
-        sleep=time.sleep,
-        backoff=Backoff(),
-        is_cancelled=stop.is_set,
-    )
 
 
 @bucket.command(short_help="Print what would not cross, and why.")

@@ -2,13 +2,17 @@
 what they wrote back.
 """
 
+import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 
 import click
 
+from admin.bucket_pair import open_pair, verification_of
 from admin.bucket_policies import (
     changes_replication,
     dry_run_option,
@@ -20,18 +24,23 @@ from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.replication_output import condition_text, status_lines, view_json
 from merkle.errors import ReconcileError
+from proof.item import EvidenceLevel
 from replicator.backlog import ReplicationBacklog
 from replicator.master.client import MasterClient
 from replicator.master.errors import PolicyRefusedError
 from replicator.master.messages import policy_id_from
-from replicator.master.views import ReplicationView, rpo_ms
-from replicator.replication import Condition, DesiredState, Policy, PolicyId
+from replicator.master.views import ReplicationView
+from replicator.replication import Condition, DesiredState, Policy, PolicyId, Stage
+from replicator.way_back import WayBackReport, way_back
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line
 
 # Changes of the source that are listed before a failover.
 _BACKLOG_MAX = 1_000
 _POLL_S = 0.5
+_READERS = 8
+# Keys in one line.
+_NAMED_MAX = 10
 # Beyond the longest lease: the master itself waits that long.
 _FENCE_S_MAX = 7_200.0
 
@@ -156,9 +165,10 @@ def failback(
 
     Once the source is in service again, the first step begins a replication from the
     target to the source. Where both have changed a key the newer object stays. Follow
-    it by `treefold bucket status`. When it is equal, stop the writers of the target,
-    and let --finish end it and replicate from the source again: it refuses unless the
-    way back is proven equal with nothing waiting.
+    it by `treefold bucket status`. Then stop the writers of the target, and let
+    --finish compare both buckets, end the way back and replicate from the source
+    again. It refuses unless all that the target has is at the source, or something
+    newer. What stays at the source beside that is printed.
 
     \b
     Exit status:
@@ -234,48 +244,99 @@ def _finish(
         )
     # One that was interrupted has fenced it already.
     is_fenced = back.record.failed_over_ms is not None and back.state.is_free
-    if why := why_not_back(back, back if is_fenced else None):
+    if why := "" if is_fenced else why_not_back(back):
         raise PolicyRefusedError(
             f"replication {back.policy_id} has not brought all back: {why}",
             hint=f"See `treefold bucket status {back.policy_id}`.",
         )
     policy = view.record.policy
     steps = client_steps(policy.target, policy.source)
-    answer.data = {"replication": view_json(view), "back": view_json(back), "steps": list(steps)}
+    answer.data = _finish_json(view, back, steps, _compared(answer, back))
     answer.print(f"End replication {back.policy_id}, and replicate again from {policy.source}")
     if dry_run or not is_confirmed(answer, "Have the target's writers stopped?", yes=yes):
         return
     # Fenced as by a failover: nothing may write to the source beside its clients.
     fenced = _await_fence(answer, master, master.fail_over(back.policy_id, reason))
-    if why := why_not_back(back, fenced):
-        raise PolicyRefusedError(f"replication {back.policy_id}: {why}")
+    try:
+        report = _compared(answer, fenced)
+    except BaseException:
+        # What was written meanwhile has to come back too.
+        master.end_failover(back.policy_id, reason)
+        raise
     resumed = master.end_failover(view.policy_id, reason)
     master.set_desired(back.policy_id, DesiredState.CANCELLED, reason)
-    answer.data = {
-        "replication": view_json(resumed),
-        "back": view_json(fenced),
-        "steps": list(steps),
-    }
+    answer.data = _finish_json(resumed, fenced, steps, report)
     answer.print("Now move the clients back:")
     for line in steps:
         answer.print(f"  {line}")
 
 
-def why_not_back(back: ReplicationView, after: ReplicationView | None = None) -> str:
-    """Why it is not shown that a way back has brought all back; empty if it is. `after`
-    is the same one later, once it was fenced.
+def _finish_json(
+    view: ReplicationView, back: ReplicationView, steps: Sequence[str], report: WayBackReport
+) -> JsonObject:
+    return {
+        "replication": view_json(view),
+        "back": view_json(back),
+        "steps": list(steps),
+        "comparison": {
+            "equal": report.equal,
+            "unproven": report.unproven,
+            "kept": list(report.kept.named),
+            "onlyAtSource": list(report.only_at_source.named),
+        },
+    }
+
+
+def _compared(answer: CommandResult, back: ReplicationView) -> WayBackReport:
+    """Compare both buckets; prints what stays at the source beside what came back.
+
+    Raises:
+        PolicyRefusedError: not all that the target has is at the source.
+        StoreError, BusyError: a store, or the state of the pair, cannot be read.
     """
-    report = (after or back).state.report
+    policy, stop = back.record.policy, threading.Event()
+    with ExitStack() as opened:
+        pair = opened.enter_context(
+            open_pair(policy.source, policy.target, None, may_write=False, is_trial=True)
+        )
+        readers = opened.enter_context(ThreadPoolExecutor(_READERS, "compare"))
+        opened.callback(stop.set)
+        run = verification_of(pair, EvidenceLevel.RECORDED, readers, stop)
+        prefixes = policy.prefixes or ("",)
+        report = way_back(one for prefix in prefixes for one in run.keys(prefix))
+        lists_all = run.lists_all
+    if not lists_all:
+        raise PolicyRefusedError(
+            f"replication {back.policy_id}: a store does not list all of its keys, so that it"
+            " cannot be shown that all is back"
+        )
+    if not report.is_back:
+        named = ", ".join(report.lacking.named[:_NAMED_MAX])
+        raise PolicyRefusedError(
+            f"replication {back.policy_id} has not brought back {report.lacking.count} keys, such"
+            f" as {named}",
+            hint="Stop the writers of the target, and try again.",
+        )
+    for tally, text in (
+        (report.kept, "keys were changed at both sides, and stay as the source has them"),
+        (report.only_at_source, "keys are at the source only, and go to the target"),
+    ):
+        if tally.count:
+            answer.warn(f"{tally.count} {text}: {', '.join(tally.named[:_NAMED_MAX])}")
+    if report.unproven:
+        answer.warn(f"{report.unproven} keys are known by name and size only")
+    return report
+
+
+def why_not_back(back: ReplicationView) -> str:
+    """Why a way back still works, by what its syncer reported; empty if it does not."""
+    report = back.state.report
     if report is None:
         return "it has reported nothing"
-    if after is None and back.condition not in (Condition.ACTIVE, Condition.PAUSED):
+    if back.condition not in (Condition.ACTIVE, Condition.PAUSED):
         return f"it is {back.condition.value}{f': {back.reason}' if back.reason else ''}"
-    if report.proven_position is None or report.proven_position != report.checkpoint.position:
-        return "source and target are not proven equal where it is now"
-    if report.differences:
-        return f"{report.differences} differences are known"
+    if report.checkpoint.stage is Stage.INITIAL_BATCH:
+        return "its first copy has not ended"
     if report.queued or report.failed:
         return f"{report.queued} changes wait, and {report.failed} failed"
-    if after is None and rpo_ms(back) != 0:
-        return "a change is not proven at the source yet"
     return ""

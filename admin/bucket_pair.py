@@ -2,7 +2,10 @@
 
 import os
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +13,7 @@ from pathlib import Path
 import click
 
 from admin.paths import LocalPath, state_home
+from proof.item import EvidenceLevel
 from proof.receipts import Receipt
 from replicator.hashing import blake3_of
 from replicator.ledger import PairLedger
@@ -23,8 +27,11 @@ from replicator.stores.address import (
 )
 from replicator.stores.opening import effective_address, open_store
 from replicator.stores.port import Store
+from replicator.verify import BucketVerification
 from runtime.disk import Disk
 from runtime.output import print_line
+from runtime.rate_limit import SystemClock
+from runtime.retry import Backoff
 
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, a line each.")
 prefix_option = click.option(
@@ -112,6 +119,23 @@ def open_pair(
             )
             ledger = open_ledger()
         yield OpenPair(ours, theirs, ledger, kept)
+
+
+def verification_of(
+    pair: OpenPair, level: EvidenceLevel, readers: Executor, stop: threading.Event
+) -> BucketVerification:
+    """A verification of an open pair, which ends early once `stop` is set."""
+    return BucketVerification(
+        pair.source,
+        pair.target,
+        pair.ledger,
+        level=level,
+        readers=readers,
+        clock=SystemClock(),
+        sleep=time.sleep,
+        backoff=Backoff(),
+        is_cancelled=stop.is_set,
+    )
 
 
 @contextmanager

@@ -13,13 +13,16 @@ from admin.client_steps import client_steps
 from admin.cluster_status import ClusterAnswer, Health, exit_status_of, health_of, problems_of
 from admin.master_status import MasterAnswer, lines_of_masters, masters_json, problems_of_masters
 from admin.replication_output import position_json, status_lines, view_json
+from proof.item import EvidenceLevel
 from replicator.backlog import read_backlog
 from replicator.master.config import MasterConfig
 from replicator.master.messages import checked_answer
 from replicator.master.view_messages import status_from, status_to, view_from, view_to
 from replicator.master.views import ReplicationView, rpo_ms
 from replicator.replication import Checkpoint, Condition, DesiredState, ReplicationFault
-from replicator.stores.port import FeedPosition
+from replicator.stores.port import FeedPosition, ObjectFacts
+from replicator.verify import KeyDifferenceKind, VerifiedKey
+from replicator.way_back import NAMED_MAX, way_back
 from runtime.config import load
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
 from tests.support.master_records import A_HOLDER, A_STATUS, A_VIEW, P1, report
@@ -127,20 +130,59 @@ def test_the_exit_status_says_how_it_is(view: ReplicationView, expected: int) ->
     [
         (FINE, ""),
         (replace(FINE, condition=Condition.WAITING), "WAITING"),
+        (replace(FINE, condition=Condition.UNKNOWN, reason="silent"), "silent"),
         (replace(FINE, state=replace(FINE.state, report=None)), "nothing"),
-        (with_report(FINE, proven_position=FeedPosition("log", 3)), "not proven equal"),
-        (with_report(FINE, proven_position=None), "not proven equal"),
-        (with_report(FINE, differences=1), "differences"),
+        (with_report(FINE, checkpoint=Checkpoint()), "first copy"),
         (with_report(FINE, queued=1), "wait"),
         (with_report(FINE, failed=1), "failed"),
-        (with_report(FINE, oldest_unproven_ms=1), "not proven"),
     ],
 )
-def test_a_way_back_ends_only_if_all_is_back(view: ReplicationView, words: str) -> None:
-    """OZ-151."""
+def test_a_way_back_is_not_compared_while_it_works(view: ReplicationView, words: str) -> None:
     why = why_not_back(view)
     assert words in why
     assert bool(words) == bool(why)
+
+
+def verified(kind: KeyDifferenceKind | None, *, newer: str = "target") -> VerifiedKey:
+    """A key of the failed-over target, which is the source of the comparison."""
+    ours = facts_at(2_000 if newer == "target" else 1_000)
+    theirs = facts_at(1_000 if newer == "target" else 2_000)
+    name = kind.value if kind else "equal"
+    return VerifiedKey(f"{name}-{newer}", ours, theirs, EvidenceLevel.RECORDED, kind)
+
+
+def facts_at(modified_ms: int) -> ObjectFacts:
+    return ObjectFacts("k", 1, "etag", modified_ms)
+
+
+def test_a_way_back_ends_only_if_all_is_back_or_something_newer_is_there() -> None:
+    """OZ-151: conflicts are named; what only the source has is named too, and stays."""
+    fine = [
+        verified(None),
+        verified(KeyDifferenceKind.EXTRA),
+        verified(KeyDifferenceKind.CHANGED, newer="source"),
+    ]
+    report = way_back(fine)
+    assert report.is_back
+    assert (report.equal, report.unproven) == (1, 0)
+    assert report.kept.named == ("changed-source",)
+    assert report.only_at_source.named == ("extra-target",)
+    for bad in (
+        verified(KeyDifferenceKind.MISSING),
+        verified(KeyDifferenceKind.DAMAGED),
+        verified(KeyDifferenceKind.CHANGED),
+        replace(verified(None), is_unsettled=True),
+    ):
+        lacking = way_back([*fine, bad])
+        assert not lacking.is_back
+        assert lacking.lacking.named == (bad.key,)
+    listed = replace(verified(None), level=EvidenceLevel.LISTED)
+    assert way_back([listed]).unproven == 1
+
+
+def test_of_many_keys_some_are_named_and_all_are_counted() -> None:
+    report = way_back(verified(KeyDifferenceKind.MISSING) for _ in range(NAMED_MAX + 5))
+    assert (report.lacking.count, len(report.lacking.named)) == (NAMED_MAX + 5, NAMED_MAX)
 
 
 def test_file_system_clients_are_told_both_ways() -> None:
