@@ -27,7 +27,8 @@ def _fill(folder: Path, count: int) -> None:
     for _ in range(20):
         queue.acknowledge(queue.take(1_000)[-1].number)
     # Not ru_maxrss: that has the peak of the process that forked this one, too.
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").open())
+    lines = Path("/proc/self/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines)
     sys.stdout.write(f"{waiting} {int(status['VmHWM'].split()[0])}\n")
 
 
