@@ -88,7 +88,7 @@ test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wan
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers
 
-test-peers: setup-peers  ## the tests against two real Ceph object stores and PostgreSQL on loopback
+test-peers: setup-peers  ## the tests against two real Ceph stores and PostgreSQL, and of syncers that are killed
 	$(BIN)/python -m pytest -m peers tests/e2e tests/contract
 
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade

@@ -40,6 +40,8 @@ class DemoProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                # Ctrl-C goes to the command alone, which ends them in their order.
+                process_group=0,
             )
         deadline = time.monotonic() + _START_S
         while not (port_file.exists() and port_file.read_text().strip()):

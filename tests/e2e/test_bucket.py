@@ -159,7 +159,7 @@ def test_a_killed_sync_continues_and_leaves_no_lock(
 
 
 def test_an_interrupted_command_says_so(command: BucketCommand, pair: tuple[str, str]) -> None:
-    with command.start("sync", *pair, "--rate", "10KiB/s") as process:
+    with command.start("sync", *pair, "--rate", "1KiB/s") as process:
         wait_for_plan(process)
         process.send_signal(signal.SIGINT)
         _, stderr = process.communicate(timeout=60)

@@ -62,6 +62,7 @@ def check_replication(found: Mapping[str, Any]) -> None:
     assert found["receipts"] == 3
 
 
+@pytest.mark.peers
 def test_it_breaks_a_copy_and_a_replication_and_proves_both(tmp_path: Path) -> None:
     scratch, pictures = tmp_path / "scratch", tmp_path / "pictures"
     scratch.mkdir()

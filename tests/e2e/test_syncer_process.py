@@ -32,7 +32,8 @@ from tests.support.syncers import (
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+# Leases run out one after the other: minutes in which nothing is computed.
+pytestmark = [pytest.mark.e2e, pytest.mark.peers, pytest.mark.timeout(240)]
 # Work goes on so soon after its syncer was killed.
 TAKEOVER_S = 10.0
 
