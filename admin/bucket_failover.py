@@ -137,6 +137,7 @@ def _await_fence(
             is_said = True
             name = view.state.leaving.holder.syncer_id
             answer.print(f"Waiting until syncer {name} has stopped, or its lease has ended")
+        # Masters answer, and call nobody: whoever waits for a lease asks again.
         time.sleep(_POLL_S)
         view = master.replication(view.policy_id)
     return view

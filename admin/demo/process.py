@@ -47,6 +47,7 @@ class DemoProcess:
         while not (port_file.exists() and port_file.read_text().strip()):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 raise self.start_error()
+            # A process of its own: its file is all that tells that it listens.
             time.sleep(_POLL_S)
         self.address = port_file.read_text().strip()
 

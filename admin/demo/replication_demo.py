@@ -220,6 +220,7 @@ class _ReplicatedPair:
         before = self._source.feed.position(), self._target.feed.position()
         result.begin_ms = _now_ms()
         self._writers.start()
+        # Between two faults the writers go on: the lag without one is shown, too.
         time.sleep(self._scale.quiet_s)
         self._kill_syncer()
         time.sleep(self._scale.quiet_s)

@@ -165,4 +165,5 @@ def _unassigned(state: StoredState) -> int:
 
 def _pause(attempt: int) -> None:
     # Two masters that met once must not meet again and again.
+    # Whoever lost a compare-and-set tries again at once; apart, so that one wins.
     time.sleep(random.uniform(0, min(_PAUSE_S_MAX, 0.001 * 2**attempt)))
