@@ -1,0 +1,219 @@
+"""The page of a real controller: what it says, and who may give orders by it."""
+
+import base64
+import http.client
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from merkle.outcome import Evidence, RepairReport
+from merkle.replica import PeerId
+from merkle.tree import BlockId
+from protos import controller_pb2 as pb
+from runtime.errors import ConfigError
+from scm.config import ControllerConfig, DashboardSettings
+from scm.dashboard.page import Tone, block_grid, headline
+from scm.dashboard.start import read_token
+from scm.jobs import OrderState
+from scm.server import ControllerServer
+from scm.views import OrderStatus
+from tests.support.cluster_reports import replica
+from tests.support.reporting_agents import ReportingAgent
+from tests.support.waiting import wait_until
+from tests.unit.test_status import CONTROLLER
+
+TOKEN = "0123456789abcdef-token"
+HOSTILE = "<script>alert(1)</script>"
+
+
+@dataclass
+class Answer:
+    """What came of a request."""
+
+    status: int
+    text: str
+    headers: http.client.HTTPMessage
+
+
+@dataclass
+class Page:
+    """The page of a controller with two agents."""
+
+    server: ControllerServer
+    agents: list[ReportingAgent]
+
+    def ask(self, path: str, method: str = "GET", *, token: str = "", **headers: str) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.dashboard_port, timeout=10)
+        if token:
+            encoded = base64.b64encode(f":{token}".encode()).decode()
+            headers["Authorization"] = f"Basic {encoded}"
+        connection.request(method, path, headers=headers)
+        response = connection.getresponse()
+        found = Answer(response.status, response.read().decode(), response.headers)
+        connection.close()
+        return found
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    config = ControllerConfig(
+        listen="127.0.0.1:0",
+        state_folder=tmp_path / "scm",
+        required_replicas=2,
+        dashboard=DashboardSettings(listen="127.0.0.1:0", token_file=tmp_path / "token"),
+    )
+    server = ControllerServer(config)
+    agents = [ReportingAgent(server.address, peer) for peer in ("dn-a", "dn-b")]
+    yield Page(server, agents)
+    for agent in agents:
+        agent.close()
+    server.stop()
+
+
+def diverge(page: Page) -> None:
+    """Container 1 matches, and container 2 has diverged."""
+    for number, agent in enumerate(page.agents):
+        agent.report(replica(agent.peer, 1, root=7), replica(agent.peer, 2, root=number))
+
+
+def test_the_first_page_shows_what_is_known_and_what_is_not(page: Page) -> None:
+    """Nothing that was not reported is called healthy."""
+    assert "No datanode has reported a container" in page.ask("/").text
+    diverge(page)
+    page.agents[0].report(replica("dn-a", 3, root=9), full=False)
+    shown = await_text(page, "/", "1 of 3 containers diverged, and 1 of 3 are unknown")
+    assert "/containers/2" in shown
+    assert "dn-b" in shown
+    assert page.ask("/containers/3").text.count("1 of 2 replicas known") == 1
+
+
+def await_text(page: Page, path: str, text: str) -> str:
+    """A page is as old as a second."""
+    wait_until(lambda: text in page.ask(path).text, text)
+    return page.ask(path).text
+
+
+def test_without_the_token_nobody_orders_anything(page: Page) -> None:
+    diverge(page)
+    path = "/containers/2/reconcile"
+    refused = page.ask(path, "POST")
+    assert (refused.status, refused.headers["WWW-Authenticate"].split()[0]) == (401, "Basic")
+    assert page.ask(path, "POST", token=TOKEN + "x").status == 401
+    assert page.ask(path, "POST", token=TOKEN, Origin="http://evil.example").status == 403
+    assert page.ask(path, "POST", token=TOKEN, Origin="null").status == 403
+    assert "Reconcile" not in page.ask("/containers/2").text
+    assert page.ask("/sign-in").status == 401
+    shown = page.ask("/").text
+    assert "No job has ended" in shown
+    assert "/jobs/" not in shown
+
+
+def test_with_the_token_a_job_is_begun_paused_resumed_and_cancelled(page: Page) -> None:
+    diverge(page)
+    for agent in page.agents:
+        agent.work(None)
+    assert page.ask("/sign-in", token=TOKEN).status == 303
+    assert "Reconcile" in page.ask("/containers/2", token=TOKEN).text
+    host = f"127.0.0.1:{page.server.dashboard_port}"
+    begun = page.ask("/containers/2/reconcile", "POST", token=TOKEN, Origin=f"http://{host}")
+    assert begun.status == 303
+    job = begun.headers["Location"]
+    again = page.ask("/containers/2/reconcile", "POST", token=TOKEN)
+    assert again.headers["Location"] == job
+    for order, word in (("pause", "PAUSED"), ("resume", "RUNNING"), ("cancel", "CANCELLED")):
+        assert page.ask(f"{job}/{order}", "POST", token=TOKEN).status == 303
+        await_text(page, job, word)
+    assert page.ask(f"{job}/pause", "POST", token=TOKEN).status == 409
+    assert "by dashboard" in page.ask(job).text
+
+
+def test_the_answers_to_odd_requests_are_named(page: Page) -> None:
+    for path, status in (
+        ("/containers/9", 404),
+        ("/containers/0", 404),
+        (f"/containers/{2**64}", 404),
+        ("/jobs/nothing", 404),
+        ("/nothing", 404),
+        ("/../../etc/passwd", 404),
+    ):
+        assert page.ask(path).status == status, path
+    assert page.ask("/jobs/nothing/cancel", "POST", token=TOKEN).status == 404
+    assert page.ask("/jobs/nothing/destroy", "POST", token=TOKEN).status == 404
+    assert page.ask(f"/containers/{2**64}/reconcile", "POST", token=TOKEN).status == 404
+    assert page.ask("/", "DELETE").status == 405
+    # A name of somebody else that leads here would let its page read ours.
+    assert page.ask("/", Host="evil.example").status == 421
+    assert page.ask("/", Host="[::1]:80").status == 200
+
+
+def test_what_others_said_is_text_and_nothing_more(page: Page) -> None:
+    diverge(page)
+    begun = page.ask("/containers/2/reconcile", "POST", token=TOKEN)
+    job_id = begun.headers["Location"].rpartition("/")[2]
+    said = pb.ReconcileProgress(
+        job_id=job_id, container_id=2, state="failed", error_code="disk_error", message=HOSTILE
+    )
+    for agent in page.agents:
+        agent.beat()
+        agent.beat(progress=[said])
+    shown = await_text(page, f"/jobs/{job_id}", "&lt;script&gt;")
+    assert HOSTILE not in shown
+    policy = page.ask("/").headers["Content-Security-Policy"]
+    assert "default-src 'none'" in policy
+
+
+def test_a_headline_is_good_only_where_nothing_is_unknown() -> None:
+    def tone(**changes: object) -> Tone:
+        return headline(replace(CONTROLLER, **changes)).tone  # type: ignore[arg-type]
+
+    assert tone() is Tone.GOOD
+    assert tone(unknown=1) is Tone.UNKNOWN
+    assert tone(containers=0) is Tone.UNKNOWN
+    assert tone(diverged=1) is Tone.BAD
+    assert tone(diverged=1, unknown=2) is Tone.BAD
+    assert tone(fault="thread ticker has ended") is Tone.BAD
+    both = headline(replace(CONTROLLER, diverged=1, unknown=2)).text
+    assert both == "1 of 12 containers diverged, and 2 of 12 are unknown."
+
+
+def test_a_grid_has_the_blocks_that_datanodes_name() -> None:
+    def order(peer: str, *found: Evidence, deleted: tuple[int, ...] = ()) -> OrderStatus:
+        progress = RepairReport(evidence=found, claimed_deleted=tuple(map(BlockId, deleted)))
+        return OrderStatus(PeerId(peer), OrderState.DONE, progress, 1)
+
+    corrupt = Evidence("sole_copy_corrupt", BlockId(7), 0)
+    grid = block_grid(
+        [
+            order("a", corrupt, corrupt, Evidence("no_root"), deleted=(3,)),
+            order("b", *(Evidence("hole", BlockId(100 + n)) for n in range(80))),
+        ]
+    )
+    assert grid.peers == ("a", "b")
+    assert [(row.block_id, row.cells) for row in grid.rows[:2]] == [
+        (3, ("deleted", "")),
+        (7, ("sole copy corrupt", "")),
+    ]
+    assert (len(grid.rows), grid.left_out) == (64, 18)
+
+
+def test_a_token_that_can_be_guessed_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    assert read_token(None) == ""
+    for content in (b"", b"short\n", b"\xff" * 40):
+        path.write_bytes(content)
+        with pytest.raises(ConfigError):
+            read_token(path)
+    with pytest.raises(ConfigError):
+        read_token(tmp_path / "none")
+    path.write_text(f"  {TOKEN}\n")
+    assert read_token(path) == TOKEN
+
+
+def test_a_page_beyond_this_machine_wants_consent() -> None:
+    page = {"listen": "0.0.0.0:9870"}
+    with pytest.raises(ValueError, match=r"dashboard\.listen"):
+        ControllerConfig.model_validate({"dashboard": page})
+    assert ControllerConfig.model_validate({"dashboard": page, "insecure": True}).dashboard.listen
