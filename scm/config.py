@@ -41,6 +41,8 @@ class DashboardSettings(Settings):
     listen: Address | None = None
     # Whoever knows what is in it may give orders by the page; without it nobody may.
     token_file: FilePath | None = None
+    # Where `treefold sweep run` writes.
+    sweeps: FilePath | None = None
 
 
 class ControllerConfig(Settings):

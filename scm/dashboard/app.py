@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from threading import Lock
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import jinja2
 from starlette.applications import Starlette
@@ -50,15 +50,21 @@ _CONTAINER_ID_MAX = 2**63 - 1
 # Who orders by the page; the token has no name.
 _REQUESTER = "dashboard"
 # Nothing is loaded from anywhere, no script runs, and nobody frames the page.
+_POLICY = "Content-Security-Policy"
+_CLOSED_POLICY = "default-src 'none'; frame-ancestors 'none'; base-uri 'none'; "
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'; "
-    "form-action 'self'; frame-ancestors 'none'; base-uri 'none'",
+    _POLICY: _CLOSED_POLICY + "style-src 'unsafe-inline'; form-action 'self'",
     "Cache-Control": "no-store",
     # With a stricter one, browsers hide the origin of forms.
     "Referrer-Policy": "same-origin",
     "X-Content-Type-Options": "nosniff",
 }
+# The report of a sweep searches its table by a script in it.
+_REPORT_POLICY = _CLOSED_POLICY + "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _ORDERS = ("cancel", "pause", "resume")
+
+if TYPE_CHECKING:
+    from scm.dashboard.sweeps import SweepFolder
 
 T = TypeVar("T")
 _log = get_logger("scm", CONTROLLER_EVENTS)
@@ -89,9 +95,12 @@ class Dashboard:
         board: JobBoard,
         *,
         token: str = "",
+        sweeps: "SweepFolder | None" = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Without a `token` nobody can order anything."""
+        self._sweeps = sweeps
+        self._last_sweep = _Recent(sweeps.last) if sweeps else None
         self._reader = reader
         self._board = board
         self._token = token.encode()
@@ -116,6 +125,7 @@ class Dashboard:
             Route("/", self._cluster),
             Route("/containers/{container_id:int}", self._container),
             Route("/jobs/{job_id}", self._job),
+            Route("/sweep", self._sweep_report),
             Route("/sign-in", self._sign_in),
             Route("/containers/{container_id:int}/reconcile", self._reconcile, methods=["POST"]),
             Route("/jobs/{job_id}/{order}", self._order, methods=["POST"]),
@@ -137,7 +147,8 @@ class Dashboard:
     def _cluster(self, request: Request) -> Response:
         if refusal := self._refusal(request):
             return refusal
-        return self._page(request, "cluster.html.j2", page=self._recent.get())
+        sweep = self._last_sweep.get() if self._last_sweep else None
+        return self._page(request, "cluster.html.j2", page=self._recent.get(), sweep=sweep)
 
     def _container(self, request: Request) -> Response:
         if refusal := self._refusal(request):
@@ -160,6 +171,14 @@ class Dashboard:
         except (JobNotFoundError, AmbiguousIdError) as error:
             return self._error(request, 404, error.message)
         return self._page(request, "job.html.j2", job=job, grid=block_grid(job.orders))
+
+    def _sweep_report(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
+        report = self._sweeps.report() if self._sweeps else None
+        if report is None:
+            return self._error(request, 404, "There is no report of a sweep.")
+        return HTMLResponse(report, headers=_HEADERS | {_POLICY: _REPORT_POLICY})
 
     def _sign_in(self, request: Request) -> Response:
         if refusal := self._refusal(request):

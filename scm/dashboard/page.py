@@ -53,11 +53,6 @@ class ClusterPage:
     history: Sequence[JobStatus]
     ended: Mapping[JobState, int]
 
-    @property
-    def live_datanodes(self) -> int:
-        """The number of datanodes shown that send heartbeats."""
-        return sum(one.is_live for one in self.datanodes)
-
 
 @dataclass(frozen=True, slots=True)
 class BlockRow:

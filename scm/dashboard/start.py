@@ -32,13 +32,20 @@ def start_dashboard(
         # Imported here: they need an extra.
         from scm.dashboard.app import Dashboard
         from scm.dashboard.server import DashboardServer
+
+        sweeps = None
+        if settings.sweeps:
+            from scm.dashboard.sweeps import SweepFolder
+
+            sweeps = SweepFolder(settings.sweeps)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"dashboard.listen: {error.name} is not installed",
-            hint="pip install 'treefold[dashboard]'",
+            hint="pip install 'treefold[dashboard]', and 'treefold[sweep]' for dashboard.sweeps.",
         ) from error
     host, port = split_address(settings.listen)
-    return DashboardServer(Dashboard(controller, controller, token=token).app, host, port)
+    dashboard = Dashboard(controller, controller, token=token, sweeps=sweeps)
+    return DashboardServer(dashboard.app, host, port)
 
 
 def read_token(path: Path | None) -> str:

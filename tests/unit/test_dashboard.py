@@ -4,6 +4,7 @@ import base64
 import http.client
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,16 @@ from merkle.outcome import Evidence, RepairReport
 from merkle.replica import PeerId
 from merkle.tree import BlockId
 from protos import controller_pb2 as pb
+from runtime.disk import Disk
 from runtime.errors import ConfigError
 from scm.config import ControllerConfig, DashboardSettings
 from scm.dashboard.page import Tone, block_grid, headline
 from scm.dashboard.start import read_token
+from scm.dashboard.sweeps import SweepFolder
 from scm.jobs import OrderState
 from scm.server import ControllerServer
 from scm.views import OrderStatus
+from sweep.output import Summary, SweepStore
 from tests.support.cluster_reports import replica
 from tests.support.reporting_agents import ReportingAgent
 from tests.support.waiting import wait_until
@@ -163,6 +167,54 @@ def test_what_others_said_is_text_and_nothing_more(page: Page) -> None:
     assert HOSTILE not in shown
     policy = page.ask("/").headers["Content-Security-Policy"]
     assert "default-src 'none'" in policy
+
+
+def test_the_last_sweep_is_shown_or_unknown(tmp_path: Path) -> None:
+    folder, sweeps = tmp_path / "sweeps", SweepFolder(tmp_path / "sweeps")
+    assert "there is no sweep" in sweeps.last().fault
+    assert sweeps.report() is None
+    summary = Summary(
+        sweep_id="20261125T010000Z-0000",
+        engine="local",
+        source="tree",
+        started_at=datetime(2026, 11, 25, 1, tzinfo=UTC),
+        seconds=1.0,
+        rows=12,
+        containers=4,
+        replicas=12,
+        excluded=0,
+        diverged=(3,),
+        verdicts={"MATCH": 3, "REPAIRABLE": 1},
+        findings={},
+        paths={},
+        skipped=(),
+        compared=11,
+        unseen=1,
+    )
+    SweepStore(folder, Disk()).write_summary(summary)
+    assert sweeps.last().summary == summary
+    report = SweepStore(folder, Disk()).report(summary.sweep_id)
+    report.parent.mkdir(parents=True)
+    report.write_text("the report")
+    config = ControllerConfig(
+        listen="127.0.0.1:0",
+        state_folder=tmp_path / "scm",
+        dashboard=DashboardSettings(listen="127.0.0.1:0", sweeps=folder),
+    )
+    server = ControllerServer(config)
+    try:
+        page = Page(server, [])
+        shown = page.ask("/").text
+        assert "11 of 12 replicas compared" in shown
+        assert "REPAIRABLE" in shown
+        assert page.ask("/sweep").text == "the report"
+        for path in folder.rglob("summary.parquet"):
+            path.write_bytes(b"damaged")
+        await_text(page, "/", "Unknown: the last sweep cannot be read")
+        assert page.ask("/", "POST").status == 405
+        assert page.ask("/containers/2/reconcile", "POST", token=TOKEN).status == 403
+    finally:
+        server.stop()
 
 
 def test_a_headline_is_good_only_where_nothing_is_unknown() -> None:
