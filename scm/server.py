@@ -480,7 +480,9 @@ class ControllerServer:
             thread_health=self.thread_health,
         )
         local = LocalController(self._controller, self._lock, self._clock, service.status)
-        self._dashboard = start_dashboard(config.dashboard, local)
+        self._dashboard = start_dashboard(
+            config.dashboard, local, tls=config.rpc_tls, insecure=config.insecure
+        )
         if config.metrics:
             host, port = split_address(config.metrics)
             self._metrics_server = MetricsServer(self._metrics, host, port)

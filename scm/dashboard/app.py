@@ -26,9 +26,11 @@ from starlette.routing import Route
 
 from merkle.errors import ReconcileError
 from protos.errors import AmbiguousIdError, JobNotFoundError
+from repair.picture import BlockCell
 from runtime.eta import duration_text
 from runtime.log import get_logger
 from runtime.output import printable, size_text
+from scm.dashboard.blocks import BlockPictures
 from scm.dashboard.page import (
     CONTAINERS_MAX,
     ClusterPage,
@@ -61,6 +63,13 @@ _HEADERS = {
 }
 # The report of a sweep searches its table by a script in it.
 _REPORT_POLICY = _CLOSED_POLICY + "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+# No state is shown by colour alone.
+_MARKS = {cell.name: "" for cell in BlockCell} | {
+    "CORRUPT": "x",
+    "CONFLICT": "?",
+    "PARTLY_MISSING": "-",
+    "DELETED": "d",
+}
 _ORDERS = ("cancel", "pause", "resume")
 
 if TYPE_CHECKING:
@@ -93,6 +102,7 @@ class Dashboard:
         self,
         reader: ClusterReader,
         board: JobBoard,
+        pictures: BlockPictures,
         *,
         token: str = "",
         sweeps: "SweepFolder | None" = None,
@@ -103,6 +113,7 @@ class Dashboard:
         self._last_sweep = _Recent(sweeps.last) if sweeps else None
         self._reader = reader
         self._board = board
+        self._pictures = pictures
         self._token = token.encode()
         self._clock = wall_clock
         self._recent = _Recent(self._read_cluster)
@@ -121,6 +132,7 @@ class Dashboard:
             "next_command": next_command,
             "since": lambda at_s: duration_text(max(0.0, self._clock() - at_s)),
         }
+        self._templates.globals |= {"cells": list(BlockCell), "marks": _MARKS}
         routes = [
             Route("/", self._cluster),
             Route("/containers/{container_id:int}", self._container),
@@ -161,7 +173,10 @@ class Dashboard:
         jobs = [
             job for job in self._reader.jobs(_JOBS_READ_MAX) if job.container_id == container_id
         ]
-        return self._page(request, "container.html.j2", container=container, jobs=jobs)
+        picture = self._pictures.picture(container)
+        return self._page(
+            request, "container.html.j2", container=container, jobs=jobs, picture=picture
+        )
 
     def _job(self, request: Request) -> Response:
         if refusal := self._refusal(request):

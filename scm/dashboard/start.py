@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from runtime.errors import ConfigError
 from runtime.setting_values import split_address
+from runtime.tls_files import Tls
 from scm.config import DashboardSettings
 
 if TYPE_CHECKING:
@@ -17,9 +18,14 @@ _TOKEN_BYTES_MAX = 4096
 
 
 def start_dashboard(
-    settings: DashboardSettings, controller: "LocalController"
+    settings: DashboardSettings,
+    controller: "LocalController",
+    *,
+    tls: Tls | None,
+    insecure: bool,
 ) -> "DashboardServer | None":
-    """The server of the page; None without an address.
+    """The server of the page; None without an address. Agents are asked for trees by
+    these files of TLS.
 
     Raises:
         ConfigError: the extra is not installed, the token cannot be used, or the
@@ -31,6 +37,7 @@ def start_dashboard(
     try:
         # Imported here: they need an extra.
         from scm.dashboard.app import Dashboard
+        from scm.dashboard.blocks import BlockPictures, fetch_by
         from scm.dashboard.server import DashboardServer
 
         sweeps = None
@@ -44,7 +51,8 @@ def start_dashboard(
             hint="pip install 'treefold[dashboard]', and 'treefold[sweep]' for dashboard.sweeps.",
         ) from error
     host, port = split_address(settings.listen)
-    dashboard = Dashboard(controller, controller, token=token, sweeps=sweeps)
+    pictures = BlockPictures(fetch_by(tls, insecure=insecure))
+    dashboard = Dashboard(controller, controller, pictures, token=token, sweeps=sweeps)
     return DashboardServer(dashboard.app, host, port)
 
 

@@ -9,22 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from merkle.outcome import Evidence, RepairReport
-from merkle.replica import PeerId
-from merkle.tree import BlockId
+from merkle.columns import encode_tree
+from merkle.errors import ReconcileError
+from merkle.outcome import Evidence, RepairReport, Verdict
+from merkle.replica import ContainerState, PeerId
+from merkle.tree import BlockId, ContainerId, ContainerTree
 from protos import controller_pb2 as pb
 from runtime.disk import Disk
 from runtime.errors import ConfigError
 from scm.config import ControllerConfig, DashboardSettings
+from scm.dashboard.blocks import BlockPictures
 from scm.dashboard.page import Tone, block_grid, headline
 from scm.dashboard.start import read_token
 from scm.dashboard.sweeps import SweepFolder
+from scm.eligibility import Eligibility, Ruling
 from scm.jobs import OrderState
+from scm.policy import ComparisonResult, RootComparison
 from scm.server import ControllerServer
-from scm.views import OrderStatus
+from scm.views import ContainerStatus, OrderStatus
 from sweep.output import Summary, SweepStore
 from tests.support.cluster_reports import replica
-from tests.support.reporting_agents import ReportingAgent
+from tests.support.peers import replica_of
+from tests.support.reporting_agents import ReportingAgent, report_of
 from tests.support.waiting import wait_until
 from tests.unit.test_status import CONTROLLER
 
@@ -269,3 +275,58 @@ def test_a_page_beyond_this_machine_wants_consent() -> None:
     with pytest.raises(ValueError, match=r"dashboard\.listen"):
         ControllerConfig.model_validate({"dashboard": page})
     assert ControllerConfig.model_validate({"dashboard": page, "insecure": True}).dashboard.listen
+
+
+def test_a_container_is_drawn_block_by_replica(page: Page) -> None:
+    """By the trees that the agents have now; who did not answer is named."""
+    whole, damaged = (replica_of(4, {1: 4096, 2: 4096, 3: 4096}) for _ in range(2))
+    damaged.flip(2, 100)
+    del damaged.records[BlockId(3)]
+    for number, one in enumerate((whole, damaged)):
+        one.tree = encode_tree(one.scanned_tree())
+        agent = ReportingAgent(page.server.address, f"dn-{number}", one)
+        agent.report(report_of(agent.peer, one))
+        page.agents.append(agent)
+    shown = await_text(page, "/containers/4", "REPAIRABLE")
+    drawn = shown[shown.index('<svg class="blocks"') :]
+    assert [drawn.count(f'"c-{kind}"') for kind in ("HEALTHY", "CORRUPT", "MISSING")] == [4, 1, 1]
+    page.agents[-1].close()
+    page.agents.pop()
+    gone = await_text(page, "/containers/4", "1 of 2 expected replicas were compared")
+    assert gone.count(">unknown: ") == 1
+    assert ">MATCH<" not in gone
+
+
+def test_pictures_are_asked_for_by_few_at_a_time() -> None:
+    container = ContainerStatus(
+        ContainerId(2),
+        ContainerState.CLOSED,
+        ComparisonResult(RootComparison.UNKNOWN),
+        Ruling(Eligibility.OK),
+        None,
+        "",
+        3,
+        3,
+        (),
+    )
+    now_s, asked, inner = [0.0], list[int](), list[object]()
+
+    def fetch(of: object) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
+        asked.append(1)
+        if len(asked) == 1:
+            # Two are under way: the third is told to come again.
+            second = replace(container, container_id=ContainerId(7))
+            inner.append(pictures.picture(second))
+            return {}, {}
+        inner.append(pictures.picture(replace(container, container_id=ContainerId(8))))
+        return {}, {}
+
+    pictures = BlockPictures(fetch, lambda: now_s[0])
+    first = pictures.picture(container)
+    assert first is not None
+    assert (first.verdict, first.blocks) == (Verdict.UNKNOWN, 0)
+    assert [one is None for one in inner] == [True, False]
+    assert pictures.picture(container) is first
+    assert len(asked) == 2
+    now_s[0] = 10.0
+    assert pictures.picture(container) is not first
