@@ -43,6 +43,8 @@ class DashboardSettings(Settings):
     token_file: FilePath | None = None
     # Where `treefold sweep run` writes.
     sweeps: FilePath | None = None
+    # Where `treefold bucket verify --metrics-file` writes.
+    bucket_metrics: FilePath | None = None
 
 
 class ControllerConfig(Settings):

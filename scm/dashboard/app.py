@@ -13,6 +13,8 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -40,6 +42,7 @@ from scm.dashboard.page import (
     progress_share,
 )
 from scm.dashboard.ports import ClusterReader, JobBoard
+from scm.dashboard.proofs import read_proofs
 from scm.events import CONTROLLER_EVENTS
 
 # Of the jobs that are read for a page; those of a day, unless there are more.
@@ -106,10 +109,12 @@ class Dashboard:
         *,
         token: str = "",
         sweeps: "SweepFolder | None" = None,
+        bucket_metrics: Path | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Without a `token` nobody can order anything."""
         self._sweeps = sweeps
+        self._proofs = _Recent(partial(read_proofs, bucket_metrics)) if bucket_metrics else None
         self._last_sweep = _Recent(sweeps.last) if sweeps else None
         self._reader = reader
         self._board = board
@@ -160,7 +165,9 @@ class Dashboard:
         if refusal := self._refusal(request):
             return refusal
         sweep = self._last_sweep.get() if self._last_sweep else None
-        return self._page(request, "cluster.html.j2", page=self._recent.get(), sweep=sweep)
+        proofs = self._proofs.get() if self._proofs else None
+        page = self._recent.get()
+        return self._page(request, "cluster.html.j2", page=page, sweep=sweep, buckets=proofs)
 
     def _container(self, request: Request) -> Response:
         if refusal := self._refusal(request):

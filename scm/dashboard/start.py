@@ -52,7 +52,14 @@ def start_dashboard(
         ) from error
     host, port = split_address(settings.listen)
     pictures = BlockPictures(fetch_by(tls, insecure=insecure))
-    dashboard = Dashboard(controller, controller, pictures, token=token, sweeps=sweeps)
+    dashboard = Dashboard(
+        controller,
+        controller,
+        pictures,
+        token=token,
+        sweeps=sweeps,
+        bucket_metrics=settings.bucket_metrics,
+    )
     return DashboardServer(dashboard.app, host, port)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from admin.verify_metrics import write_verify_metrics
 from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
 from merkle.outcome import Evidence, RepairReport, Verdict
@@ -20,6 +21,7 @@ from runtime.errors import ConfigError
 from scm.config import ControllerConfig, DashboardSettings
 from scm.dashboard.blocks import BlockPictures
 from scm.dashboard.page import Tone, block_grid, headline
+from scm.dashboard.proofs import read_proofs
 from scm.dashboard.start import read_token
 from scm.dashboard.sweeps import SweepFolder
 from scm.eligibility import Eligibility, Ruling
@@ -221,6 +223,27 @@ def test_the_last_sweep_is_shown_or_unknown(tmp_path: Path) -> None:
         assert page.ask("/containers/2/reconcile", "POST", token=TOKEN).status == 403
     finally:
         server.stop()
+
+
+def test_proofs_of_buckets_are_those_that_verify_wrote(tmp_path: Path) -> None:
+    write_verify_metrics(tmp_path / "a.prom", "s3://a", "s3://b", 0, is_equal=True)
+    write_verify_metrics(tmp_path / "b.prom", "s3://c", 'local:/"odd"', 7, is_equal=False)
+    write_verify_metrics(tmp_path / "c.prom", "s3://d", "s3://e", 0, is_equal=False)
+    (tmp_path / "node.prom").write_text("node_load1 2.5\n")
+    found = read_proofs(tmp_path)
+    assert [(one.source, one.target, one.outcome, one.differences) for one in found.proofs] == [
+        ("s3://a", "s3://b", "equal", 0),
+        ("s3://c", 'local:/"odd"', "different", 7),
+        ("s3://d", "s3://e", "unknown", 0),
+    ]
+    assert found.faults == ()
+    for number, raw in enumerate((b"\xff", b'bucket_verify_outcome{x="', b"x" * 70_000)):
+        (tmp_path / f"bad{number}.prom").write_bytes(raw)
+    (tmp_path / "folder.prom").mkdir()
+    again = read_proofs(tmp_path)
+    assert again.proofs == found.proofs
+    assert len(again.faults) == 4
+    assert read_proofs(tmp_path / "none").faults
 
 
 def test_a_headline_is_good_only_where_nothing_is_unknown() -> None:
