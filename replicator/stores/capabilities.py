@@ -26,9 +26,10 @@ class Capabilities:
     that was written, not copied, is the MD5 of its bytes; None if that is not known of
     a store that is only read. `upload_crc` is the CRC (of
     HashAlgorithm, by its value) that the store declares of the whole of each object
-    that is uploaded in parts; empty where it declares none. `reasons` has the name of a
-    field above and the reason for its value, where the store lacks something or was not
-    asked.
+    that is uploaded in parts; empty where it declares none. `records_hashes`: asked for
+    one object, the store tells hashes that its listings lack. `reasons` has the name of
+    a field above and the reason for its value, where the store lacks something or was
+    not asked.
     """
 
     kind: str
@@ -48,3 +49,4 @@ class Capabilities:
     stamps_cover_properties: bool = False
     part_etags_are_md5: bool | None = False
     upload_crc: str = ""
+    records_hashes: bool = False

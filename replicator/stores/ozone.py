@@ -147,5 +147,6 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         keeps_acls=False,
         lists_all_keys=True,
         stamps_cover_properties=True,
+        records_hashes=True,
         reasons=tuple(sorted(reasons.items())),
     )

@@ -19,6 +19,7 @@ from ozone.errors import ManagerError
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout, ManagerBucket
 from proof.item import HashAlgorithm
+from replicator.copy_task import CopyLimits
 from replicator.hashing import crc_hash
 from replicator.prechecks import PrecheckReport
 from replicator.stores.errors import (
@@ -30,6 +31,8 @@ from replicator.stores.errors import (
 )
 from replicator.stores.port import ChangeKind, FeedPosition, ObjectProperties, Store
 from tests.support.bucket_commands import BucketPair, write_large
+from tests.support.bucket_sync import SyncRunner
+from tests.support.flawed_stores import FlawedReader
 from tests.support.ozone import OzoneCluster
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.s3_servers import S3Endpoint
@@ -278,6 +281,38 @@ def test_an_object_in_parts_has_the_crc_that_its_client_recorded(buckets: OzoneB
     assert [one.algorithm for one in facts.hashes] == [HashAlgorithm.CRC32]
     assert facts.hashes == (crc_hash(Crc.CRC32, b"".join(bodies)),)
     assert content(store, facts) == b"".join(bodies)
+
+
+def test_a_copy_has_the_crc_that_its_writer_recorded(
+    buckets: OzoneBuckets, ozone_cluster: OzoneCluster, tmp_path: Path
+) -> None:
+    """OZ-005: of keys that came through no gateway, and so have no ETag. One bit of what
+    is read flips on the way.
+    """
+    source, target = buckets.fresh(FLAT), buckets.fresh(FLAT)
+    volume, bucket = buckets.place(source)
+    bodies = {"small": random.Random(1).randbytes(100_001), "large": bytes(20 * MIB + 5)}
+    for key, body in bodies.items():
+        (tmp_path / key).write_bytes(body)
+    ozone_cluster.shell(*(f"key put /{volume}/{bucket}/{key} {tmp_path / key}" for key in bodies))
+    for key, body in bodies.items():
+        assert current(source, key).hashes == (crc_hash(Crc.CRC32, body),)
+    reader = FlawedReader(source)
+    run = SyncRunner(
+        replace(source, reader=reader), target, tmp_path / "state", copy_limits=CopyLimits()
+    )
+    for key, body in bodies.items():
+        reader.bodies[key] = body[:-1] + bytes([body[-1] ^ 1])
+    report = run()
+    assert {(one.key, one.reason) for one in report.failed} == {
+        ("small", "source_disagrees"),
+        ("large", "source_disagrees"),
+    }
+    assert keys(target) == []
+    reader.bodies.clear()
+    assert run().equal
+    for key, body in bodies.items():
+        assert content(target, current(target, key)) == body
 
 
 def test_names_that_a_bucket_of_paths_would_change_are_refused(buckets: OzoneBuckets) -> None:
