@@ -12,6 +12,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 from ozone.log_rows import signed
@@ -100,6 +101,19 @@ class OzoneTwin:
         with self.lock:
             self.log.clear()
             self.first_kept = self.number + 1
+
+    def backup(self) -> "OzoneTwin":
+        """The database as it is now."""
+        made = OzoneTwin()
+        made._take(self)
+        return made
+
+    def restore(self, backup: "OzoneTwin") -> None:
+        """Start again from an older database; its OM is elected in another term."""
+        with self.lock:
+            term = self.term
+            self._take(backup)
+            self.term = term + 1
 
     def bucket(self, volume: str, name: str) -> TwinBucket:
         """A bucket, by whatever links."""
@@ -292,6 +306,11 @@ class OzoneTwin:
                 if first - after >= limit:
                     break
         return found, self.number
+
+    def _take(self, other: "OzoneTwin") -> None:
+        self.buckets, self.log = deepcopy(other.buckets), list(other.log)
+        self.number, self.first_kept = other.number, other.first_kept
+        self._index, self.volume_id = other._index, other.volume_id
 
     def _rename_directory(self, bucket: TwinBucket, name: str, target: str) -> None:
         """One row alone: what is below names its parent by its ID."""
