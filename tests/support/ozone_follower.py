@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from replicator.replication import Stage
-from replicator.stores.port import Store
+from replicator.stores.port import FeedPosition, Store
 from tests.support.memory_store import MemoryStore
 from tests.support.replications import Replication
 from tests.support.stores import content
@@ -41,6 +41,12 @@ class OzoneFollower:
 
         wait_until(is_equal, "the target has what the source has", timeout_s=60.0)
         return self.replication.engine.report().sent_bytes - before
+
+    def position(self) -> FeedPosition:
+        """Up to where the log is applied."""
+        found = self.replication.engine.report().checkpoint.position
+        assert found is not None
+        return found
 
     def await_live(self) -> None:
         """Step until the log is followed."""
