@@ -28,7 +28,7 @@ class Crossing:
         return cls(
             tags=source.keeps_tags and target.keeps_tags,
             headers=source.keeps_headers and target.keeps_headers,
-            acl=source.keeps_acls and target.keeps_acls,
+            acl=_acls_cross(source, target),
         )
 
     @classmethod
@@ -60,6 +60,10 @@ class Crossing:
         return others + properties_digest(kept.tags)
 
 
+def _acls_cross(source: Capabilities, target: Capabilities) -> bool:
+    return source.keeps_acls and target.keeps_acls and source.acl_form == target.acl_form
+
+
 def differ_in_tags_only(ours: bytes, theirs: bytes) -> bool:
     """Whether two digests of properties are equal but for the tags."""
     return ours[:_TAGS_FROM] == theirs[:_TAGS_FROM] and ours != theirs
@@ -72,7 +76,7 @@ def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
     lost = [
         (source.keeps_tags and not target.keeps_tags, "tags"),
         (source.keeps_headers and not target.keeps_headers, "content headers"),
-        (source.keeps_acls and not target.keeps_acls, "ACLs"),
+        (source.keeps_acls and not _acls_cross(source, target), "ACLs of the source's form"),
     ]
     notes = ["older versions do not cross, only current objects"] * source.keeps_versions
     notes += [f"the target keeps no {what}: they do not cross" for is_lost, what in lost if is_lost]

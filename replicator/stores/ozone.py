@@ -135,7 +135,7 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
     """What the gateway can do, and what the OM adds."""
     found = behaviour.capabilities()
     reasons = dict(found.reasons)
-    for name in ("lists_all_keys", "hashes"):
+    for name in ("lists_all_keys", "hashes", "keeps_acls"):
         reasons.pop(name, None)
     reasons["whole_hashes"] = "what is uploaded in parts has no hash of the whole"
     if bucket.facts.layout is not BucketLayout.OBJECT_STORE:
@@ -144,7 +144,8 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         found,
         kind=KIND,
         keeps_versions=False,
-        keeps_acls=False,
+        keeps_acls=True,
+        acl_form=KIND,
         lists_all_keys=True,
         stamps_cover_properties=True,
         records_hashes=True,

@@ -34,6 +34,8 @@ from tests.support.waiting import wait_until
 
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
 MIB = 1 << 20
+# What a key has whose writer has given no ACL.
+OWN = (("user:any", "a"),)
 # Once in both orders by which an OM sorts and walks.
 ODD = ["\uff01", "\ue000", "😀1", "\U0010ffff", "a b", "%25", "ü"]
 
@@ -132,7 +134,7 @@ def test_a_change_says_what_the_object_is_then(buckets: OzoneBuckets, layout: Bu
     change = changes_after(feed, begun)[-1]
     assert change.facts == current(store, "k")
     assert change.time_ms == change.facts.modified_ms
-    assert store.reader.properties_of(change.facts) == given
+    assert replace(store.reader.properties_of(change.facts), acl=()) == given
 
 
 @pytest.mark.parametrize("layouts", [(FLAT, TREE), (TREE, FLAT)], ids=["to paths", "from paths"])
@@ -153,7 +155,7 @@ def test_a_sync_between_buckets_of_ozone_is_equal_and_deletes(
     assert (report.exit_status, report.last["equal"], report.last["deleted"]) == (0, True, 1)
     assert keys(target) == keys(source)
     for key in keys(source):
-        assert target.reader.properties(key) == given
+        assert target.reader.properties(key) == replace(given, acl=OWN)
     again = commands.sync("--delete")
     assert (again.last["copied"], again.last["equal"]) == (0, True)
 
@@ -323,3 +325,40 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
     assert manager.bucket("s3v", f"{name}-2").acl == acl
     report = prechecked(source, target, allow_nonempty=False).report
     assert report == PrecheckReport((), ())
+
+
+@pytest.mark.parametrize("layout", [FLAT, TREE])
+def test_acls_cross_with_their_objects_and_alone(
+    buckets: OzoneBuckets, layout: BucketLayout, tmp_path: Path
+) -> None:
+    """OZ-029: of objects in one request and in parts; another ACL moves no byte."""
+    source, target = buckets.fresh(layout), buckets.fresh(layout)
+    put(source, "d/small")
+    write_large(source, "d/large", random.Random(4).randbytes(12 * MIB), NOTHING)
+    acl = (("group:staff", "rl"), ("user:alice", "rw"), *OWN)
+    place = buckets.place(source)
+    for key in ("d/small", "d/large"):
+        buckets.manager.set_acl(*place, key, tuple(sorted(acl)))
+    commands = BucketPair(source.address, target.address, tmp_path / "state", buckets.endpoint)
+    assert commands.sync().last["equal"]
+    for key in ("d/small", "d/large"):
+        assert target.reader.properties(key).acl == tuple(sorted(acl))
+    etags = [current(target, key).etag for key in ("d/small", "d/large")]
+    for key in ("d/small", "d/large"):
+        buckets.manager.set_acl(*place, key, OWN)
+    report = commands.sync()
+    assert (report.last["metadataOnly"], report.last["bytes"], report.last["equal"]) == (2, 0, True)
+    for key in ("d/small", "d/large"):
+        assert target.reader.properties(key).acl == OWN
+    assert [current(target, key).etag for key in ("d/small", "d/large")] == etags
+
+
+def test_an_acl_that_ozone_does_not_have_is_refused_before_a_byte(buckets: OzoneBuckets) -> None:
+    store = buckets.fresh(FLAT)
+    for acl in ((("user:alice", "?"),), (('id="1"', "READ"),)):
+        given = ObjectProperties(acl=acl)
+        with pytest.raises(UnsupportedObjectError):
+            store.writer.put("k", b"x", given, ANYTHING)
+        with pytest.raises(UnsupportedObjectError):
+            store.upload_writer.begin("k", given)
+    assert keys(store) == []

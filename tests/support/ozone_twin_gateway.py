@@ -115,7 +115,7 @@ class TwinGateway:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
         url = f"http://127.0.0.1:{self._server.server_port}"
-        self.endpoint = S3Endpoint(url, "zoe", "secret")
+        self.endpoint = S3Endpoint(url, "any", "thing")
 
     def __enter__(self) -> "TwinGateway":
         self._thread.start()
