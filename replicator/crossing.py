@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
-from replicator.stores.capabilities import Capabilities
+from replicator.stores.capabilities import OZONE_ACLS, Capabilities
 from replicator.stores.port import ObjectProperties
 
 # Where the digest of the tags begins.
@@ -67,6 +67,25 @@ def _acls_cross(source: Capabilities, target: Capabilities) -> bool:
 def differ_in_tags_only(ours: bytes, theirs: bytes) -> bool:
     """Whether two digests of properties are equal but for the tags."""
     return ours[:_TAGS_FROM] == theirs[:_TAGS_FROM] and ours != theirs
+
+
+def not_kept(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
+    """What objects of Ozone have, or get, otherwise at the target, in sentences. Of
+    other pairs this cannot be told before the target is written to.
+    """
+    notes = list[str]()
+    if target.acl_form == OZONE_ACLS and source.keeps_headers and not target.keeps_headers:
+        notes.append("the target keeps no content headers")
+    if OZONE_ACLS not in (source.acl_form, target.acl_form):
+        return ()
+    if source.keeps_acls and source.acl_form != target.acl_form:
+        notes.append("ACLs of objects do not cross to a store of another kind")
+    if source.acl_form == OZONE_ACLS:
+        notes.append(
+            "owner, creation time and modification time do not cross: a copy belongs to the"
+            " access ID that writes it, and has the time of its writing"
+        )
+    return tuple(notes)
 
 
 def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:

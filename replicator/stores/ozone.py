@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
-from replicator.stores.capabilities import Capabilities
+from replicator.stores.capabilities import OZONE_ACLS, Capabilities
 from replicator.stores.errors import StoreError
 from replicator.stores.ozone_bucket import OzoneBucket, OzoneLocation, resolved, translated
 from replicator.stores.ozone_describer import OzoneDescriber
@@ -145,7 +145,7 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         kind=KIND,
         keeps_versions=False,
         keeps_acls=True,
-        acl_form=KIND,
+        acl_form=OZONE_ACLS,
         lists_all_keys=True,
         stamps_cover_properties=True,
         records_hashes=True,

@@ -20,9 +20,11 @@ class OzoneFollower:
     replication: Replication
 
     @classmethod
-    def live(cls, source: Store, parent: Path) -> "OzoneFollower":
+    def live(
+        cls, source: Store, parent: Path, *, target: MemoryStore | None = None
+    ) -> "OzoneFollower":
         """One whose target is equal, and that follows the log from now on."""
-        target = MemoryStore("memory:b", renames=True)
+        target = target or MemoryStore("memory:b", renames=True)
         made = cls(source, target, Replication(source, target.store(), parent))
         made.settle()
         made.await_live()

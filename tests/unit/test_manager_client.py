@@ -83,6 +83,8 @@ def test_a_server_that_is_not_there_is_named() -> None:
         (pb.PERMISSION_DENIED, ManagerForbiddenError, False),
         (pb.QUOTA_EXCEEDED, ManagerFullError, False),
         (pb.SCM_IN_SAFE_MODE, ManagerBusyError, True),
+        # OZ-172: a replication waits while its cluster is upgraded.
+        (pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED, ManagerBusyError, True),
         (pb.INVALID_REQUEST, ManagerError, False),
         (4711, ManagerError, False),
     ],

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from ozone.manager_values import BucketLayout
-from replicator.stores.errors import FeedGapError
 from replicator.stores.port import Store
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_follower import OzoneFollower
@@ -111,20 +110,6 @@ def test_a_gap_is_healed_by_what_differs_alone(
     assert follower.settle() == len(BODY)
 
 
-def test_a_position_is_none_of_a_log_that_another_om_has_written(
-    service: TwinService, buckets: OzoneBuckets
-) -> None:
-    store = buckets.fresh(FLAT)
-    assert store.feed is not None
-    put(store, "k")
-    position = store.feed.position()
-    service.twin.node_id = "om2"
-    with buckets.opened_again(store) as again:
-        assert again.feed is not None
-        with pytest.raises(FeedGapError):
-            again.feed.read(position)
-
-
 def test_an_idle_follower_asks_the_om_once_for_each_look(
     service: TwinService, buckets: OzoneBuckets, tmp_path: Path
 ) -> None:
@@ -143,3 +128,25 @@ def test_an_idle_follower_asks_the_om_once_for_each_look(
         put(store, f"n{number}", BODY)
     follower.settle()
     assert service.calls - before < 20 * 8
+
+
+@pytest.mark.parametrize("layout", [FLAT, TREE])
+def test_nothing_is_done_again_where_all_that_was_recorded_is_lost(
+    layout: BucketLayout, service: TwinService, buckets: OzoneBuckets, tmp_path: Path
+) -> None:
+    """OZ-107: what the target has is the second line of defence. Neither its disk nor
+    its master tells the next syncer how far the last one was, and the log still has
+    every change: none of them writes anything.
+    """
+    store = buckets.fresh(layout)
+    follower = OzoneFollower.live(store, tmp_path / "one")
+    for key in KEYS:
+        put(store, key, BODY)
+    change(store)
+    follower.settle()
+    before = {key: follower.target.facts(key) for key in follower.target.bodies()}
+    follower.replication.kill()
+    again = OzoneFollower.live(store, tmp_path / "two", target=follower.target)
+    assert again.replication.engine.report().sent_bytes == 0
+    assert {key: again.target.facts(key) for key in again.target.bodies()} == before
+    assert service.twin.first_kept == 1
