@@ -102,10 +102,7 @@ _STATUSES: Mapping[int, tuple[type[ManagerError], str]] = {
     pb.SCM_GET_PIPELINE_EXCEPTION: _BUSY,
     pb.FEATURE_NOT_ENABLED: (ManagerError, "Set ozone.filesystem.snapshot.enabled at the OM."),
     pb.TOO_MANY_SNAPSHOTS: (ManagerError, "Delete snapshots that nobody needs."),
-    pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED: (
-        ManagerBusyError,
-        "The cluster is prepared for an upgrade: finish it.",
-    ),
+    pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED: (ManagerBusyError, "Finish the cluster's upgrade."),
     pb.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION: (
         ManagerError,
         "Finalize the upgrade of the cluster.",
