@@ -183,6 +183,7 @@ def test_every_sign_of_a_lost_place_in_the_log_is_named() -> None:
             manager.updates(99, limit=1)
     # Nobody checks an identity here, and an idle feed costs half without.
     assert not any(request.HasField("s3Authentication") for request in om.requests)
+    assert not any("client_hostname" in entries for entries in om.metadata)
 
 
 def test_an_address_off_loopback_is_meant() -> None:
