@@ -24,7 +24,13 @@ from admin.replication_output import (
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import ReplicationView
-from replicator.prechecks import PrecheckReport, facts_of, is_empty, precheck
+from replicator.prechecks import (
+    PrecheckReport,
+    facts_of,
+    is_empty,
+    lost_properties,
+    precheck,
+)
 from replicator.replication import Condition, DesiredState, Policy, ReplicationOptions
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
@@ -134,7 +140,8 @@ def prechecked(source: str, target: str, *, allow_nonempty: bool) -> PrecheckedP
             target_is_empty=is_empty(theirs),
             allow_nonempty=allow_nonempty,
         )
-    return PrecheckedPair(source, target, report)
+        lost = lost_properties(ours, theirs)
+    return PrecheckedPair(source, target, replace(report, findings=report.findings + lost))
 
 
 @click.command(short_help="Begin to replicate a bucket.")
@@ -176,10 +183,10 @@ def add(
     """Begin to replicate SOURCE to TARGET, and go on until it is cancelled.
 
     The buckets must exist; only a local target is made. All that speaks against it is
-    printed at once, before
-    anything is changed: other layouts, a quota that is too small, a target that has
-    objects, snapshots disabled. Differences of ACLs and of the default replication are
-    warnings. A syncer (`treefold syncer run`) then gets the replication.
+    printed at once, before anything is changed: other layouts, a quota that is too
+    small, a target that has objects, snapshots disabled. Differences of ACLs and of the
+    default replication are warnings, as is what the target does not keep of objects. A
+    syncer (`treefold syncer run`) then gets the replication.
 
     \b
     Exit status:

@@ -102,7 +102,7 @@ _STATUSES: Mapping[int, tuple[type[ManagerError], str]] = {
     pb.SCM_GET_PIPELINE_EXCEPTION: _BUSY,
     pb.FEATURE_NOT_ENABLED: (ManagerError, "Set ozone.filesystem.snapshot.enabled at the OM."),
     pb.TOO_MANY_SNAPSHOTS: (ManagerError, "Delete snapshots that nobody needs."),
-    pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED: (ManagerError, "Finish the upgrade of the cluster."),
+    pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED: (ManagerBusyError, "Finish the cluster's upgrade."),
     pb.NOT_SUPPORTED_OPERATION_PRIOR_FINALIZATION: (
         ManagerError,
         "Finalize the upgrade of the cluster.",
@@ -464,7 +464,7 @@ class ManagerClient:
         """
         assert limit > 0, "the OM fails on a limit of 0"
         body = pb.DBUpdatesRequest(sequenceNumber=after, limitCount=limit)
-        # Without an identity, which nobody checks here: an idle feed costs half.
+        # Nobody checks an identity here, and without one an idle feed costs half.
         request = pb.OMRequest(cmdType=pb.DBUpdates, clientId=_CLIENT_ID, dbUpdatesRequest=body)
         answer = self._sent(request, is_repeatable=True)
         if answer.status == pb.INTERNAL_ERROR:
@@ -537,7 +537,8 @@ class ManagerClient:
         target = f"OM {endpoint.address}"
         try:
             with named_errors(target, ManagerUnavailableError):
-                raw = endpoint.submit(request, timeout=_DEADLINE_S, metadata=_METADATA)
+                metadata = _METADATA if request.HasField("s3Authentication") else ()
+                raw = endpoint.submit(request, timeout=_DEADLINE_S, metadata=metadata)
         except ReconcileError as error:
             if any(name in error.message for name in _NO_LEADER):
                 raise ManagerUnavailableError(f"{target} does not lead", leader=False) from error

@@ -82,7 +82,8 @@ class CopierLimits:
 
 class Copier:
     """Carries out the requests of copies from one store to another. Thread-safe: each
-    thread runs its own copy.
+    thread runs its own copy. `source_records_hashes`: the source has hashes of single
+    objects that its listings lack.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Copier:
         self._parts = new_executor(limits.parts, "part")
         self._writes = threading.BoundedSemaphore(limits.objects)
         self._source_etags_prove = source.capabilities.part_etags_are_md5 is not False
+        self.source_records_hashes = source.capabilities.records_hashes
 
     @property
     def source_etags_prove(self) -> bool:

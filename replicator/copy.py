@@ -24,15 +24,18 @@ from replicator.copy_task import (
     CopyTask,
     SourceChangedError,
     check_answer,
+    check_source,
     guard,
     is_same_object,
     read_properties,
     read_range,
     read_whole,
+    recorded_crc,
     source_facts,
     target_changed,
     target_facts,
     target_properties,
+    with_recorded_hashes,
 )
 from replicator.hashing import ContentHasher, WholeCrc, with_whole
 from replicator.stores.errors import (
@@ -97,7 +100,10 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
 
     Raises:
         SourceChangedError: the source has another version by now.
+        CopyFailedError: what was read is not what the source's store has recorded;
+            nothing is written.
     """
+    task = yield from with_recorded_hashes(task)
     is_small = task.source.size_bytes <= task.limits.part_bytes
     if is_small and task.upload is None:
         return (yield from _copy_small(task, (yield from read_whole(task))))
@@ -120,9 +126,11 @@ def copy_once(task: CopyTask) -> Steps[CopyResult]:
 
 def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
     properties, body = whole.properties, whole.body
-    hasher = ContentHasher()
+    hasher, recorded = ContentHasher(), recorded_crc(task)
     hasher.update(body)
-    hashes = hasher.hashes()
+    recorded.update(body)
+    hashes = with_whole(hasher.hashes(), recorded.hash())
+    check_source(task.source, hashes)
     condition = yield from _put_condition(task)
     try:
         answer = yield PutObject(task.key, body, properties, condition)
@@ -195,8 +203,7 @@ def _copy_pieces(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResu
         raise
     assert isinstance(answer, ObjectFacts)
     # The target has computed it, of what has arrived.
-    hashes = (ContentHash(HashAlgorithm.MD5, md5), *content.hasher.hashes())
-    hashes = with_whole(hashes, content.whole.hash())
+    hashes = (ContentHash(HashAlgorithm.MD5, md5), *content.hashes())
     check_answer(task, answer, hashes)
     made = _result(task, answer, hashes, properties, task.source.size_bytes)
     return replace(made, windows=content.windows.table())
@@ -225,7 +232,7 @@ def copy_large(task: CopyTask, properties: ObjectProperties) -> Steps[CopyResult
             transfer.with_digest = True
             held = OpenUpload(opened.upload, dict(transfer.parts))
             content = yield from _send_parts(task, part_bytes, held, transfer)
-        hashes = with_whole(content.hasher.hashes(), content.whole.hash())
+        hashes = content.hashes()
         facts = yield from complete_upload(task, transfer, properties, content.whole.hash(), hashes)
     except SourceChangedError:
         yield from transfer.abandon()
@@ -248,24 +255,30 @@ class _Content:
         self.hasher = ContentHasher(with_md5=with_md5)
         self.windows = WindowHasher(task.window_key, task.source.size_bytes)
         self.whole = WholeCrc(task.capabilities.upload_crc)
+        self._recorded = recorded_crc(task)
 
     def checkpoint(self) -> Callable[[], None]:
-        """What takes back all bytes that are added from now on, where no CRC of the
-        whole is computed.
-        """
-        undo_hasher, undo_windows = self.hasher.checkpoint(), self.windows.checkpoint()
+        """What takes back all bytes that are added from now on."""
+        parts = (self.hasher, self.windows, self.whole, self._recorded)
+        undos = [one.checkpoint() for one in parts]
 
         def undo() -> None:
-            undo_hasher()
-            undo_windows()
+            for one in undos:
+                one()
 
         return undo
+
+    def hashes(self) -> tuple[ContentHash, ...]:
+        """All hashes of the bytes so far."""
+        found = with_whole(self.hasher.hashes(), self.whole.hash())
+        return with_whole(found, self._recorded.hash())
 
     def update(self, body: Buffer) -> None:
         """Add the next bytes."""
         self.hasher.update(body)
         self.windows.update(body)
         self.whole.update(body)
+        self._recorded.update(body)
 
 
 def _send_parts(

@@ -5,9 +5,10 @@ never overwritten when it is not the object that was listed. What the target ans
 must agree with what was sent, or the copy has failed.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from proof.item import ContentHash
+from merkle.object_checksum import Crc
+from proof.item import ContentHash, HashAlgorithm
 from replicator.copy_requests import (
     Answer,
     CopyFailedError,
@@ -22,6 +23,7 @@ from replicator.copy_requests import (
     UploadRecord,
 )
 from replicator.crossing import Crossing
+from replicator.hashing import WholeCrc
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
@@ -50,8 +52,9 @@ class CopyTask:
     `target` is the object to replace, None where the key must be absent. `upload` is
     what an earlier run left. `windows` and `content` describe the bytes of `target`, as
     the ledger knows them. `source_etags_prove`: an ETag of the source may be made of
-    the MD5s of its parts, or its MD5, as S3 does it. `sends_pieces`: the target takes
-    an object as it is read, and checks its MD5.
+    the MD5s of its parts, or its MD5, as S3 does it. `source_records_hashes`: the
+    source has hashes of an object that the listing did not tell. `sends_pieces`: the
+    target takes an object as it is read, and checks its MD5.
     """
 
     source: ObjectFacts
@@ -65,6 +68,7 @@ class CopyTask:
     content: tuple[ContentHash, ...] = ()
     properties: bytes = b""
     source_etags_prove: bool = False
+    source_records_hashes: bool = False
     sends_pieces: bool = False
 
     @property
@@ -148,6 +152,33 @@ def read_range(
 def source_facts(key: str) -> Steps[ObjectFacts | None]:
     """The source's object as it is now."""
     return _facts((yield ReadSourceFacts(key)))
+
+
+def with_recorded_hashes(task: CopyTask) -> Steps[CopyTask]:
+    """The task with the hashes that the source's clients have recorded of this version:
+    what is read of it has to have them.
+
+    Raises:
+        SourceChangedError: the source has another version by now.
+    """
+    if task.source.hashes or not task.source_records_hashes or not task.source.size_bytes:
+        return task
+    now = yield from source_facts(task.key)
+    if now is None or not same_stamp(now, task.source):
+        raise SourceChangedError(f"{task.key} changed before it was read")
+    return replace(task, source=replace(task.source, hashes=now.hashes))
+
+
+def recorded_crc(task: CopyTask) -> WholeCrc:
+    """Computes the CRC that is recorded of the source, but for CRC32C, which every copy
+    computes.
+    """
+    names = [
+        one.algorithm.value
+        for one in task.source.hashes
+        if one.algorithm.name in Crc.__members__ and one.algorithm is not HashAlgorithm.CRC32C
+    ]
+    return WholeCrc(names[0] if names else "")
 
 
 def target_facts(key: str) -> Steps[ObjectFacts | None]:

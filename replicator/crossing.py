@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
-from replicator.stores.capabilities import Capabilities
+from replicator.stores.capabilities import OZONE_ACLS, Capabilities
 from replicator.stores.port import ObjectProperties
 
 # Where the digest of the tags begins.
@@ -28,7 +28,7 @@ class Crossing:
         return cls(
             tags=source.keeps_tags and target.keeps_tags,
             headers=source.keeps_headers and target.keeps_headers,
-            acl=source.keeps_acls and target.keeps_acls,
+            acl=_acls_cross(source, target),
         )
 
     @classmethod
@@ -60,9 +60,32 @@ class Crossing:
         return others + properties_digest(kept.tags)
 
 
+def _acls_cross(source: Capabilities, target: Capabilities) -> bool:
+    return source.keeps_acls and target.keeps_acls and source.acl_form == target.acl_form
+
+
 def differ_in_tags_only(ours: bytes, theirs: bytes) -> bool:
     """Whether two digests of properties are equal but for the tags."""
     return ours[:_TAGS_FROM] == theirs[:_TAGS_FROM] and ours != theirs
+
+
+def not_kept(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
+    """What objects of Ozone have, or get, otherwise at the target, in sentences. Of
+    other pairs this cannot be told before the target is written to.
+    """
+    notes = list[str]()
+    if target.acl_form == OZONE_ACLS and source.keeps_headers and not target.keeps_headers:
+        notes.append("the target keeps no content headers")
+    if OZONE_ACLS not in (source.acl_form, target.acl_form):
+        return ()
+    if source.keeps_acls and source.acl_form != target.acl_form:
+        notes.append("ACLs of objects do not cross to a store of another kind")
+    if source.acl_form == OZONE_ACLS:
+        notes.append(
+            "owner, creation time and modification time do not cross: a copy belongs to the"
+            " access ID that writes it, and has the time of its writing"
+        )
+    return tuple(notes)
 
 
 def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
@@ -72,7 +95,7 @@ def lacking(source: Capabilities, target: Capabilities) -> tuple[str, ...]:
     lost = [
         (source.keeps_tags and not target.keeps_tags, "tags"),
         (source.keeps_headers and not target.keeps_headers, "content headers"),
-        (source.keeps_acls and not target.keeps_acls, "ACLs"),
+        (source.keeps_acls and not _acls_cross(source, target), "ACLs of the source's form"),
     ]
     notes = ["older versions do not cross, only current objects"] * source.keeps_versions
     notes += [f"the target keeps no {what}: they do not cross" for is_lost, what in lost if is_lost]

@@ -74,6 +74,15 @@ class WholeCrc:
             length_bytes, crc = memoryview(piece).nbytes, crc_of(self._crc, piece)
             self._value = append_crc(self._crc, self._value, crc, second_bytes=length_bytes)
 
+    def checkpoint(self) -> Callable[[], None]:
+        """What takes back all pieces that are added from now on."""
+        value = self._value
+
+        def undo() -> None:
+            self._value = value
+
+        return undo
+
     def hash(self) -> ContentHash | None:
         """That of all pieces so far."""
         return None if self._crc is None else _crc_hash(self._crc, self._value)

@@ -62,6 +62,7 @@ class KeyCopier:
             window_key=self._ledger.secret,
             limits=self._limits,
             source_etags_prove=self._copier.source_etags_prove,
+            source_records_hashes=self._copier.source_records_hashes,
             sends_pieces=self._target.piece_writer is not None,
             upload=self._ledger.upload(source.key),
             windows=windows,

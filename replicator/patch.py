@@ -27,11 +27,14 @@ from replicator.copy_task import (
     CopyTask,
     SourceChangedError,
     check_answer,
+    check_source,
     read_properties,
     read_range,
+    recorded_crc,
     source_facts,
     target_changed,
     target_facts,
+    with_recorded_hashes,
 )
 from replicator.crossing import differ_in_tags_only
 from replicator.hashing import ContentHasher, WholeCrc, with_whole
@@ -137,6 +140,7 @@ def _patch_once(task: CopyTask) -> Steps[CopyResult]:
     if task.upload is not None and task.upload.is_whole:
         # An earlier run was sending the whole object, and has sent a part of it.
         return (yield from copy_once(task))
+    task = yield from with_recorded_hashes(task)
     whole = yield from _read_whole(task, properties)
     changes = changed_ranges(base_windows, whole.windows)
     parts = _plan(task, changes) if changes else ()
@@ -190,7 +194,13 @@ def _plan(task: CopyTask, changes: tuple[ChangedRange, ...]) -> tuple[PatchPart,
 
 
 def _read_whole(task: CopyTask, properties: ObjectProperties) -> Steps[_Whole]:
+    """Read the whole source.
+
+    Raises:
+        CopyFailedError: it is not what the source's store has recorded.
+    """
     hasher, crc = ContentHasher(), WholeCrc(task.capabilities.upload_crc)
+    recorded = recorded_crc(task)
     windows = WindowHasher(task.window_key, task.source.size_bytes)
     step = task.limits.part_bytes
     for first in range(0, task.source.size_bytes, step):
@@ -199,7 +209,9 @@ def _read_whole(task: CopyTask, properties: ObjectProperties) -> Steps[_Whole]:
         hasher.update(body)
         windows.update(body)
         crc.update(body)
-    hashes = with_whole(hasher.hashes(), crc.hash())
+        recorded.update(body)
+    hashes = with_whole(with_whole(hasher.hashes(), crc.hash()), recorded.hash())
+    check_source(task.source, hashes)
     return _Whole(properties, hashes, windows.table(), crc.hash())
 
 

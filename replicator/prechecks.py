@@ -1,12 +1,13 @@
 """May these two buckets be replicated? All that speaks against it, at once (OZ-025).
 
-Pure, but for `facts_of`, which asks a store.
+Pure, but for `facts_of` and `is_empty`, which ask a store.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from replicator.crossing import not_kept
 from replicator.stores.bucket_facts import BucketFacts, BucketQuota
 from replicator.stores.port import Store
 
@@ -28,6 +29,8 @@ class Precheck(Enum):
     """Nobody but its owner may write to the target (OZ-023)."""
     SNAPSHOTS = "snapshots"
     """The services of both make snapshots (OZ-024)."""
+    PROPERTIES = "properties"
+    """The target keeps all that objects have beside their bytes (OZ-027 to OZ-032)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +75,12 @@ def is_empty(store: Store) -> bool:
         StoreError: the store did not say.
     """
     return next(store.lister.list_objects(""), None) is None
+
+
+def lost_properties(source: Store, target: Store) -> tuple[PrecheckFinding, ...]:
+    """A warning for whatever objects of the source will not have at the target."""
+    lost = not_kept(source.capabilities, target.capabilities)
+    return tuple(PrecheckFinding(Precheck.PROPERTIES, False, text) for text in lost)
 
 
 def precheck(

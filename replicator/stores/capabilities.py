@@ -13,6 +13,8 @@ CONTENT_HEADERS = frozenset(
         "expires",
     }
 )
+# Whose grantees and rights ACLs have.
+S3_ACLS, OZONE_ACLS = "s3", "ozone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,12 @@ class Capabilities:
     `stamps_cover_properties`: whatever changes an object's properties changes its stamp
     too; S3's tags and ACLs change without. `part_etags_are_md5`: the ETag of a part
     that was written, not copied, is the MD5 of its bytes; None if that is not known of
-    a store that is only read. `upload_crc` is the CRC (of
-    HashAlgorithm, by its value) that the store declares of the whole of each object
-    that is uploaded in parts; empty where it declares none. `reasons` has the name of a
-    field above and the reason for its value, where the store lacks something or was not
-    asked.
+    a store that is only read. `upload_crc` is the CRC (of HashAlgorithm, by its value)
+    that the store declares of the whole of each object that is uploaded in parts; empty
+    where it declares none. `records_hashes`: asked for one object, the store tells
+    hashes that its listings lack. `acl_form` says whose grantees and permissions its
+    ACLs have: they cross to the same. `reasons` has the name of a field above and the
+    reason for its value, where the store lacks something or was not asked.
     """
 
     kind: str
@@ -48,3 +51,5 @@ class Capabilities:
     stamps_cover_properties: bool = False
     part_etags_are_md5: bool | None = False
     upload_crc: str = ""
+    records_hashes: bool = False
+    acl_form: str = S3_ACLS

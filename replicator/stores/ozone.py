@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
-from replicator.stores.capabilities import Capabilities
+from replicator.stores.capabilities import OZONE_ACLS, Capabilities
 from replicator.stores.errors import StoreError
 from replicator.stores.ozone_bucket import OzoneBucket, OzoneLocation, resolved, translated
 from replicator.stores.ozone_describer import OzoneDescriber
@@ -135,7 +135,7 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
     """What the gateway can do, and what the OM adds."""
     found = behaviour.capabilities()
     reasons = dict(found.reasons)
-    for name in ("lists_all_keys", "hashes"):
+    for name in ("lists_all_keys", "hashes", "keeps_acls"):
         reasons.pop(name, None)
     reasons["whole_hashes"] = "what is uploaded in parts has no hash of the whole"
     if bucket.facts.layout is not BucketLayout.OBJECT_STORE:
@@ -144,8 +144,10 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         found,
         kind=KIND,
         keeps_versions=False,
-        keeps_acls=False,
+        keeps_acls=True,
+        acl_form=OZONE_ACLS,
         lists_all_keys=True,
         stamps_cover_properties=True,
+        records_hashes=True,
         reasons=tuple(sorted(reasons.items())),
     )

@@ -7,7 +7,7 @@ bucket, by its own name or by that of a link in the volume that gateways show.
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.errors import ReconcileError
@@ -22,6 +22,7 @@ from ozone.errors import (
     WriteBatchError,
 )
 from ozone.manager import ManagerClient
+from ozone.manager_messages import Pairs, acl_to
 from ozone.manager_values import BucketLayout, KeyFacts, ManagerBucket
 from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.errors import (
@@ -226,6 +227,19 @@ class OzoneBucket:
         if found is None or not found.is_active or found.snapshot_id != self.snapshot_id:
             raise SnapshotLostError(f"the snapshot {name} of {'/'.join(self.place)} is gone")
 
+    def keep_acl(self, made: ObjectFacts, acl: Pairs) -> None:
+        """Give an object that was just written this ACL, unless it has it, or somebody
+        else has written the key since.
+
+        Raises:
+            StoreError: the OM refused, or did not answer.
+        """
+        found = self.key(made.key) if acl else None
+        if found is None or found.etag != made.etag or found.acl == acl:
+            return
+        with translated(f"cannot set the ACL of {made.key!r}"):
+            self.manager.set_acl(*self.place, self.name(made.key), acl)
+
     def check_writable(self, key: str) -> None:
         """Refuse a key that the bucket would keep under another name.
 
@@ -259,9 +273,26 @@ def facts_of(key: str, found: KeyFacts) -> ObjectFacts:
 
 
 def properties_of(found: KeyFacts) -> ObjectProperties:
-    """Metadata and tags of a key; names of metadata in lower case, as S3 shows them."""
+    """Metadata, tags and ACL of a key; names of metadata in lower case, as S3 shows
+    them.
+    """
     metadata = {name.lower(): value for name, value in found.metadata}
-    return ObjectProperties(metadata=tuple(sorted(metadata.items())), tags=found.tags)
+    return ObjectProperties(
+        metadata=tuple(sorted(metadata.items())), tags=found.tags, acl=found.acl
+    )
+
+
+def without_acl(properties: ObjectProperties) -> ObjectProperties:
+    """What a gateway is given: the OM keeps the ACL.
+
+    Raises:
+        UnsupportedObjectError: the ACL is not one of Ozone's.
+    """
+    try:
+        acl_to(properties.acl)
+    except ValueError as error:
+        raise UnsupportedObjectError(str(error)) from error
+    return replace(properties, acl=())
 
 
 def resolved(manager: ManagerClient, volume: str, bucket: str) -> ManagerBucket:

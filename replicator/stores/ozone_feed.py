@@ -20,6 +20,7 @@ the newest change that was seen here: each key bears its place in the log of Raf
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from ozone.bucket_log import BatchChanges, BucketLog, KeyChange, KeyEvent
@@ -104,7 +105,7 @@ class OzoneFeed:
 
     def read(self, after: FeedPosition) -> ChangeBatch:
         """See ChangeFeed. Changes of one batch have one index."""
-        with self._lock, translated("cannot read the log of the OM"):
+        with self._lock, translated("cannot read the log of the OM"), self._forgets_at_gap():
             self._go_to(after)
             found = self._bucket.manager.updates(after.index, limit=_PAGE_NUMBERS)
             changes = tuple(self._taken(found.batches))
@@ -184,9 +185,21 @@ class OzoneFeed:
     def _confirm(self, generation: int) -> None:
         """Whoever answers now must have the history that was read so far."""
         if self._anchor is not None and not self._is_same(self._anchor):
-            self._log, self._anchor, self._name = None, None, ""
-            self._rows = RowReader()
+            self._forget()
         self._generation = generation
+
+    @contextmanager
+    def _forgets_at_gap(self) -> Iterator[None]:
+        """Begin anew after a gap: no later position can be reached from before it."""
+        try:
+            yield
+        except (LogTrimmedError, LogGapError):
+            self._forget()
+            raise
+
+    def _forget(self) -> None:
+        self._log, self._anchor, self._name = None, None, ""
+        self._rows = RowReader()
 
     def _skim(self, number: int) -> None:
         """Follow the log up to a number, whatever happened on the way.

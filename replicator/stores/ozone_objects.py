@@ -20,6 +20,7 @@ from replicator.stores.ozone_bucket import (
     md5_hashes,
     properties_of,
     translated,
+    without_acl,
 )
 from replicator.stores.port import (
     CopySource,
@@ -130,15 +131,19 @@ class OzoneWriter:
     ) -> ObjectFacts:
         """See ObjectWriter."""
         self._bucket.check_writable(key)
+        given = without_acl(properties)
         with _named_conflicts(key):
-            return _with_md5(self._gateway.put(key, body, properties, condition))
+            made = self._gateway.put(key, body, given, condition)
+        self._bucket.keep_acl(made, properties.acl)
+        return _with_md5(made)
 
     def put_properties(
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
-        """See ObjectWriter. The OM replaces tags; else the gateway copies the object to
-        a scratch object and back.
+        """See ObjectWriter. The OM replaces tags or the ACL; else the gateway copies
+        the object to a scratch object and back.
         """
+        given = without_acl(properties)
         found = self._bucket.key(facts.key)
         if found is None or not same_stamp(facts_of(facts.key, found), facts):
             raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
@@ -148,7 +153,11 @@ class OzoneWriter:
             with translated(f"cannot set the tags of {facts.key!r}"):
                 self._bucket.manager.put_tags(*self._bucket.place, name, properties.tags)
             return replace(pinned, modified_ms=0)
-        made = self._gateway.put_properties(pinned, properties, tags_only=tags_only)
+        if properties.acl and without_acl(properties_of(found)) == given:
+            self._bucket.keep_acl(facts, properties.acl)
+            return replace(pinned, modified_ms=0)
+        made = self._gateway.put_properties(pinned, given, tags_only=tags_only)
+        self._bucket.keep_acl(made, properties.acl)
         return replace(_with_md5(made), version="")
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -205,7 +214,7 @@ class OzoneUploadWriter:
         """See UploadWriter."""
         self._bucket.check_writable(key)
         with _named_conflicts(key):
-            return self._gateway.begin(key, properties)
+            return self._gateway.begin(key, without_acl(properties))
 
     def write_part(
         self, key: str, upload: UploadId, number: int, body: Buffer, *, with_digest: bool = True
@@ -229,8 +238,11 @@ class OzoneUploadWriter:
         whole: ContentHash | None = None,
     ) -> ObjectFacts:
         """See UploadWriter."""
+        given = without_acl(properties)
         with _named_conflicts(key):
-            return self._gateway.complete(key, upload, parts, properties, condition, whole)
+            made = self._gateway.complete(key, upload, parts, given, condition, whole)
+        self._bucket.keep_acl(made, properties.acl)
+        return made
 
     def abort(self, key: str, upload: UploadId) -> None:
         """See UploadWriter."""
@@ -253,8 +265,11 @@ class OzonePieceWriter:
     ) -> ObjectFacts:
         """See PieceWriter."""
         self._bucket.check_writable(facts.key)
+        given = without_acl(properties)
         with _named_conflicts(facts.key):
-            return _with_md5(self._gateway.put_pieces(facts, md5, pieces, properties, condition))
+            made = self._gateway.put_pieces(facts, md5, pieces, given, condition)
+        self._bucket.keep_acl(made, properties.acl)
+        return _with_md5(made)
 
     def write_part_pieces(
         self,

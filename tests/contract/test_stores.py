@@ -38,7 +38,6 @@ from replicator.stores.port import (
     Store,
     UploadedPart,
     UploadId,
-    WholeObject,
     WriteCondition,
 )
 from replicator.stores.stamps import same_stamp
@@ -958,7 +957,7 @@ def test_a_renamed_object_is_the_same_by_another_key(target: ContractStore) -> N
     assert (made.key, made.size_bytes, made.etag) == ("new", first.size_bytes, first.etag)
     assert same(store.lister.list_objects(""), [current(store, "new"), other])
     assert content(store, made) == b"body" * 9000
-    assert store.reader.properties("new") == blue
+    assert user_given(store.reader.properties("new"), blue) == blue
     assert store.reader.facts("a") is None
     with pytest.raises(PreconditionFailedError):
         renamer.rename(first, "again")
@@ -992,11 +991,12 @@ def test_a_snapshot_shows_what_was_there(target: ContractStore) -> None:
     view = snapshots.open(made)
     assert [facts.key for facts in view.lister.list_objects("")] == ["a", "b"]
     assert view.reader.facts("c") is None
-    assert view.reader.properties("a") == blue
+    assert user_given(view.reader.properties("a"), blue) == blue
     found = view.reader.facts("a")
     assert found is not None
     assert same_stamp(found, first)
-    assert view.reader.read_whole(found) == WholeObject(blue, b"old" * 9000)
+    whole = view.reader.read_whole(found)
+    assert (user_given(whole.properties, blue), whole.body) == (blue, b"old" * 9000)
     with view.reader.read(found, first=1, end=4) as pieces:
         assert b"".join(pieces) == b"ldo"
     snapshots.delete("one")

@@ -127,6 +127,19 @@ class OzoneCluster:
     def start(self, datanode: int) -> None:
         self._run("start-datanode", str(datanode))
 
+    @property
+    def om_database(self) -> Path:
+        """The folder of the OM's database, and of its log of Raft."""
+        return self.folder / "om" / "meta"
+
+    def stop_om(self) -> None:
+        self._run("stop-om")
+
+    def start_om(self, *, log_kept_s: int = 1200) -> None:
+        """Start it, with a log of so many seconds, and wait until it leads."""
+        self._environment["OZONE_WAL_TTL"] = str(log_kept_s)
+        self._run("start-om")
+
     def log(self, datanode: int) -> str:
         return (self.folder / f"dn{datanode}" / "log").read_text(errors="replace")
 

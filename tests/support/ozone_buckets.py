@@ -4,22 +4,30 @@ import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
+from typing import Protocol
 from urllib.parse import quote, urlsplit
 
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout, ManagerBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import Store
-from tests.support.ozone import OzoneCluster
 from tests.support.s3_servers import S3Endpoint
 from tests.support.stores import s3_client
+
+
+class _Service(Protocol):
+    """A cluster, or a twin of one."""
+
+    @property
+    def om_address(self) -> str:
+        """The gRPC port of the OM."""
 
 
 class OzoneBuckets:
     """A context manager that closes all stores that it has opened."""
 
-    def __init__(self, cluster: OzoneCluster, endpoint: S3Endpoint) -> None:
-        self._cluster, self._endpoint = cluster, endpoint
+    def __init__(self, cluster: _Service, endpoint: S3Endpoint) -> None:
+        self._cluster, self.endpoint = cluster, endpoint
         self._stack = ExitStack()
         self.manager = ManagerClient([cluster.om_address], user=endpoint.access_key)
 
@@ -52,7 +60,7 @@ class OzoneBuckets:
 
     def address(self, bucket: str) -> str:
         """A bucket of the volume that the gateway shows, as an argument."""
-        url = quote(self._endpoint.url, safe="")
+        url = quote(self.endpoint.url, safe="")
         return f"ozone://{self._cluster.om_address}/s3v/{bucket}?s3={url}"
 
     @contextmanager
@@ -61,9 +69,9 @@ class OzoneBuckets:
         address = self.address(bucket)
         if s3_bucket:
             address += f"&s3_bucket={s3_bucket}"
-        user = self._endpoint.access_key
+        user = self.endpoint.access_key
         with (
-            closing(s3_client(self._endpoint)) as client,
+            closing(s3_client(self.endpoint)) as client,
             open_ozone(address, may_write=True, client=client, user=user) as store,
         ):
             yield store

@@ -33,6 +33,7 @@ from runtime.retry import Backoff
 from runtime.s3 import S3Client
 from tests.support.memory_store import DECLARING, MEMORY, STITCHING, UNGUARDED, MemoryStore
 from tests.support.ozone import OzoneCluster
+from tests.support.ozone_twin_service import TwinService
 from tests.support.rgw import RgwSite
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
@@ -242,10 +243,19 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
     """A fresh bucket of a real Ozone by its OM and its gateway."""
     cluster: OzoneCluster = request.getfixturevalue("ozone_cluster")
     endpoint: S3Endpoint = request.getfixturevalue("ozone_gateway")
+    with fresh_ozone_store(cluster.om_address, endpoint, layout) as found:
+        yield found
+
+
+@contextmanager
+def fresh_ozone_store(
+    om_address: str, endpoint: S3Endpoint, layout: BucketLayout
+) -> Iterator[ContractStore]:
+    """A fresh bucket by this OM and this gateway."""
     bucket, user = f"om-{secrets.token_hex(8)}", endpoint.access_key
-    with closing(ManagerClient([cluster.om_address], user=user)) as manager:
+    with closing(ManagerClient([om_address], user=user)) as manager:
         manager.create_bucket(ManagerBucket("s3v", bucket, layout, object_id=0, created_ms=0))
-    address = f"ozone://{cluster.om_address}/s3v/{bucket}?s3={quote(endpoint.url, safe='')}"
+    address = f"ozone://{om_address}/s3v/{bucket}?s3={quote(endpoint.url, safe='')}"
     with (
         closing(s3_client(endpoint)) as client,
         open_ozone(address, may_write=True, client=client, user=user) as store,
@@ -258,6 +268,20 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
         )
 
 
+@contextmanager
+def ozone_twin_store(
+    layout: BucketLayout, _request: pytest.FixtureRequest
+) -> Iterator[ContractStore]:
+    """The same of an Ozone in memory."""
+    with (
+        TwinService() as service,
+        fresh_ozone_store(service.om_address, service.s3_endpoint, layout) as found,
+    ):
+        yield found
+
+
+OPENERS["ozone_twin"] = partial(ozone_twin_store, BucketLayout.OBJECT_STORE)
+OPENERS["ozone_twin_fso"] = partial(ozone_twin_store, BucketLayout.FILE_SYSTEM_OPTIMIZED)
 _RGW = ContractLacks(completes_some_parts=False)
 # Real stores, by the mark of the tests that run on them.
 PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {

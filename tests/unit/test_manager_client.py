@@ -83,6 +83,8 @@ def test_a_server_that_is_not_there_is_named() -> None:
         (pb.PERMISSION_DENIED, ManagerForbiddenError, False),
         (pb.QUOTA_EXCEEDED, ManagerFullError, False),
         (pb.SCM_IN_SAFE_MODE, ManagerBusyError, True),
+        # OZ-172: a replication waits while its cluster is upgraded.
+        (pb.NOT_SUPPORTED_OPERATION_WHEN_PREPARED, ManagerBusyError, True),
         (pb.INVALID_REQUEST, ManagerError, False),
         (4711, ManagerError, False),
     ],
@@ -181,6 +183,7 @@ def test_every_sign_of_a_lost_place_in_the_log_is_named() -> None:
             manager.updates(99, limit=1)
     # Nobody checks an identity here, and an idle feed costs half without.
     assert not any(request.HasField("s3Authentication") for request in om.requests)
+    assert not any("client_hostname" in entries for entries in om.metadata)
 
 
 def test_an_address_off_loopback_is_meant() -> None:

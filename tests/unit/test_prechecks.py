@@ -16,9 +16,18 @@ from replicator.bucket_properties import (
     properties_json,
     read_properties,
 )
-from replicator.prechecks import Precheck, PrecheckReport, facts_of, is_empty, precheck
+from replicator.prechecks import (
+    Precheck,
+    PrecheckReport,
+    facts_of,
+    is_empty,
+    lost_properties,
+    precheck,
+)
 from replicator.stores.bucket_facts import BucketFacts, BucketGrant, BucketQuota
+from replicator.stores.capabilities import OZONE_ACLS
 from replicator.stores.errors import UnsupportedObjectError
+from replicator.stores.port import Store
 from runtime.errors import UsageError
 from tests.support.memory_store import MemoryStore
 
@@ -127,7 +136,8 @@ def test_all_of_it_is_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None
     """OZ-025: one run says everything."""
     target = BucketFacts("LEGACY", "RATIS/ONE", BucketQuota(1), "other", (WORLD,), None, False)
     report = check(FACTS, target, is_empty=False)
-    assert {one.check for one in report.findings} == set(Precheck)
+    # What the target does not keep of objects is told by what its store can do.
+    assert {one.check for one in report.findings} == set(Precheck) - {Precheck.PROPERTIES}
     answer = CommandResult("bucket add", as_json=False)
     assert not note_prechecks(answer, report)
     assert answer.exit_status == 6
@@ -212,3 +222,24 @@ def test_a_local_bucket_is_made_and_takes_no_properties(tmp_path: Path) -> None:
     assert not (tmp_path / "c").exists()
     with pytest.raises(UnsupportedObjectError):
         create_bucket("s3://photos", BucketFacts())
+
+
+def test_what_ozone_does_not_keep_of_objects_is_said_before_anything_is_copied() -> None:
+    """OZ-029 to OZ-032: owner and times of no copy, ACLs to no other kind of store."""
+    memory = MemoryStore("memory:a").store()
+    ozone = replace(memory.capabilities, acl_form=OZONE_ACLS, keeps_headers=False)
+    there = replace(memory, capabilities=ozone)
+
+    def words(source: Store, target: Store) -> str:
+        found = lost_properties(source, target)
+        assert all((one.check, one.is_refusal) == (Precheck.PROPERTIES, False) for one in found)
+        return " / ".join(one.text for one in found)
+
+    assert words(memory, memory) == ""
+    assert "owner" in words(there, there)
+    assert "ACL" not in words(there, there)
+    assert "ACL" in words(there, memory)
+    to_ozone = words(memory, there)
+    assert "ACL" in to_ozone
+    assert "content headers" in to_ozone
+    assert "owner" not in to_ozone
