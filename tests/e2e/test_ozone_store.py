@@ -157,34 +157,6 @@ def test_a_sync_between_buckets_of_ozone_is_equal_and_deletes(
     assert (again.last["copied"], again.last["equal"]) == (0, True)
 
 
-def test_buckets_of_two_clusters_are_made_equal(
-    buckets: OzoneBuckets,
-    second_ozone_cluster: OzoneCluster,
-    ozone_gateway: S3Endpoint,
-    tmp_path: Path,
-) -> None:
-    """OZ-001: they share nothing."""
-    there = S3Endpoint(f"http://{second_ozone_cluster.s3_address}", "any", "thing")
-    given = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
-    with OzoneBuckets(second_ozone_cluster, there) as others:
-        source, target = buckets.fresh(FLAT), others.fresh(TREE)
-        for key in ("d/a", "d-", *ODD):
-            source.writer.put(key, key.encode() * 9, given, ANYTHING)
-        commands = BucketPair(source.address, target.address, tmp_path / "state", ozone_gateway)
-        report = commands.sync("--delete")
-        assert (report.exit_status, report.last["equal"]) == (0, True)
-        assert keys(target) == keys(source)
-        back = buckets.fresh(FLAT)
-        commands = BucketPair(target.address, back.address, tmp_path / "back", ozone_gateway)
-        assert commands.sync("--delete").last["equal"]
-        assert keys(back) == keys(source)
-        # A place in the log of one is none in that of the other.
-        assert source.feed is not None
-        assert target.feed is not None
-        with pytest.raises(FeedGapError):
-            target.feed.read(source.feed.position())
-
-
 def test_a_position_that_the_om_does_not_know_is_a_gap(buckets: OzoneBuckets) -> None:
     """OZ-098: purged, another node, another database, beyond the end."""
     store = buckets.fresh(FLAT)
