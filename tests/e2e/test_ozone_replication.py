@@ -281,7 +281,7 @@ def test_a_syncer_killed_at_any_time_loses_nothing_and_repeats_no_state(
             # Nothing lost, nothing twice, no key in a state that it had left.
             sizes = {one.key: one.size_bytes for one in pair.target.lister.list_objects("")}
             assert sizes == pair.load.held == pair.watch.held
-            # What was on its way at a kill may be written again, as it is there already.
+            # What was on its way at a kill may be written again, as it is already.
             assert len(written_again(pair.load, pair.watch)) <= kills
             check_order(pair.load.histories, pair.watch.histories)
             addresses = pair.source.address, pair.target.address
