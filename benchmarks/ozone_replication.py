@@ -117,7 +117,7 @@ def _burst(run: _Run) -> None:
 
 def _changes(run: _Run) -> None:
     """Small changes of a large object."""
-    bars = {"one byte changed": PATCH_BYTES_MAX, "one tag changed": TAG_BYTES_MAX}
+    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
     for name, crossed in run.ours.changes(LARGE_BYTES).items():
         run.add(f"64 MiB, {name}", "B", crossed, bars.get(name))
 

@@ -6,6 +6,8 @@ and, what takes long, by `make test-long`.
 import json
 import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -22,7 +24,7 @@ from replicator.stores.errors import FeedGapError
 from replicator.stores.port import ObjectProperties, Store
 from tests.support.bucket_commands import BucketPair, opened, s3_address, write_all, write_large
 from tests.support.mixed_load import check_order, written_again
-from tests.support.ozone import OzoneCluster
+from tests.support.ozone import OzoneCluster, first_cluster
 from tests.support.ozone_replication import FLAT, TREE, LoadedPair, Replications, Side, two_sides
 from tests.support.s3_servers import S3Endpoint
 from tests.support.stores import ANYTHING, content, current, keys, put
@@ -41,6 +43,13 @@ DIRECTIONS = {
     "ab-tree": (0, TREE, 1, FLAT),
     "ba-flat": (1, FLAT, 0, TREE),
 }
+
+
+@pytest.fixture(scope="module")
+def ozone_cluster() -> Iterator[OzoneCluster]:
+    """A small one, beside which a second one starts soon: no replica is damaged here."""
+    with first_cluster(datanodes=1) as started:
+        yield started
 
 
 @pytest.fixture
@@ -123,7 +132,10 @@ def test_all_changes_cross_between_two_clusters_in_both_directions(
             assert target.reader.properties("parts") == GIVEN
 
 
-@pytest.mark.parametrize("layout", [FLAT, TREE], ids=["names", "paths"])
+@pytest.mark.parametrize(
+    "layout",
+    [pytest.param(FLAT, id="names"), pytest.param(TREE, id="paths", marks=pytest.mark.long)],
+)
 def test_what_s3_has_comes_to_ozone_and_back(
     ozone_cluster: OzoneCluster,
     ministack_server: S3Endpoint,
@@ -234,6 +246,38 @@ def test_a_cluster_is_lost_and_all_comes_back(sides: tuple[Side, ...], tmp_path:
         put(source, "after", b"the failback")
         wait_until(lambda: keys(source) == keys(target), "what came after", timeout_s=120)
         check_equal(source.address, target.address, tmp_path / "state", sides[0].endpoint)
+
+
+@pytest.mark.long
+def test_the_demo_runs_between_two_clusters_and_leaves_nothing(sides: tuple[Side, ...]) -> None:
+    stores = [side.buckets.fresh(layout) for side, layout in zip(sides, (FLAT, TREE), strict=True)]
+    addresses = [store.address for store in stores]
+    command = [sys.executable, "-m", "admin.cli", "bucket", "demo", "--objects", "20", "--check"]
+    done = subprocess.run(
+        [*command, "--json", "--ozone", *addresses], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    found = json.loads(done.stdout)["replication"]
+    assert found["changes"] > 100
+    assert (found["damaged"], found["repaired"]) == (["archive/00007.jpg"], True)
+    assert found["stoppedItself"]
+    assert found["equal"]
+    assert found["bytesEqual"]
+    for side, store in zip(sides, stores, strict=True):
+        assert keys(store) == []
+        names = [
+            one.name
+            for one in side.buckets.manager.snapshots(*side.buckets.place(store))
+            if one.is_active
+        ]
+        assert names == []
+    put(stores[1], "somebody's")
+    refused = subprocess.run(
+        [*command, "--ozone", *addresses], capture_output=True, text=True, check=False
+    )
+    assert refused.returncode == 2
+    assert "is not empty" in refused.stderr
+    assert keys(stores[1]) == ["somebody's"]
 
 
 # Of `make test-long`. Whoever looks for more chooses others.

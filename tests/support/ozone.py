@@ -164,9 +164,10 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
         time.sleep(0.5)
 
 
-def first_cluster() -> OzoneCluster:
+def first_cluster(*, datanodes: int = 3) -> OzoneCluster:
     """The cluster that most tests use."""
-    return OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed")
+    folder = Path(_RUNNING) if _RUNNING else ROOT / ".testbed"
+    return OzoneCluster(folder, datanodes=datanodes)
 
 
 def second_cluster() -> OzoneCluster:
