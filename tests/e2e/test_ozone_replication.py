@@ -47,7 +47,7 @@ DIRECTIONS = {
 
 @pytest.fixture(scope="module")
 def ozone_cluster() -> Iterator[OzoneCluster]:
-    """A small one, beside which a second one starts soon: no replica is damaged here."""
+    """A small one: what is tested here are OMs and gateways."""
     with first_cluster(datanodes=1) as started:
         yield started
 
