@@ -3,9 +3,7 @@ their replicas.
 """
 
 import time
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
-from functools import partial
 from itertools import islice
 
 import click
@@ -21,12 +19,9 @@ from admin.command_result import command_result
 from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import DatanodeNames, host_of
 from admin.option_types import WholeNumber
-from merkle.comparison import Comparison, compare, with_doubt
-from merkle.errors import ReconcileError
-from merkle.limits import PEERS_MAX
+from merkle.comparison import Comparison
 from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
-from repair.peers import AgentPeer
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.setting_values import split_address
@@ -35,6 +30,7 @@ from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT
 from scm.policy import RootComparison
 from scm.registry import Datanode
+from scm.replica_trees import compare_live, fetch_trees
 from scm.views import ContainerStatus, ReplicaStatus
 
 _LIST_DEFAULT = 100
@@ -214,7 +210,7 @@ def diff(
                     f"datanode {names.text(replica.datanode.peer)} no longer reports and was not"
                     " compared"
                 )
-        trees, errors = fetch_trees(controller, view)
+        trees, errors = fetch_trees(view, tls=controller.tls, insecure=controller.insecure)
         for name, error in errors.items():
             text = f"datanode {names.text(name)}: {error.message}"
             answer.fail(error.code, text, hint=error.hint)
@@ -261,56 +257,6 @@ def _print_list(views: list[ContainerStatus]) -> None:
         "CONTAINER", "STATE", "REPLICAS", "KNOWN", "SCANNED", "RECONCILE", "LAST VERDICT", "NOTE",
     )  # fmt: skip
     print_table(columns, rows, numbers=("CONTAINER", "KNOWN"), folded=("RECONCILE", "NOTE"))
-
-
-def fetch_trees(
-    controller: ControllerClient, view: ContainerStatus
-) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
-    """The trees of the live replicas, and the errors of those that could not be
-    fetched, by datanode.
-    """
-    # Imported here: other commands of this module call no agent.
-    from runtime.tls_faults import named_fault
-
-    container_id = view.container_id
-
-    def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
-        try:
-            address = replica.datanode.address
-            channel = controller.agent_channel(replica.datanode.peer, address)
-            explain = partial(named_fault, address=address, tls=controller.tls)
-            peer = AgentPeer(replica.datanode.peer, channel, address, explain=explain)
-            try:
-                return peer.tree(container_id)
-            finally:
-                peer.close()
-        except ReconcileError as error:
-            return error
-
-    trees: dict[str, ContainerTree] = {}
-    errors: dict[str, ReconcileError] = {}
-    live = [replica for replica in view.replicas if replica.is_live]
-    with ThreadPoolExecutor(max(1, min(len(live), PEERS_MAX))) as pool:
-        for replica, result in zip(live, pool.map(fetch, live), strict=True):
-            name = replica.datanode.peer
-            if isinstance(result, ReconcileError):
-                errors[name] = result
-            else:
-                trees[name] = result
-    return trees, errors
-
-
-def compare_live(view: ContainerStatus, trees: dict[str, ContainerTree]) -> tuple[Comparison, str]:
-    """The comparison of the trees of live replicas, and what it does not show; empty if
-    it shows all: the trees of all expected replicas, each of a recent scan.
-    """
-    compared = compare(trees)
-    doubt = ""
-    if view.compared.comparison is RootComparison.UNKNOWN:
-        doubt = view.compared.note
-    if is_incomplete := len(trees) < view.expected_replicas:
-        doubt = f"{len(trees)} of {view.expected_replicas} expected replicas were compared"
-    return with_doubt(compared, is_incomplete=is_incomplete) if doubt else compared, doubt
 
 
 def container_json(view: ContainerStatus) -> JsonObject:

@@ -17,9 +17,7 @@ from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
 from admin.confirmation import is_confirmed
 from admin.containers import (
-    compare_live,
     container_json,
-    fetch_trees,
     has_invalid_replica,
     root_of,
 )
@@ -47,6 +45,7 @@ from runtime.progress import ProgressStyle
 from scm.client import ControllerClient
 from scm.eligibility import INVALID_HINT, Eligibility
 from scm.policy import RootComparison
+from scm.replica_trees import compare_live, fetch_trees
 from scm.views import ContainerStatus, ReconcileResponse
 
 # A plan for more containers is made without fetching their trees.
@@ -254,7 +253,7 @@ def _compared(
         return {}
     found: dict[int, Comparison] = {}
     for view in views:
-        trees, errors = fetch_trees(controller, view)
+        trees, errors = fetch_trees(view, tls=controller.tls, insecure=controller.insecure)
         for name, error in errors.items():
             answer.warn(
                 f"container {view.container_id}: the plan lacks the tree of datanode"

@@ -198,16 +198,8 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
         return
     if report.fault is not None:
         yield f"{report.condition.value}: {report.fault.value}: {report.message}"
-    yield f"stage {report.checkpoint.stage.value}, replicated up to {_position_text(report)}"
-    proven = report.proven_position
-    if proven is None:
-        yield "not proven equal yet"
-    elif report.differences:
-        yield f"{report.differences} differences found at position {proven.index}"
-    else:
-        level = f", level {report.proof_level}" if report.proof_level else ""
-        age = age_text((view.now_ms - report.proven_ms) / 1000) if report.proven_ms else ""
-        yield f"equal up to position {proven.index} ({f'{age}{level}'.strip(', ')})"
+    yield f"stage {report.checkpoint.stage.value}{_position_text(report)}"
+    yield _proof_text(report, view.now_ms)
     yield f"RPO {_known_age(rpo_ms(view))}, lag p50 {_ms(report.lag_p50_ms)}, p99" + (
         f" {_ms(report.lag_p99_ms)}"
     )
@@ -221,8 +213,22 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
 def _position_text(report: ReplicationReport) -> str:
     checkpoint = report.checkpoint
     if checkpoint.position is not None:
-        return f"position {checkpoint.position.index}"
-    return f"key {checkpoint.last_key!r}" if checkpoint.last_key else "the beginning"
+        return f", replicated up to position {checkpoint.position.index}"
+    return f", replicated up to key {checkpoint.last_key!r}" if checkpoint.last_key else ""
+
+
+def _proof_text(report: ReplicationReport, now_ms: int) -> str:
+    """What comparisons have shown: the last proof, and what the last one found."""
+    proven, at_ms = report.proven_position, report.proven_ms
+    if at_ms is None:
+        text = "not proven equal yet"
+    else:
+        place = f"up to position {proven.index}" if proven else "at the time of the comparison"
+        level = f", level {report.proof_level}" if report.proof_level else ""
+        text = f"equal {place} ({age_text((now_ms - at_ms) / 1000)}{level})"
+    if report.differences:
+        text += f"; the last comparison found {report.differences} differences"
+    return text
 
 
 def _known_age(age_ms: int | None) -> str:

@@ -30,6 +30,8 @@ METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
 TAGS = "team=storage"
 _LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
+# What it keeps of objects that were deleted, and three rounds of 4 GiB.
+_CEPH_DISK_GB = "30"
 # The parts of a copy, as `treefold bucket sync` makes them, and of boto3's uploads.
 PART_BYTES = 8 << 20
 _RUN_S = 3600.0
@@ -187,7 +189,8 @@ class PairFactory:
 @contextmanager
 def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
     """Two stores with a link before the second: `emulator` starts two ministacks; `rgw`
-    takes the pair that tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR; `ozone`
+    starts a pair of Ceph, or takes the one in CEPH_RGW_DIR, which
+    tests/testbed/ceph_rgw.sh has started; `ozone`
     copies from a ministack to the gateway at `endpoint`, or to a cluster of its own.
     """
     with ExitStack() as stack:
@@ -199,8 +202,11 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
 
         collect: Callable[[], None] | None = None
         if target == "rgw":
-            default = Path(tempfile.gettempdir()) / "ceph-rgw"
-            running = RgwPair(Path(os.environ.get("CEPH_RGW_DIR", default)))
+            if started := os.environ.get("CEPH_RGW_DIR"):
+                running = RgwPair(Path(started))
+            else:
+                os.environ.setdefault("CEPH_RGW_DISK_GB", _CEPH_DISK_GB)
+                running = stack.enter_context(RgwPair(folder / "ceph"))
             source, theirs = running.site("a").endpoint, running.site("b").endpoint
             collect = partial(running.collect_garbage, "b")
         elif target == "ozone":

@@ -234,12 +234,16 @@ class DeleteRefusal(_message.Message):
     def __init__(self, item: _Optional[int] = ..., error: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
-    __slots__ = ("deleted", "refused")
+    __slots__ = ("deleted", "refused", "items", "total")
     DELETED_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     deleted: int
     refused: _containers.RepeatedCompositeFieldContainer[DeleteRefusal]
-    def __init__(self, deleted: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeleteRefusal, _Mapping]]] = ...) -> None: ...
+    items: int
+    total: bytes
+    def __init__(self, deleted: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeleteRefusal, _Mapping]]] = ..., items: _Optional[int] = ..., total: _Optional[bytes] = ...) -> None: ...
 
 class PatchHeader(_message.Message):
     __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties", "run")

@@ -61,7 +61,7 @@ class ProvenDeleter:
                 wanted.append((one.key, one.theirs_id))
         if not wanted:
             return []
-        refusals = self._client.delete(self._profile, [one_id for _, one_id in wanted])
+        refusals = self._client.delete(self._profile, [one_id for _, one_id in wanted]).refusals
         refused = {refusal.place for refusal in refusals}
         for refusal in refusals:
             key, _ = wanted[refusal.place]

@@ -98,7 +98,8 @@ _HEALTH = "/grpc.health.v1.Health/"
 _OPERATOR = frozenset({Role.OPERATOR})
 _DATANODE = frozenset({Role.DATANODE})
 _SERVERS = frozenset({Role.OPERATOR, Role.CONTROLLER})
-_TREE_READERS = frozenset({Role.OPERATOR, Role.DATANODE})
+# A controller shows trees on its page.
+_TREE_READERS = frozenset({Role.OPERATOR, Role.DATANODE, Role.CONTROLLER})
 _SYNCER = frozenset({Role.SYNCER})
 _BUCKET_READERS = frozenset({Role.OPERATOR, Role.VERIFIER, Role.SYNCER})
 _BUCKET_WRITERS = frozenset({Role.OPERATOR, Role.SYNCER})

@@ -19,6 +19,7 @@ from runtime.process import (
 from runtime.roles import Role
 from runtime.service_manager import ServiceManager
 from scm.config import ControllerConfig
+from scm.dashboard.start import read_token
 from scm.server import ControllerServer
 
 
@@ -35,6 +36,11 @@ def scm() -> None:
     help="The address to listen on; port 0 takes a free port.",
 )
 @click.option(
+    "--dashboard",
+    metavar="HOST:PORT",
+    help="The address of the page for browsers; port 0 takes a free port.",
+)
+@click.option(
     "--state-folder",
     type=click.Path(path_type=Path),
     help="The folder for the jobs; not shared with other controllers.",
@@ -48,6 +54,7 @@ def scm() -> None:
 def run(
     config_path: Path | None,
     listen: str | None,
+    dashboard: str | None,
     state_folder: Path | None,
     automatic: bool | None,
     port_file: Path | None,
@@ -61,9 +68,15 @@ def run(
     the limits orders_per_datanode and automatic.jobs_max are read again.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
-    overrides = {"listen": listen, "state_folder": state_folder, "automatic.enabled": automatic}
+    overrides = {
+        "listen": listen,
+        "dashboard.listen": dashboard,
+        "state_folder": state_folder,
+        "automatic.enabled": automatic,
+    }
     config = load(config_path, ControllerConfig, overrides)
     check_tls(config.rpc_tls, Role.CONTROLLER, by_peers=check_config)
+    read_token(config.dashboard.token_file)
     if check_config:
         print_settings(config)
         return

@@ -15,7 +15,7 @@ from runtime.config import (
     Switch,
     TlsSettings,
 )
-from runtime.rpc import check_exposure
+from runtime.rpc import check_exposure, is_loopback
 from runtime.tls_files import Tls
 from scm.rules import Rules
 
@@ -35,6 +35,18 @@ class AutomaticSettings(Settings):
     visit_every_s: Seconds = 60.0
 
 
+class DashboardSettings(Settings):
+    """The page for browsers, on an address of its own. It has no TLS."""
+
+    listen: Address | None = None
+    # Whoever knows what is in it may give orders by the page; without it nobody may.
+    token_file: FilePath | None = None
+    # Where `treefold sweep run` writes.
+    sweeps: FilePath | None = None
+    # Where `treefold bucket verify --metrics-file` writes.
+    bucket_metrics: FilePath | None = None
+
+
 class ControllerConfig(Settings):
     """All settings of `treefold scm run`."""
 
@@ -46,6 +58,7 @@ class ControllerConfig(Settings):
     # Allow plaintext connections beyond loopback.
     insecure: Switch = False
     metrics: Address | None = None
+    dashboard: DashboardSettings = DashboardSettings()
     # Default: audit.jsonl in the state folder.
     audit_file: FilePath | None = None
     # The replicas that a container should have; reports do not contain it.
@@ -63,6 +76,12 @@ class ControllerConfig(Settings):
         if self.dead_after_s < self.stale_after_s:
             raise ValueError("dead_after_s: must not be less than stale_after_s")
         self.roles.check_use(self.tls)
+        page = self.dashboard.listen
+        if page and not is_loopback(page) and not self.insecure:
+            raise ValueError(
+                f"dashboard.listen: {page} is not on loopback, and the page has no TLS: put a proxy"
+                " with TLS before it, or set insecure = true"
+            )
         check_exposure(
             {"listen": self.listen}, metrics=self.metrics, tls=self.tls, insecure=self.insecure
         )

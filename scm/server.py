@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import Enum
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -36,13 +36,16 @@ from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
+from scm.dashboard.start import start_dashboard
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
 from scm.jobs import Job, JobId, JobState, ThrottleRequested
+from scm.local_controller import LocalController
 from scm.messages import (
     command_to,
     container_id_from,
     container_to,
+    controller_status_from,
     heartbeat_from,
     job_to,
     outcome_to,
@@ -54,6 +57,10 @@ from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
 from scm.ticker import Ticker
+from scm.views import ControllerStatus
+
+if TYPE_CHECKING:
+    from scm.dashboard.server import DashboardServer
 
 SERVICE = "treefold.controller.v1.Controller"
 # Unconfirmed orders of one datanode beyond which no scan is added. Other orders are
@@ -352,8 +359,15 @@ class ControllerService:
             unknown, commands = self._controller.scan(container_ids, requested_by=requested_by)
         return pb.ScanResponse(unknown_container_ids=unknown, commands=commands)
 
+    def status(self) -> ControllerStatus:
+        """What is wrong, as a client gets it."""
+        return controller_status_from(self._status())
+
     def get_status(self, _: pb.GetStatusRequest, __: grpc.ServicerContext) -> pb.GetStatusResponse:
         """What is wrong, in one answer."""
+        return self._status()
+
+    def _status(self) -> pb.GetStatusResponse:
         with self._lock:
             now_s, queries = self._clock(), self._controller.queries
             return status_response_to(
@@ -376,8 +390,8 @@ class ControllerService:
 
 
 class ControllerServer:
-    """A running controller; `address` is where it listens, and `thread_health` knows
-    its threads.
+    """A running controller; `address` is where it listens, `dashboard_port` where its
+    page is (0 without one), and `thread_health` knows its threads.
     """
 
     def __init__(self, config: ControllerConfig, config_file: Path | None = None) -> None:
@@ -398,6 +412,7 @@ class ControllerServer:
         self._lock = threading.Lock()
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
+        self._dashboard: DashboardServer | None = None
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
@@ -441,6 +456,10 @@ class ControllerServer:
             term=self._controller.term,
             roles_enforced=access.is_enforced,
         )
+        self.dashboard_port = self._dashboard.port if self._dashboard else 0
+        if self._dashboard:
+            self.thread_health.watch(self._dashboard.thread)
+            _log.info("dashboard_started", port=self.dashboard_port)
 
     def _serve(self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit) -> Access:
         access = Access(
@@ -459,6 +478,10 @@ class ControllerServer:
             access,
             limits=lambda: self._limits,
             thread_health=self.thread_health,
+        )
+        local = LocalController(self._controller, self._lock, self._clock, service.status)
+        self._dashboard = start_dashboard(
+            config.dashboard, local, tls=config.rpc_tls, insecure=config.insecure
         )
         if config.metrics:
             host, port = split_address(config.metrics)
@@ -493,6 +516,8 @@ class ControllerServer:
         self._close()
 
     def _close(self) -> None:
+        if self._dashboard:
+            self._dashboard.close()
         if self._metrics_server:
             self._metrics_server.close()
         if self._upkeep:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import tempfile
 from types import FunctionType
 
@@ -24,6 +25,11 @@ settings.load_profile("shared")
 
 # Of every Spark that a test starts, in whichever process.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+
+# A shell starts what runs in the background with interrupts ignored, and every process
+# that a test starts and interrupts would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What commands keep for their user is not kept for who runs the tests.
 _STATE_HOME = tempfile.TemporaryDirectory(prefix="treefold-tests-")

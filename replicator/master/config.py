@@ -51,7 +51,7 @@ class MasterConfig(Settings):
     # Default: audit.jsonl in the state folder.
     audit_file: FilePath | None = None
     # A dead syncer's work goes to another one after this time; heartbeats come four
-    # times as often.
+    # times as often, and every second at least.
     lease_s: LeaseSeconds = 6.0
     # Changes that may wait in a syncer's queue, whatever a policy says.
     pending_entries_max: Count = Field(default=1_000_000, ge=1, le=1_000_000_000)

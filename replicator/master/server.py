@@ -36,6 +36,8 @@ from runtime.metrics import Metrics
 SERVICE = "treefold.replication.v1.ReplicationMaster"
 # A syncer beats so often within its lease: two lost heartbeats cost nothing.
 _HEARTBEATS_PER_LEASE = 4
+# Orders go with the answer: a pause takes effect within 2 s, however long a lease is.
+_HEARTBEAT_MS_MAX = 1_000
 
 
 class ReplicationMasterService:
@@ -271,7 +273,7 @@ class ReplicationMasterService:
 
     def _times(self) -> tuple[int, int]:
         lease_ms = self._master.rules.lease_ms
-        return lease_ms, lease_ms // _HEARTBEATS_PER_LEASE
+        return lease_ms, min(lease_ms // _HEARTBEATS_PER_LEASE, _HEARTBEAT_MS_MAX)
 
     def _caller(self, message: pb.Caller, context: grpc.ServicerContext) -> Caller:
         """The caller; its owner is who the certificate says, and nobody without TLS."""

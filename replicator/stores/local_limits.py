@@ -52,7 +52,12 @@ def check_folder(folder: Path, disk: Disk, *, create: bool) -> None:
     if DATABASE_FILE in names or (create and not names):
         return
     what = "has other files, but no bucket" if names else "is empty"
-    hint = "Give an empty folder, or one that does not exist." if create else "Check the path."
+    hint = (
+        "Give an empty folder, or one that does not exist."
+        if create
+        else "A bucket in a folder has a format of its own, which only a sync to it makes: plain"
+        " files are none. Check the path."
+    )
     raise NotABucketError(f"{folder} {what}", hint=hint, path=str(folder))
 
 

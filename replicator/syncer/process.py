@@ -5,6 +5,7 @@ replication has threads of its own. Without a lease everything stops, and only t
 syncer registers again: whoever asks for a lease says by it that nothing runs.
 """
 
+import math
 import os
 import socket
 import threading
@@ -42,6 +43,9 @@ _MARGIN_SHARE = 0.25
 _RETRY_S = 0.5
 # While something comes to its end.
 _ENDING_S = 0.05
+# After new orders, the master soon hears that they are carried out.
+_ORDERED_S = 2.0
+_ORDERED_HEARTBEAT_S = 0.25
 # A replication that is not given back to this syncer by then is not expected again.
 _LEFTOVER_S = 600.0
 _REPLICATIONS_FOLDER = "replications"
@@ -80,7 +84,7 @@ class SyncerProcess:
         self._metrics.set("syncer_start_time_seconds", self._started_ms / 1000)
         self._timer: LeaseTimer | None = None
         self._registered_s = 0.0
-        self._heartbeat_s = _RETRY_S
+        self._ordered_s = -_ORDERED_S
         self._has_cleaned = False
         self._work = dict[PolicyId, AssignedReplication]()
         with ExitStack() as opened:
@@ -152,7 +156,8 @@ class SyncerProcess:
         self._timer.renew(asked_s=answer.lease.asked_s, duration_s=answer.lease.duration_s)
         self._follow(answer.assignments)
         self._clean_leftovers()
-        return answer.lease.heartbeat_s
+        is_ordered = self._clock.monotonic_s() - self._ordered_s < _ORDERED_S
+        return min(answer.lease.heartbeat_s, _ORDERED_HEARTBEAT_S if is_ordered else math.inf)
 
     def _register(self) -> float:
         try:
@@ -173,6 +178,7 @@ class SyncerProcess:
             self._work[policy_id].stop(is_lost=True)
         for policy in due.changed:
             self._work[policy.policy_id].change(policy)
+            self._ordered_s = self._clock.monotonic_s()
         if due.released:
             self._client.release(due.released)
             for policy_id, epoch in due.released:

@@ -39,6 +39,7 @@ from replicator.stores.port import (
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteAnswer,
     DeleteRefusal,
     PatchOrder,
     RangePatch,
@@ -122,9 +123,9 @@ class Applier:
         items: Sequence[bytes],
         note: Callable[[Sequence[str]], None] = lambda _keys: None,
         check_run: CheckRun = _any_run,
-    ) -> list[DeleteRefusal]:
-        """Delete the objects that are still these items, each of HASHES_BYTES of an ID;
-        those that were not deleted. `note` gets the keys before anything is deleted.
+    ) -> DeleteAnswer:
+        """Delete the objects that are still these items, each of HASHES_BYTES of an ID.
+        `note` gets the keys before anything is deleted.
 
         Raises:
             ReconcileError: the index cannot be read, or not be written; the store may
@@ -145,8 +146,8 @@ class Applier:
                 note(list(keys))
                 refusals += self._delete(keys)
             refused = {refusal.place for refusal in refusals}
-            self._apply([(key, None) for key, place in keys.items() if place not in refused])
-        return refusals
+            root = self._apply([(key, None) for key, place in keys.items() if place not in refused])
+        return DeleteAnswer(tuple(refusals), root)
 
     def patch(
         self,

@@ -23,13 +23,13 @@ from replicator.stores.port import ObjectFacts
 from replicator.verifier.messages import (
     KEYS_MAX,
     batch_result_from,
+    delete_answer_from,
     delete_request_to,
     description_from,
     facts_from,
     index_state_from,
     patch_order_to,
     patch_to,
-    refusals_from,
     root_from,
     run_to,
     write_to,
@@ -37,7 +37,7 @@ from replicator.verifier.messages import (
 from replicator.verifier.values import (
     RUN_BYTES,
     BatchResult,
-    DeleteRefusal,
+    DeleteAnswer,
     Description,
     IndexState,
     PatchOrder,
@@ -240,8 +240,8 @@ class VerifierClient:
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
 
-    def delete(self, profile: Profile, ids: Sequence[ItemId]) -> list[DeleteRefusal]:
-        """Delete at most DELETES_MAX items, and return those that were not deleted."""
+    def delete(self, profile: Profile, ids: Sequence[ItemId]) -> DeleteAnswer:
+        """Delete at most DELETES_MAX items."""
         request = delete_request_to(ids, profile.digest)
         self._name_run(request)
         with self._named_errors():
@@ -249,7 +249,7 @@ class VerifierClient:
                 self._stub.DeleteItems(request, timeout=self._limits.batch_s)
             )
         self._count(calls=1, sent=request, received=answer)
-        return refusals_from(answer, deletes=len(ids))
+        return delete_answer_from(answer, deletes=len(ids))
 
     def patch(
         self, profile: Profile, order: PatchOrder, patches: Iterable[RangePatch]

@@ -27,6 +27,7 @@ from replicator.verifier.values import (
     RUN_BYTES,
     WRITES_MAX,
     BatchResult,
+    DeleteAnswer,
     DeleteRefusal,
     Description,
     IndexState,
@@ -117,18 +118,21 @@ def deletes_from(message: pb.DeleteRequest) -> list[bytes]:
     return found
 
 
-def delete_response_to(deletes: int, refusals: Sequence[DeleteRefusal]) -> pb.DeleteResponse:
+def delete_response_to(deletes: int, result: DeleteAnswer) -> pb.DeleteResponse:
     """The message that answers a request to delete so many items."""
     return pb.DeleteResponse(
-        deleted=deletes - len(refusals),
+        deleted=deletes - len(result.refusals),
         refused=[
-            pb.DeleteRefusal(item=one.place, error=one.error, reason=one.reason) for one in refusals
+            pb.DeleteRefusal(item=one.place, error=one.error, reason=one.reason)
+            for one in result.refusals
         ],
+        items=result.root.count,
+        total=total_to(result.root),
     )
 
 
-def refusals_from(message: pb.DeleteResponse, *, deletes: int) -> list[DeleteRefusal]:
-    """The items that were not deleted, of so many in the request.
+def delete_answer_from(message: pb.DeleteResponse, *, deletes: int) -> DeleteAnswer:
+    """What became of a request to delete so many items.
 
     Raises:
         RemoteProtocolError: the answer is not about these.
@@ -137,11 +141,12 @@ def refusals_from(message: pb.DeleteResponse, *, deletes: int) -> list[DeleteRef
     is_ours = len(set(places)) == len(places) and all(place < deletes for place in places)
     if not is_ours or message.deleted + len(places) != deletes:
         raise RemoteProtocolError("the verifier did not say what it deleted")
-    return [
+    refusals = [
         # An error has a code, whatever was sent.
         DeleteRefusal(one.item, one.error[:_TEXT_MAX] or StoreError.code, one.reason[:_TEXT_MAX])
         for one in message.refused
     ]
+    return DeleteAnswer(tuple(refusals), root_from(message.items, message.total))
 
 
 def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:

@@ -261,8 +261,8 @@ class VerifierService:
         self._check_profile(request.profile_digest)
         items = deletes_from(request)
         note = partial(audit.delete, self._caller(context))
-        refusals = applier.delete(items, note, self._run_check(request))
-        return delete_response_to(len(items), refusals)
+        result = applier.delete(items, note, self._run_check(request))
+        return delete_response_to(len(items), result)
 
     def patch(
         self, requests: Iterator[pb.PatchPiece], context: grpc.ServicerContext

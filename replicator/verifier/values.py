@@ -116,6 +116,14 @@ class DeleteRefusal:
 
 
 @dataclass(frozen=True, slots=True)
+class DeleteAnswer:
+    """Items that were not deleted, and the root of the target after the request."""
+
+    refusals: tuple[DeleteRefusal, ...]
+    root: SetRoot
+
+
+@dataclass(frozen=True, slots=True)
 class RangePatch:
     """`old_bytes` of the base from `offset` on are replaced by `data`."""
 

@@ -41,9 +41,11 @@ TAKEOVER_S = 10.0
 class SyncedPair:
     """A master, two syncers by their IDs, and a pair that writers write to."""
 
-    def __init__(self, folder: Path, stack: ExitStack, *, syncers: int = 2) -> None:
+    def __init__(
+        self, folder: Path, stack: ExitStack, *, syncers: int = 2, lease_s: float = LEASE_S
+    ) -> None:
         self.folder, self._stack = folder, stack
-        self.master = stack.enter_context(master_process(folder / "master"))
+        self.master = stack.enter_context(master_process(folder / "master", lease_s=lease_s))
         self.address = self.master.address()
         self.client = MasterClient([self.address])
         stack.callback(self.client.close)
@@ -74,9 +76,9 @@ class SyncedPair:
 
 
 @contextmanager
-def synced(folder: Path, *, syncers: int = 2) -> Iterator[SyncedPair]:
+def synced(folder: Path, *, syncers: int = 2, lease_s: float = LEASE_S) -> Iterator[SyncedPair]:
     with ExitStack() as stack:
-        yield SyncedPair(folder, stack, syncers=syncers)
+        yield SyncedPair(folder, stack, syncers=syncers, lease_s=lease_s)
 
 
 def events(process: TreefoldProcess) -> list[str]:
@@ -261,8 +263,8 @@ def test_a_target_that_is_full_stops_its_replication_and_no_other(tmp_path: Path
 
 
 def test_orders_take_effect_while_it_runs(tmp_path: Path) -> None:
-    """OZ-125 to OZ-128: pause within 2 s, resume, cancel with its cleanup."""
-    with synced(tmp_path, syncers=1) as world:
+    """OZ-125 to OZ-128: pause within 2 s of any lease, resume, cancel, cleanup."""
+    with synced(tmp_path, syncers=1, lease_s=60.0) as world:
         pair = world.pair
         pair.write_on(1)
         pair.add()
@@ -270,7 +272,8 @@ def test_orders_take_effect_while_it_runs(tmp_path: Path) -> None:
         pair.order(DesiredState.PAUSED)
         ordered_s = time.monotonic()
         pair.await_condition(Condition.PAUSED)
-        assert time.monotonic() - ordered_s < 2 + LEASE_S / 4
+        # One more for a machine that does other things.
+        assert time.monotonic() - ordered_s < 3
         at = pair.target.feed.position()
         time.sleep(0.7)
         assert pair.target.feed.position() == at

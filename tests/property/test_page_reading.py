@@ -200,6 +200,45 @@ def test_damage_is_named_or_changes_nothing_but_what_is_damaged(tmp_path: Path, 
         view.by_hash(hashes)
 
 
+def entry(hashed: int, key: bytes) -> bytes:
+    """A cell of the index by hash: its head, a hash of six bytes, a key, no version."""
+    record = bytes((4, 5, 12 + 2 * len(key), 12)) + hashed.to_bytes(KEY_HASH_BYTES, "big") + key
+    return bytes((len(record),)) + record
+
+
+def test_no_page_is_not_the_page_that_was_refused_before(tmp_path: Path) -> None:
+    """A root leads to a leaf with more cells than a page holds, and to page 0. What the
+    refused leaf left in memory answers nothing.
+    """
+    page_kernels = pytest.importorskip("proof.page_kernels")
+    page_bytes, wanted_hash = 512, 200
+    root, leaf = bytearray(page_bytes), bytearray(page_bytes)
+    split = (3).to_bytes(4, "big") + entry(100, b"split")
+    root[: 12 + 2] = (2, 0, 0, 0, 1, 0, 0, 0, *(0).to_bytes(4, "big"), *(400).to_bytes(2, "big"))
+    root[400 : 400 + len(split)] = split
+    cells = page_bytes // 2
+    leaf[:8] = (10, 0, 0, *cells.to_bytes(2, "big"), 0, 0, 0)
+    first, others = entry(wanted_hash, b"first"), entry(wanted_hash + 1, b"other")
+    leaf[300 : 300 + len(first)], leaf[350 : 350 + len(others)] = first, others
+    # The cells that a search for the first one looks at.
+    looked_at = [cells >> n for n in range(1, cells.bit_length())]
+    for cell in looked_at:
+        leaf[8 + 2 * cell : 10 + 2 * cell] = (350).to_bytes(2, "big")
+    leaf[8:10] = (300).to_bytes(2, "big")
+    path = tmp_path / "pages.sqlite"
+    path.write_bytes(bytes(page_bytes) + root + leaf)
+    hashes = np.array([50, wanted_hash], np.uint64)
+    with path.open("rb") as file:
+        is_found = page_kernels.find_names(file.fileno(), page_bytes, 3, 2, hashes)[3]
+    assert not is_found.any()
+    # The same leaf with fewer cells is one that the kernel reads.
+    leaf[3:5] = (2).to_bytes(2, "big")
+    path.write_bytes(bytes(page_bytes) + root + leaf)
+    with path.open("rb") as file:
+        alone = page_kernels.find_names(file.fileno(), page_bytes, 3, 3, hashes[1:])
+    assert bytes(alone[0]) == b"first"
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_columns_are_ordered_as_bytes_are(seed: int) -> None:
     chance = random.Random(seed)

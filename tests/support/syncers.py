@@ -30,13 +30,17 @@ LEASE_S = 1.5
 
 
 def master_process(
-    folder: Path, *, listen: str = "127.0.0.1:0", tls: Tls | None = None
+    folder: Path,
+    *,
+    listen: str = "127.0.0.1:0",
+    tls: Tls | None = None,
+    lease_s: float = LEASE_S,
 ) -> TreefoldProcess:
     """A replication master with a short lease, whose records lie in `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "master.toml"
     path.write_text(
-        f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nlease_s = {LEASE_S}\n'
+        f'state_folder = "{folder / "state"}"\nlisten = "{listen}"\nlease_s = {lease_s}\n'
         + _tls_table(tls)
     )
     return TreefoldProcess(folder / "run", "replication-master", "run", "--config", str(path))

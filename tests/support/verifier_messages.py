@@ -16,6 +16,7 @@ from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.verifier.messages import (
     batch_result_from,
     batch_result_to,
+    delete_answer_from,
     delete_request_to,
     delete_response_to,
     deletes_from,
@@ -30,13 +31,13 @@ from replicator.verifier.messages import (
     patch_order_from,
     patch_order_to,
     patch_to,
-    refusals_from,
     root_from,
     write_to,
     writes_from,
 )
 from replicator.verifier.values import (
     BatchResult,
+    DeleteAnswer,
     DeleteRefusal,
     Description,
     IndexState,
@@ -59,7 +60,7 @@ WRITES = (
     Write("é", None, PROPERTIES, b"", ID),
 )
 DELETES = (ID, ItemId(bytes(range(1, 17))))
-REFUSALS = [DeleteRefusal(1, "precondition_failed", "no")]
+DELETED = DeleteAnswer((DeleteRefusal(1, "precondition_failed", "no"),), SetRoot(8, 1))
 ORDER = PatchOrder("k", ID, 5 << 20, b"h" * 32, PROPERTIES)
 FACTS = ObjectFacts(
     "k", 7, "etag", 1_700_000_000_000, "v1", hashes=(ContentHash(HashAlgorithm.MD5, b"m" * 16),)
@@ -95,7 +96,7 @@ def accepted() -> Iterator[Accepted]:
     )
     yield Accepted("batch", batch, _batch)
     yield Accepted("deletes", delete_request_to(DELETES, b"p" * 16), _deletes)
-    yield Accepted("delete response", delete_response_to(2, REFUSALS), _refusals)
+    yield Accepted("delete response", delete_response_to(2, DELETED), _deleted)
     yield Accepted("patch order", patch_order_to(ORDER, b"p" * 16), _order)
     yield Accepted("patch", patch_to(RangePatch(5, 2, b"data")), _patch)
     yield Accepted("keys", pb.GetFactsRequest(keys=["a", "é"]), _keys)
@@ -117,10 +118,10 @@ def _deletes(message: Message) -> None:
     assert b"".join(found) == message.items
 
 
-def _refusals(message: Message) -> None:
+def _deleted(message: Message) -> None:
     assert isinstance(message, pb.DeleteResponse)
-    found = refusals_from(message, deletes=2)
-    assert refusals_from(delete_response_to(2, found), deletes=2) == found
+    found = delete_answer_from(message, deletes=2)
+    assert delete_answer_from(delete_response_to(2, found), deletes=2) == found
 
 
 def _order(message: Message) -> None:

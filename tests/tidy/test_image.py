@@ -17,7 +17,7 @@ from tests.support.long_running import LONG_RUNNING, ROOT, example_of
 CONTAINERFILE = ROOT / "Containerfile"
 LOCK, RUN_LOCK = ROOT / "requirements.lock", ROOT / "requirements-run.lock"
 # What the installed package can be asked for besides tests.
-EXTRAS = ("fast", "tls", "bucket", "postgres", "sweep")
+EXTRAS = ("fast", "tls", "bucket", "postgres", "dashboard", "sweep")
 
 
 def instructions() -> list[tuple[str, str]]:

@@ -81,7 +81,7 @@ MAY_CALL: Mapping[str, set[str]] = {
     "datanode": TREES | {"GetBlockRecords", "ReadWindows", "send", "Heartbeat"},
     "another datanode": TREES | {"GetBlockRecords", "ReadWindows", "send"},
     "operator": TREES | AGENT_OPERATOR | CONTROLLER_OPERATOR | MASTER_OPERATOR | PROOFS | WRITES,
-    "controller": {"ScanContainer", "GetStatus"},
+    "controller": TREES | {"ScanContainer", "GetStatus"},
     "verifier": PROOFS,
     "syncer": SYNCER | PROOFS | WRITES,
     "replication-master": set(),

@@ -21,7 +21,7 @@ from replicator.stores.errors import (
 from replicator.stores.local import LocalBucket
 from replicator.stores.port import DeleteFailure, ObjectProperties, Store
 from replicator.verifier.applier import Applier
-from replicator.verifier.values import PatchOrder, RangePatch, Write
+from replicator.verifier.values import DeleteAnswer, PatchOrder, RangePatch, Write
 from runtime.disk import Disk
 from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
 from runtime.rate_limit import SystemClock
@@ -157,19 +157,20 @@ def test_deletes_name_items_and_leave_what_is_another_item_by_now(target: Target
     # The index knows of one change, and of the other it does not.
     assert target.write(body("a", target.id("a"))) == [""]
     put(target.store, "b", b"foreign")
-    refused = target.applier.delete([a, b, c, b"no such item"])
-    assert [(one.place, one.error) for one in refused] == [
+    result = target.applier.delete([a, b, c, b"no such item"])
+    assert [(one.place, one.error) for one in result.refusals] == [
         (0, PreconditionFailedError.code),
         (1, PreconditionFailedError.code),
         (3, PreconditionFailedError.code),
     ]
     assert keys(target.store) == ["a", "b"]
     assert target.id("c") is None
+    assert result.root == root_of(target.index)
     # Row OZ-115: it is gone already.
-    assert [one.place for one in target.applier.delete([c])] == [0]
-    assert target.applier.delete([]) == []
+    assert [one.place for one in target.applier.delete([c]).refusals] == [0]
+    assert target.applier.delete([]) == DeleteAnswer((), result.root)
     target.bucket.refresher(lambda: False).refresh()
-    assert target.applier.delete([target.delete_id("a")]) == []
+    assert target.applier.delete([target.delete_id("a")]).refusals == ()
     target.check()
 
 
@@ -195,10 +196,12 @@ def test_what_the_store_does_not_delete_stays_in_the_index(tmp_path: Path) -> No
         stack.callback(applier.close)
         items = [target.delete_id(key) for key in ("a", "b", "c")]
         writer.is_down = True
-        assert [one.error for one in applier.delete(items)] == [StoreUnavailableError.code] * 3
+        assert [one.error for one in applier.delete(items).refusals] == [
+            StoreUnavailableError.code
+        ] * 3
         target.check()
         writer.is_down = False
-        (refusal,) = applier.delete(items)
+        (refusal,) = applier.delete(items).refusals
         assert (refusal.place, refusal.reason) == (1, "AccessDenied")
         assert keys(target.store) == ["b"]
         target.check()

@@ -397,12 +397,13 @@ def test_answers_that_do_not_say_what_was_deleted_are_refused(profile: Any) -> N
         pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=3)]),
         pb.DeleteResponse(deleted=1, refused=[pb.DeleteRefusal(), pb.DeleteRefusal()]),
         pb.DeleteResponse(deleted=3, refused=[pb.DeleteRefusal()]),
+        pb.DeleteResponse(deleted=3, total=b"short"),
     ):
         with fake(DeleteItems=_each(answer)) as client, pytest.raises(RemoteProtocolError):
             client.delete(profile, ids)
-    honest = pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=1)])
+    honest = pb.DeleteResponse(deleted=2, refused=[pb.DeleteRefusal(item=1)], total=TOTAL)
     with fake(DeleteItems=_each(honest)) as client:
-        (refusal,) = client.delete(profile, ids)
+        (refusal,) = client.delete(profile, ids).refusals
         assert (refusal.place, bool(refusal.error)) == (1, True)
 
 

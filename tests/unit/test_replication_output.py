@@ -31,7 +31,9 @@ from tests.support.memory_store import MemoryStore
 FINE = replace(
     A_VIEW,
     record=replace(A_VIEW.record, failed_over_ms=None, returns_policy=None),
-    state=replace(A_VIEW.state, report=replace(report(4), proven_position=FeedPosition("log", 4))),
+    state=replace(
+        A_VIEW.state, report=replace(report(4), proven_position=FeedPosition("log", 4), proven_ms=0)
+    ),
 )
 
 
@@ -84,6 +86,24 @@ def test_status_says_up_to_where_it_is_equal() -> None:
     assert "equal up to position 4" in text
     assert "RPO 0" in text
     assert "UNKNOWN" not in text
+
+
+def test_a_source_without_a_log_is_equal_at_the_time_of_a_comparison() -> None:
+    """There is no position, and what the last comparison found does not hide the proof."""
+    rounds = with_report(
+        FINE,
+        checkpoint=Checkpoint(),
+        proven_position=None,
+        proven_ms=FINE.now_ms - 120_000,
+        proof_level="recorded:CRC64",
+    )
+    text = "\n".join(status_lines(rounds))
+    assert "equal at the time of the comparison (2m ago, level recorded:CRC64)" in text
+    assert "up to" not in text
+    later = "\n".join(status_lines(with_report(rounds, differences=2)))
+    assert "equal at the time of the comparison (2m ago" in later
+    assert "the last comparison found 2 differences" in later
+    assert "not proven equal yet" in "\n".join(status_lines(with_report(rounds, proven_ms=None)))
 
 
 def test_what_is_not_known_is_unknown_with_reason_and_age() -> None:

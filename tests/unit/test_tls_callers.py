@@ -16,7 +16,6 @@ import trustme
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
-from admin.containers import fetch_trees
 from dnagent.agent import Agent
 from dnagent.config import AgentConfig
 from dnagent.heartbeat import HeartbeatSender, PeerAddress
@@ -36,6 +35,7 @@ from scm.client import ControllerClient
 from scm.eligibility import Eligibility, Ruling
 from scm.policy import ComparisonResult, RootComparison
 from scm.registry import Datanode
+from scm.replica_trees import fetch_trees
 from scm.views import ContainerStatus, ReplicaStatus
 from tests.support.certificates import OLD, issue, serving
 from tests.support.handmade import VolumeMaker, whole
@@ -117,7 +117,7 @@ def test_a_comparison_names_what_is_wrong_with_each_agent(
         expected_replicas=1,
         replicas=(status,),
     )
-    trees, errors = fetch_trees(controller, view)
+    trees, errors = fetch_trees(view, tls=controller.tls, insecure=controller.insecure)
     assert trees == {}
     assert PLAIN in errors["dn-1"].message
     controller.close()

@@ -106,7 +106,7 @@ def check_pair(pair: VerifiedPair) -> None:
     [result] = pair.client.write(pair.profile, [writes])
     assert [one for one in result.results if one.error] == []
     extras = [one.theirs_id for one in found.differences if one.ours is None and one.theirs_id]
-    assert pair.client.delete(pair.profile, extras) == []
+    assert pair.client.delete(pair.profile, extras).refusals == ()
     assert compare(pair, b"job12346").is_equal
     check_audit(pair, [write.key for write in writes])
     assert {k: b for k, (b, _) in held(pair.target).items()} == {
@@ -253,8 +253,8 @@ def test_a_run_that_another_has_followed_changes_nothing(tmp_path: Path, size: i
         # Runs of other pairs go on beside it.
         pair.client.begin_run(b"2nd pair")
         pair.client.refresh(pair.profile)
-        assert pair.client.delete(pair.profile, [extra]) == []
-        assert later.delete(pair.profile, [extra])
+        assert pair.client.delete(pair.profile, [extra]).refusals == ()
+        assert later.delete(pair.profile, [extra]).refusals
 
 
 @pytest.mark.parametrize(("pair", "run"), [(b"", b"x" * 8), (b"x" * 8, b"x" * 9)])

@@ -1,0 +1,1 @@
+"""The page of a controller: its cluster at a glance, in a browser."""
