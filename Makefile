@@ -30,8 +30,10 @@ test: setup-tests  ## all tests; those that reach a kernel a second time without
 	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
 	wait $$again || status=1; cat $$said; exit $$status
 
-test-long: $(STAMP)  ## more than 100,000 nearly valid inputs for every parser and port; some minutes
-	$(BIN)/python -m pytest -v -n 2 -m long tests
+# The second part where `make test-ozone` can run, too.
+test-long: $(STAMP)  ## 100,000 nearly valid inputs for every parser and port; 200 kills between two real Ozone clusters
+	$(BIN)/python -m pytest -v -n 2 -m "long and not ozone" tests
+	@if command -v mvn >/dev/null; then $(BIN)/python -m pytest -v -m "long and ozone" tests/e2e; fi
 
 check: format lint types test  ## all that has to hold before a change lands
 
@@ -83,7 +85,7 @@ pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chr
 	@rm -rf build/report
 
 test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
-	$(BIN)/python -m pytest -m ozone tests/e2e tests/contract
+	$(BIN)/python -m pytest -m "ozone and not long" tests/e2e tests/contract
 
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers

@@ -7,21 +7,23 @@ installs them) as two zones of one realm. Ceph replicates one bucket, and `treef
 bucket sync --watch` another, of which Ceph replicates nothing. Both cross links with a
 delay and a bandwidth that count every byte in both directions.
 
+With `--stores ozone` it starts two real Ozone clusters instead
+(tests/testbed/ozone_cluster.py), and a replication master with two syncers between
+them: benchmarks/ozone_replication.py.
+
 The lag of an object is from the answer to its PUT to the first listing of the target
 that has it; the target is listed every 0.1 s, beside the link. S3 has no log of changes
 that everybody may read: the watched sync lists the source at an interval, near it.
 """
 
 import argparse
-import os
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from botocore.client import BaseClient
-
 from benchmarks.measure import Report, Samples
+from benchmarks.ozone_replication import measure_ozone
 from benchmarks.replication_runs import Replicator, ceph_replication, watched_sync
 from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
@@ -47,6 +49,7 @@ RESTART_S_MAX = 10.0
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--stores", choices=("ceph", "ozone"), default="ceph")
     parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
     parser.add_argument("--delay-ms", type=float, default=DELAY_MS, help="One way.")
     parser.add_argument("--mbit", type=float, default=MBIT, help="Of each direction; 0: no limit.")
@@ -54,6 +57,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     link = {"delay_ms": arguments.delay_ms, "mbit": arguments.mbit}
+    if arguments.stores == "ozone":
+        measure_ozone(arguments.only, **link).show(as_json=arguments.json)
+        return
     notes = [
         f"{arguments.delay_ms:g} ms each way, {arguments.mbit:g} Mbit/s; the source is listed"
         f" every {arguments.interval:g} s"
@@ -121,7 +127,7 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
     """Small changes of a large object."""
     bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
-    found = [_changes(one) for one in (ours, peer)]
+    found = [one.changes(LARGE_BYTES) for one in (ours, peer)]
     for name in found[0]:
         mine, theirs = (
             _samples(one, crossed[name]) for one, crossed in zip((ours, peer), found, strict=True)
@@ -130,38 +136,6 @@ def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
         report.add(job, "B", mine, theirs)
         if name in bars:
             report.add(job, "B", mine, Samples("the bar", (bars[name],)), most=1.0)
-
-
-def _changes(one: Replicator) -> dict[str, int]:
-    body, key, found = bytearray(os.urandom(LARGE_BYTES)), "large", dict[str, int]()
-    source = {"Bucket": one.source.name, "Key": key}
-    target = {"Bucket": one.target.name, "Key": key}
-    etag = ""
-
-    def put(client: BaseClient) -> None:
-        nonlocal etag
-        etag = client.put_object(**source, Body=bytes(body))["ETag"]
-
-    def has_bytes(client: BaseClient) -> bool:
-        # An object that was put together from old and new ranges has another ETag.
-        with client.get_object(**target)["Body"] as stream:
-            return bool(stream.read() == bytes(body))
-
-    one.change(put, has_bytes)
-    body[LARGE_BYTES // 2] ^= 1
-    found["one byte"] = one.change(put, has_bytes)
-    tags = {"TagSet": [{"Key": "team", "Value": "storage"}]}
-    found["one tag"] = one.change(
-        lambda client: client.put_object_tagging(**source, Tagging=tags),
-        lambda client: bool(client.get_object_tagging(**target)["TagSet"] == tags["TagSet"]),
-    )
-
-    def is_gone(client: BaseClient) -> bool:
-        listed = client.list_objects_v2(Bucket=one.target.name, Prefix=key)
-        return not listed.get("KeyCount")
-
-    found["deleted"] = one.change(lambda client: client.delete_object(**source), is_gone)
-    return found
 
 
 def kill(report: Report, ours: Replicator, peer: Replicator) -> None:

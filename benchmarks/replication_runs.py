@@ -17,6 +17,7 @@ from pathlib import Path
 from botocore.client import BaseClient
 from botocore.exceptions import ClientError
 
+from replicator.stores.port import ChangeFeed, ChangeKind
 from tests.support.rgw import RgwMultisite
 from tests.support.s3_servers import S3Bucket
 from tests.support.wan import WanLink
@@ -24,6 +25,8 @@ from tests.support.wan import WanLink
 _WRITERS = 8
 # Looks at the target: lags are rounded up by so much, and by the time of a listing.
 _LOOK_S = 0.1
+# The same where it has a log.
+_LOG_S = 0.02
 _WAIT_S = 300.0
 # Before a job is measured nothing of the one before may still cross.
 _SETTLE_S = 3.0
@@ -33,11 +36,13 @@ _SETTLE_S = 3.0
 class Arrivals:
     """How objects came to the target. Lags are in seconds, sorted: from the answer to
     a PUT to the first listing of the target that has the object. `seconds` is from the
-    first PUT to the last arrival, `crossed` all bytes on the links.
+    first PUT to the last arrival, `written_s` to the last answer to a PUT, `crossed`
+    all bytes on the links.
     """
 
     lags: tuple[float, ...]
     seconds: float
+    written_s: float
     crossed: int
 
     def lag_s(self, share: float) -> float:
@@ -48,7 +53,8 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class Replicator:
     """A running replicator: where one writes, where it arrives, what links it uses, and
-    how it is killed and started again.
+    how it is killed and started again. Arrivals are seen in the target's log where it
+    has one, `feed`, otherwise by listings.
     """
 
     name: str
@@ -56,6 +62,7 @@ class Replicator:
     target: S3Bucket
     links: Sequence[WanLink]
     kill_and_start: Callable[[], None]
+    feed: ChangeFeed | None = None
 
     def crossed(self) -> int:
         """Bytes in both directions since `reset`."""
@@ -80,7 +87,8 @@ class Replicator:
         self.reset()
         written, seen = dict[str, float](), dict[str, float]()
         stop = threading.Event()
-        looks = threading.Thread(target=self._look, args=(f"{name}/", count, seen, stop))
+        look = self._look if self.feed is None else self._read_log
+        looks = threading.Thread(target=look, args=(f"{name}/", count, seen, stop))
         body = os.urandom(size_bytes)
         with self.source.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
             looks.start()
@@ -99,7 +107,8 @@ class Replicator:
         looks.join()
         assert len(seen) == count, f"{self.name}: {len(seen)} of {count} objects came"
         lags = sorted(max(0.0, at - written[key]) for key, at in seen.items())
-        return Arrivals(tuple(lags), max(seen.values()) - begun, self.crossed())
+        written_s = max(written.values()) - begun
+        return Arrivals(tuple(lags), max(seen.values()) - begun, written_s, self.crossed())
 
     def change(
         self, act: Callable[[BaseClient], object], seen: Callable[[BaseClient], bool]
@@ -112,6 +121,40 @@ class Replicator:
             self.wait(lambda: seen(client))
         time.sleep(_SETTLE_S)
         return self.crossed()
+
+    def changes(self, size_bytes: int) -> dict[str, int]:
+        """The bytes that cross for one byte of a large object, for a tag of it and for
+        its delete, by the name of the change.
+        """
+        body, key, found = bytearray(os.urandom(size_bytes)), "large", dict[str, int]()
+        source = {"Bucket": self.source.name, "Key": key}
+        target = {"Bucket": self.target.name, "Key": key}
+        etag = ""
+
+        def put(client: BaseClient) -> None:
+            nonlocal etag
+            etag = client.put_object(**source, Body=bytes(body))["ETag"]
+
+        def has_bytes(client: BaseClient) -> bool:
+            # An object that was put together from old and new ranges has another ETag.
+            with client.get_object(**target)["Body"] as stream:
+                return bool(stream.read() == bytes(body))
+
+        self.change(put, has_bytes)
+        body[size_bytes // 2] ^= 1
+        found["one byte"] = self.change(put, has_bytes)
+        tags = {"TagSet": [{"Key": "team", "Value": "storage"}]}
+        found["one tag"] = self.change(
+            lambda client: client.put_object_tagging(**source, Tagging=tags),
+            lambda client: bool(client.get_object_tagging(**target)["TagSet"] == tags["TagSet"]),
+        )
+
+        def is_gone(client: BaseClient) -> bool:
+            listed = client.list_objects_v2(Bucket=self.target.name, Prefix=key)
+            return not listed.get("KeyCount")
+
+        found["deleted"] = self.change(lambda client: client.delete_object(**source), is_gone)
+        return found
 
     def wait_for_bucket(self) -> None:
         """Wait until the second site has heard of the target."""
@@ -134,6 +177,18 @@ class Replicator:
                 pass
             time.sleep(_LOOK_S)
         raise AssertionError(f"{self.name}: nothing arrived in {_WAIT_S:.0f} s")
+
+    def _read_log(
+        self, prefix: str, count: int, seen: dict[str, float], stop: threading.Event
+    ) -> None:
+        assert self.feed is not None
+        position = self.feed.position()
+        while len(seen) < count and not stop.wait(_LOG_S):
+            batch = self.feed.read(position)
+            position, at = batch.position, time.monotonic()
+            for change in batch.changes:
+                if change.kind is ChangeKind.PUT and change.key.startswith(prefix):
+                    seen.setdefault(change.key, at)
 
     def _look(self, prefix: str, count: int, seen: dict[str, float], stop: threading.Event) -> None:
         with self.target.endpoint.client() as client:

@@ -8,8 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from replicator.stores.local import LocalBucket
-from replicator.stores.port import ObjectProperties, WriteCondition
+from replicator.stores.port import ObjectProperties, Store, WriteCondition
 
 # Large enough to have a data file of its own in a local bucket.
 _ARCHIVED_BYTES = 20_000
@@ -27,9 +26,9 @@ class BucketWriters:
     context manager that ends them. It remembers every body.
     """
 
-    def __init__(self, bucket: LocalBucket, writers: int) -> None:
-        """Prepare; the bucket stays the caller's."""
-        self._bucket = bucket
+    def __init__(self, store: Store, writers: int) -> None:
+        """Prepare; the store stays the caller's."""
+        self._writer = store.writer
         self._pool = ThreadPoolExecutor(writers, "writer")
         self._writers = writers
         self._stop = threading.Event()
@@ -54,7 +53,7 @@ class BucketWriters:
         def put(number: int) -> None:
             key = archived_key(number)
             body = archived_body(number)
-            self._bucket.put(key, body, _NOTHING, _ANYTHING)
+            self._writer.put(key, body, _NOTHING, _ANYTHING)
             self._held[key] = body
 
         list(self._pool.map(put, range(objects)))
@@ -83,11 +82,11 @@ class BucketWriters:
         while not self._stop.wait(_PAUSE_S):
             key = f"live/{number}/{chance.randrange(_KEYS_PER_WRITER):02}"
             if chance.randrange(_DELETE_SHARE) == 0:
-                self._bucket.delete([key])
+                self._writer.delete([key])
                 self._held.pop(key, None)
             else:
                 body = chance.randbytes(chance.choice(_SIZES))
-                self._bucket.put(key, body, _NOTHING, _ANYTHING)
+                self._writer.put(key, body, _NOTHING, _ANYTHING)
                 self._held[key] = body
 
 

@@ -3,7 +3,7 @@ of `treefold bucket demo`.
 
 The master, the syncers and the commands are processes as an operator runs them. The
 syncer that has the replication is killed, the next one is cut off from the master, and
-a bit of the target flips on its disk. Lags are computed from the logs of both stores.
+an object of the target is damaged. Lags are computed from the logs of both stores.
 """
 
 import json
@@ -20,7 +20,8 @@ from signal import SIGKILL, SIGTERM
 from admin.demo.cuttable_link import CuttableLink
 from admin.demo.lag_picture import Mark, draw_lag
 from admin.demo.process import DemoProcess
-from admin.demo.replicated_writers import BucketWriters, archived_body, archived_key, flip_bit
+from admin.demo.replicated_pair import ReplicatedPair
+from admin.demo.replicated_writers import BucketWriters, archived_body, archived_key
 from admin.demo.replication_lag import (
     CrossedChange,
     LagSummary,
@@ -29,10 +30,7 @@ from admin.demo.replication_lag import (
     summary,
 )
 from replicator.master.client import MasterClient
-from replicator.replication import Condition, Policy, PolicyId, Stage
-from replicator.stores.local import LocalBucket
-from replicator.stores.port import Change, FeedPosition
-from runtime.disk import Disk
+from replicator.replication import Condition, DesiredState, Policy, PolicyId, Stage
 from runtime.documents import parse_json
 from runtime.errors import ProcessFailedError
 from runtime.exit_codes import ExitCode
@@ -72,6 +70,7 @@ class ReplicationResult:
     killed: Mark = field(default_factory=lambda: Mark(0, ""))
     cut: Mark = field(default_factory=lambda: Mark(0, ""))
     flipped_ms: int = 0
+    paused: Mark | None = None
     stopped_itself: bool = False
     changes: list[CrossedChange] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
@@ -104,6 +103,8 @@ class ReplicationResult:
             "syncer is dead": _until_caught_up(self.killed, self.changes),
             "link is cut": _until_caught_up(self.cut, self.changes),
         }
+        if self.paused is not None:
+            outages["replication is paused"] = _until_caught_up(self.paused, self.changes)
         phases: dict[str, list[CrossedChange]] = {"nothing fails": []}
         phases |= {name: [] for name in outages}
         for change in self.changes:
@@ -117,7 +118,7 @@ class ReplicationResult:
             Mark(one.at_ms - self.begin_ms, one.text, (one.end_ms or 0) - self.begin_ms)
             for one in (self.killed, self.cut)
         ]
-        marks.append(Mark(self.flipped_ms - self.begin_ms, "bit flipped at the target, repaired"))
+        marks.append(Mark(self.flipped_ms - self.begin_ms, "target damaged, repaired"))
         steady = self.lags()["nothing fails"]
         return draw_lag(
             "How far a replica is behind, while its syncers are killed and cut off",
@@ -159,18 +160,18 @@ class ReplicationResult:
 
 
 def replicate(
-    folder: Path, scale: ReplicationScale, say: _Say, *, check: bool
+    folder: Path, buckets: ReplicatedPair, scale: ReplicationScale, say: _Say, *, check: bool
 ) -> ReplicationResult:
-    """Replicate a bucket in an empty folder, and break what can break. `say` gets a
-    line for each event. With `check` every object of the target is compared with what
-    the writers wrote.
+    """Replicate a bucket, and break what can break; processes have their files in an
+    empty folder. `say` gets a line for each event. With `check` every object of the
+    target is compared with what the writers wrote.
 
     Raises:
         ReconcileError: a process did not start, or what has to happen did not.
     """
     began_s = time.monotonic()
     with ExitStack() as stack:
-        pair = _ReplicatedPair(folder, scale, stack, say)
+        pair = _Demo(folder, buckets, scale, stack, say)
         result = pair.run()
         if check:
             result.bytes_equal = pair.holds_what_was_written()
@@ -179,15 +180,20 @@ def replicate(
     return result
 
 
-class _ReplicatedPair:
-    """A source with its writers, a target, a master and two syncers."""
+class _Demo:
+    """Two buckets, writers of the source, a master and two syncers."""
 
-    def __init__(self, folder: Path, scale: ReplicationScale, stack: ExitStack, say: _Say) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        buckets: ReplicatedPair,
+        scale: ReplicationScale,
+        stack: ExitStack,
+        say: _Say,
+    ) -> None:
         self._folder, self._scale, self._stack, self._say = folder, scale, stack, say
-        self._paths = folder / "source", folder / "target"
-        self._source, self._target = (
-            stack.enter_context(LocalBucket(path, Disk(), create=True)) for path in self._paths
-        )
+        self._buckets = buckets
+        self._source, self._target = buckets.source, buckets.target
         self._writers = stack.enter_context(BucketWriters(self._source, _WRITERS))
         self._result = ReplicationResult()
         master = self._process("master", ["replication-master", "run"])
@@ -217,7 +223,7 @@ class _ReplicatedPair:
     def run(self) -> ReplicationResult:
         result = self._result
         self._replicate()
-        before = self._source.feed.position(), self._target.feed.position()
+        self._buckets.begin()
         result.begin_ms = _now_ms()
         self._writers.start()
         # Between two faults the writers go on: the lag without one is shown, too.
@@ -226,30 +232,29 @@ class _ReplicatedPair:
         time.sleep(self._scale.quiet_s)
         self._cut_link()
         time.sleep(self._scale.quiet_s)
-        self._flip_bit()
+        self._damage()
         self._writers.end()
         result.end_ms = _now_ms()
         self._settle()
-        result.changes = crossed_changes(
-            _changes_after(self._source, before[0]), _changes_after(self._target, before[1])
-        )
+        result.changes = crossed_changes(*self._buckets.changes())
         self._prove()
+        self._cancel()
         return result
 
     def holds_what_was_written(self) -> bool:
         """Whether the target has exactly the keys and bytes that the writers wrote."""
-        view, written = self._target.view, dict(self._writers.held)
-        for facts in view.list_objects(""):
-            with view.read(facts) as pieces:
+        written = dict(self._writers.held)
+        for facts in self._target.lister.list_objects(""):
+            with self._target.reader.read(facts) as pieces:
                 if written.pop(facts.key, None) != b"".join(pieces):
                     return False
         return not written
 
     def _replicate(self) -> None:
         """Begin to replicate, and wait until the log is followed."""
-        source, target = (f"local:{path}" for path in self._paths)
         began_s = time.monotonic()
-        self._client.add_policy(Policy(_POLICY, source, target), "a demo")
+        policy = Policy(_POLICY, self._source.address, self._target.address)
+        self._client.add_policy(policy, "a demo")
 
         def is_live() -> bool:
             view = self._client.replication(_POLICY)
@@ -296,26 +301,39 @@ class _ReplicatedPair:
         )
         self._await_both()
 
-    def _flip_bit(self) -> None:
-        """Damage an object that nobody writes, find it by reading, copy it again."""
-        key = archived_key(_DAMAGED)
-        self._result.flipped_ms = _now_ms()
-        flip_bit(self._paths[1], archived_body(_DAMAGED))
+    def _damage(self) -> None:
+        """Damage an object that nobody writes, find it, copy it again."""
+        key, result = archived_key(_DAMAGED), self._result
+        result.flipped_ms = _now_ms()
+        if self._buckets.pauses_for_damage:
+            self._client.set_desired(_POLICY, DesiredState.PAUSED, "a demo")
+            self._await(lambda: self._condition() is Condition.PAUSED, "the pause")
+        kind = self._buckets.damage(key, archived_body(_DAMAGED))
         prefix = key.split("/", 1)[0] + "/"
         status, found = self._compare("verify", "--level", "read", "--prefix", prefix)
-        self._result.damaged = [
-            str(one["key"]) for one in found[:-1] if one.get("kind") == "damaged"
-        ]
+        result.damaged = [str(one["key"]) for one in found[:-1] if one.get("kind") == kind]
         self._say(
-            f"a bit flipped at the target: verify --level read finds damaged"
-            f" {', '.join(self._result.damaged) or 'nothing'} (exit {status})"
+            f"{self._buckets.damage_text}: verify --level read finds {kind}"
+            f" {', '.join(result.damaged) or 'nothing'} (exit {status})"
         )
         status, found = self._compare("sync", "--prefix", prefix)
-        self._result.repaired = status == ExitCode.CLEAN and found[-1].get("copied") == 1
+        result.repaired = status == ExitCode.CLEAN and found[-1].get("copied") == 1
         self._say(f"sync copied {found[-1].get('copied')} object again")
+        if self._buckets.pauses_for_damage:
+            self._client.set_desired(_POLICY, DesiredState.ENABLED, "a demo")
+            result.paused = Mark(result.flipped_ms, "paused", _now_ms())
+
+    def _cancel(self) -> None:
+        """End the replication: its snapshots are removed."""
+        self._client.set_desired(_POLICY, DesiredState.CANCELLED, "a demo")
+        self._await(lambda: self._condition() is Condition.CANCELLED, "its end")
+
+    def _condition(self) -> Condition:
+        return self._client.replication(_POLICY).condition
 
     def _settle(self) -> None:
         """Wait until the syncer says that every change is at the target."""
+        assert self._source.feed is not None
         newest = self._source.feed.position().index
 
         def is_settled() -> bool:
@@ -346,7 +364,7 @@ class _ReplicatedPair:
         )
 
     def _compare(self, command: str, *options: str) -> tuple[int, list[JsonObject]]:
-        addresses = (f"local:{path}" for path in self._paths)
+        addresses = self._source.address, self._target.address
         return self._command(command, *addresses, *options, "--state", str(self._folder / "pair"))
 
     def _command(self, *words: str) -> tuple[int, list[JsonObject]]:
@@ -379,8 +397,8 @@ class _ReplicatedPair:
     def _await_takeover(self, name: str) -> int:
         """Wait until another syncer than `name` has changed the target; when it had."""
         self._await(lambda: self._holder() not in ("", name), "another syncer to take over")
-        position = self._target.feed.position().index
-        self._await(lambda: self._target.feed.position().index > position, "work to go on")
+        before = self._buckets.target_changes()
+        self._await(lambda: self._buckets.target_changes() > before, "work to go on")
         return _now_ms()
 
     def _await_both(self) -> None:
@@ -416,14 +434,6 @@ def _until_caught_up(mark: Mark, changes: Sequence[CrossedChange]) -> tuple[int,
     end_ms = mark.end_ms or mark.at_ms
     arrivals = (one.arrived_ms or end_ms for one in changes if one.made_ms <= end_ms)
     return mark.at_ms, max(arrivals, default=end_ms)
-
-
-def _changes_after(bucket: LocalBucket, position: FeedPosition) -> list[Change]:
-    found = list[Change]()
-    while (batch := bucket.feed.read(position)).changes:
-        found += batch.changes
-        position = batch.position
-    return found
 
 
 def _now_ms() -> int:

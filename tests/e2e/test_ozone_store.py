@@ -14,17 +14,12 @@ from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
 from replicator.copy_task import CopyLimits
 from replicator.hashing import crc_hash
-from replicator.stores.errors import (
-    FeedGapError,
-)
-from replicator.stores.port import ObjectProperties
-from tests.support.bucket_commands import BucketPair
 from tests.support.bucket_sync import SyncRunner
 from tests.support.flawed_stores import FlawedReader
 from tests.support.ozone import OzoneCluster
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.s3_servers import S3Endpoint
-from tests.support.stores import ANYTHING, content, current, keys
+from tests.support.stores import content, current, keys
 
 pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
@@ -37,34 +32,6 @@ ODD = ["\uff01", "\ue000", "😀1", "\U0010ffff", "a b", "%25", "ü"]
 def buckets(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Iterator[OzoneBuckets]:
     with OzoneBuckets(ozone_cluster, ozone_gateway) as opened:
         yield opened
-
-
-def test_buckets_of_two_clusters_are_made_equal(
-    buckets: OzoneBuckets,
-    second_ozone_cluster: OzoneCluster,
-    ozone_gateway: S3Endpoint,
-    tmp_path: Path,
-) -> None:
-    """OZ-001: they share nothing."""
-    there = S3Endpoint(f"http://{second_ozone_cluster.s3_address}", "any", "thing")
-    given = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
-    with OzoneBuckets(second_ozone_cluster, there) as others:
-        source, target = buckets.fresh(FLAT), others.fresh(TREE)
-        for key in ("d/a", "d-", *ODD):
-            source.writer.put(key, key.encode() * 9, given, ANYTHING)
-        commands = BucketPair(source.address, target.address, tmp_path / "state", ozone_gateway)
-        report = commands.sync("--delete")
-        assert (report.exit_status, report.last["equal"]) == (0, True)
-        assert keys(target) == keys(source)
-        back = buckets.fresh(FLAT)
-        commands = BucketPair(target.address, back.address, tmp_path / "back", ozone_gateway)
-        assert commands.sync("--delete").last["equal"]
-        assert keys(back) == keys(source)
-        # A place in the log of one is none in that of the other.
-        assert source.feed is not None
-        assert target.feed is not None
-        with pytest.raises(FeedGapError):
-            target.feed.read(source.feed.position())
 
 
 def test_a_copy_has_the_crc_that_its_writer_recorded(

@@ -70,7 +70,7 @@ def test_going_back_is_an_order_within_one_log(
 ) -> None:
     """OZ-135."""
     assert not goes_back(first, first)
-    logs = {one.position.log for one in (first, second, third) if one.position}
+    logs = {one.position.log if one.position else "" for one in (first, second, third)}
     if len(logs) < 2 and not goes_back(first, second) and not goes_back(second, third):
         assert not goes_back(first, third)
 

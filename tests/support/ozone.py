@@ -32,12 +32,14 @@ _LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
 
 
 class OzoneCluster:
-    """One SCM, one OM, three datanodes; a context manager that leaves nothing running
-    and no data behind.
+    """One SCM, one OM, three datanodes or another number; a context manager that leaves
+    nothing running and no data behind.
     """
 
-    def __init__(self, folder: Path, port_offset: int = _PORT_OFFSET) -> None:
-        self.folder = folder
+    def __init__(
+        self, folder: Path, port_offset: int = _PORT_OFFSET, *, datanodes: int = 3
+    ) -> None:
+        self.folder, self._datanodes = folder, datanodes
         self._offset = port_offset
         is_named = str(folder) in (_RUNNING, _RUNNING_SECOND)
         self._is_kept = is_named and (folder / "om" / "pid").exists()
@@ -60,7 +62,8 @@ class OzoneCluster:
             self._run("fetch")
         self._run("wipe")
         try:
-            self._run("--port-offset", str(self._offset), "start")
+            sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
+            self._run(*sizes, "start")
         except BaseException:
             self._run("wipe")
             raise
@@ -80,7 +83,7 @@ class OzoneCluster:
     @property
     def scm_address(self) -> str:
         """SCM's port for clients."""
-        return f"127.0.0.1:{9860 + _PORT_OFFSET}"
+        return f"127.0.0.1:{9860 + self._offset}"
 
     @property
     def s3_address(self) -> str:
@@ -93,6 +96,11 @@ class OzoneCluster:
     def om_address(self) -> str:
         """The gRPC port of the OM."""
         return f"127.0.0.1:{8981 + self._offset}"
+
+    @property
+    def om_metrics(self) -> str:
+        """The URL of what the OM counts."""
+        return f"http://127.0.0.1:{9874 + self._offset}/jmx"
 
     def shell(self, *commands: str, settings: Sequence[str] = ()) -> None:
         """Run `ozone sh` commands in one start of it; `settings` are key=value."""
@@ -169,19 +177,32 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
         time.sleep(0.5)
 
 
+def first_cluster(*, datanodes: int = 3) -> OzoneCluster:
+    """The cluster that most tests use."""
+    folder = Path(_RUNNING) if _RUNNING else ROOT / ".testbed"
+    return OzoneCluster(folder, datanodes=datanodes)
+
+
+def second_cluster() -> OzoneCluster:
+    """Another one, which shares nothing with the first but the machine. It has one
+    datanode: what is tested there is its OM and its gateway.
+    """
+    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
+    folder.mkdir(parents=True, exist_ok=True)
+    return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1)
+
+
 @pytest.fixture(scope="module")
 def ozone_cluster() -> Iterator[OzoneCluster]:
     """A cluster for the tests of one module: their containers are theirs alone."""
-    with OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed") as started:
+    with first_cluster() as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def second_ozone_cluster(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
-    """Another cluster, which shares nothing with the first but the machine."""
-    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
-    folder.mkdir(parents=True, exist_ok=True)
-    with OzoneCluster(folder, _SECOND_PORT_OFFSET) as started:
+    """A second cluster beside it."""
+    with second_cluster() as started:
         assert started.om_address != ozone_cluster.om_address
         yield started
 

@@ -200,6 +200,8 @@ USAGE: list[tuple[str, str, str]] = [
     ("bucket receipts verify /no/such/file", "", "click"),
     ("bucket demo --objects 1", "", "click"),
     ("bucket demo --svg /no/such/folder", "", "click"),
+    ("bucket demo --ozone ozone://om:1/v/b?s3=http://g:1", "", "click"),
+    ("bucket demo --ozone local:/a local:/b", "", "usage"),
     ("verifier", "", "click"),
     ("verifier run", "", "config_invalid"),
     ("verifier run extra", "", "click"),

@@ -1,5 +1,7 @@
 """What a replication master decides (OZ-035 to OZ-050, OZ-124 to OZ-151)."""
 
+from dataclasses import replace
+
 import pytest
 
 from replicator.master.assignment import AssignmentMode, AssignmentRules, Strategy
@@ -18,6 +20,7 @@ from replicator.replication import (
     PolicyId,
     ReplicationFault,
     ReplicationOptions,
+    Stage,
 )
 from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError, UsageError
@@ -209,6 +212,35 @@ def test_a_position_never_goes_back(one: OneMaster) -> None:
     one.master.save_report(syncer.caller, again)
     found = one.master.replication(P1).state.report
     assert found == report(10)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "is_taken"),
+    [
+        (Stage.LIVE, Stage.INCREMENTAL, True),
+        (Stage.INITIAL_BATCH, Stage.INITIAL_BATCH, True),
+        (Stage.INCREMENTAL, Stage.INCREMENTAL, True),
+        (Stage.LIVE, Stage.INITIAL_BATCH, False),
+        (Stage.LIVE, Stage.LIVE, False),
+    ],
+)
+def test_after_a_gap_of_the_log_a_position_is_given_up(
+    one: OneMaster, before: Stage, after: Stage, *, is_taken: bool
+) -> None:
+    """OZ-098, OZ-103: only for a round that compares."""
+    syncer = working(one)
+    begun, gap = (
+        replace(report(index), checkpoint=replace(report(index).checkpoint, stage=stage))
+        for index, stage in ((7, before), (None, after))
+    )
+    syncer.save(begun)
+    if not is_taken:
+        with pytest.raises(UsageError):
+            syncer.save(gap)
+        return
+    syncer.save(gap)
+    syncer.save(report(3))
+    assert one.master.replication(P1).state.report == report(3)
 
 
 def test_a_position_of_another_log_is_taken(one: OneMaster) -> None:
