@@ -1,5 +1,6 @@
 """The client of SCM, on its twin in memory and on a real SCM."""
 
+import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from ozone.hadoop_rpc import HadoopRpcClient
 from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOperation, ScmClient
 from protos.ozone_scm_pb2 import ScmContainerLocationRequest
 from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
-from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone import OzoneCluster
 from tests.support.scm_twin import ScmTwin, served
 
 UNKNOWN = ContainerId(1_000_000_000)
@@ -61,25 +62,11 @@ def twin_address(twin: ScmTwin) -> Iterator[str]:
 def real(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> Served:
     key = tmp_path_factory.mktemp("keys") / "key"
     Path(key).write_bytes(bytes(300_000))
+    place = f"/scm-{secrets.token_hex(4)}/buck1"
     ozone_cluster.shell(
-        "volume create /vol1", "bucket create /vol1/buck1", f"key put /vol1/buck1/key {key}"
+        f"volume create {place[:-6]}", f"bucket create {place}", f"key put {place}/key {key}"
     )
-    for container in ozone_cluster.containers():
-        ozone_cluster.admin("container", "close", str(container["containerID"]))
-    client = ScmClient([ozone_cluster.scm_address])
-
-    def all_closed() -> bool:
-        found = list(client.containers())
-        replicas = client.replicas([one.container_id for one in found])
-        return bool(found) and all(
-            [one.data_checksum is not None for one in ours] == [True] * 3
-            for ours in replicas.values()
-        )
-
-    eventually("SCM knows all roots of closed containers", all_closed)
-    ids = [one.container_id for one in client.containers()]
-    client.close()
-    return Served(ozone_cluster.scm_address, ids)
+    return Served(ozone_cluster.scm_address, ozone_cluster.close_open())
 
 
 @pytest.fixture(
@@ -99,13 +86,13 @@ def client(cluster: Served) -> Iterator[ScmClient]:
     found.close()
 
 
-def test_the_cluster_is_told_by_its_id(client: ScmClient, cluster: Served) -> None:
+def test_the_cluster_is_told_by_its_id(client: ScmClient) -> None:
     identity = client.identity()
     assert identity.cluster_id.startswith("CID-")
     assert identity.scm_id
     assert any("LEADER" in line for line in identity.scms)
     assert not identity.in_safe_mode
-    assert identity.container_count == len(cluster.container_ids)
+    assert identity.container_count == len(list(client.containers()))
 
 
 def test_all_datanodes_are_listed_with_where_they_are_read(client: ScmClient) -> None:
@@ -121,22 +108,26 @@ def test_all_datanodes_are_listed_with_where_they_are_read(client: ScmClient) ->
 
 
 def test_containers_are_listed_in_order_after_any_id(client: ScmClient, cluster: Served) -> None:
-    found = list(client.containers())
+    listed = [one.container_id for one in client.containers()]
+    assert listed == sorted(listed)
+    # A real cluster has those of other tests, too.
+    found = [one for one in client.containers() if one.container_id in cluster.container_ids]
     assert [one.container_id for one in found] == cluster.container_ids
     for one in found:
         assert one.state is ContainerState.CLOSED
         assert (one.replication, one.required_replicas) == ("RATIS/THREE", 3)
         assert not one.is_erasure_coded
-    last = cluster.container_ids[-1]
-    assert list(client.containers(last)) == []
-    assert [one.container_id for one in client.containers(last - 1)] == [last]
+    for after in (listed[0], listed[-1] - 1, listed[-1]):
+        found = list(client.containers(after))
+        assert [one.container_id for one in found] == [one for one in listed if one > after]
 
 
 def test_containers_are_found_by_id_and_unknown_ones_left_out(
     client: ScmClient, cluster: Served
 ) -> None:
     listed = {one.container_id: one for one in client.containers()}
-    assert client.get_containers([*cluster.container_ids, UNKNOWN]) == listed
+    found = client.get_containers([*cluster.container_ids, UNKNOWN])
+    assert found == {number: listed[number] for number in cluster.container_ids}
 
 
 def test_replicas_have_states_roots_and_datanodes(client: ScmClient, cluster: Served) -> None:

@@ -4,6 +4,7 @@
 
 import json
 import random
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -11,37 +12,32 @@ from typing import Any
 
 import pytest
 
-from ozone.scm_client import ScmClient
-from tests.support.ozone import OzoneCluster, eventually
+from merkle.tree import ContainerId
+from tests.support.ozone import OzoneCluster
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
 
 SIZES = (300_000, 5_242_883, 400_000)
 WINDOW = 16_384
 
 
 @pytest.fixture(scope="module")
-def containers(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+def containers(
+    ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory
+) -> list[ContainerId]:
     """Three closed containers, each with a block of each size."""
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    ozone_cluster.shell("volume create /vol1", "bucket create /vol1/buck1")
-    client = ScmClient([ozone_cluster.scm_address])
+    place = f"/live-{secrets.token_hex(4)}/buck1"
+    ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
+    ozone_cluster.close_open()
+    found = list[ContainerId]()
     for number in range(3):
         ozone_cluster.shell(
-            *(f"key put /vol1/buck1/{number}-{size} {folder / str(size)}" for size in SIZES)
+            *(f"key put {place}/{number}-{size} {folder / str(size)}" for size in SIZES)
         )
-        [opened] = [one for one in client.containers() if one.state.value == "OPEN"]
-        ozone_cluster.admin("container", "close", str(opened.container_id))
-
-        def is_known(container_id: int = opened.container_id) -> bool:
-            found = client.replicas([container_id])[container_id]
-            return [one.data_checksum is not None for one in found] == [True] * 3
-
-        eventually("SCM knows the roots of all replicas", is_known)
-    found = [one.container_id for one in client.containers()]
-    client.close()
+        found += ozone_cluster.close_open()
     assert len(found) == 3
     return found
 
@@ -74,16 +70,17 @@ def diagnose(cluster: OzoneCluster, *words: str) -> tuple[int, dict[int, dict[st
 
 
 def test_a_healthy_cluster_is_equal_in_trees_and_in_data(
-    ozone_cluster: OzoneCluster, containers: list[int]
+    ozone_cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
-    assert diagnose(ozone_cluster) == (0, {})
-    assert diagnose(ozone_cluster, "--deep") == (0, {})
+    ids = [*map(str, containers)]
+    assert diagnose(ozone_cluster, *ids) == (0, {})
+    assert diagnose(ozone_cluster, "--deep", *ids) == (0, {})
     for command in ("doctor", "status"):
         assert treefold(command, "--cluster", ozone_cluster.scm_address).returncode == 0
 
 
 def test_damage_of_each_kind_gets_its_verdict(
-    ozone_cluster: OzoneCluster, containers: list[int]
+    ozone_cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
     healthy, damaged, lost = containers
     for datanode in (1, 2, 3):
@@ -93,7 +90,7 @@ def test_damage_of_each_kind_gets_its_verdict(
         flip(files(ozone_cluster, datanode, lost)[SIZES[0]], 100)
     flip(files(ozone_cluster, 1, damaged)[SIZES[0]], 100)
     files(ozone_cluster, 2, damaged)[SIZES[2]].unlink()
-    status, found = diagnose(ozone_cluster, "--deep")
+    status, found = diagnose(ozone_cluster, "--deep", *map(str, containers))
     assert status == 4
     assert healthy not in found
     assert found[lost]["verdict"] == "UNRECOVERABLE"
@@ -106,7 +103,7 @@ def test_damage_of_each_kind_gets_its_verdict(
 
 
 def test_a_stopped_datanode_makes_a_verdict_unknown(
-    ozone_cluster: OzoneCluster, containers: list[int]
+    ozone_cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
     ozone_cluster.stop(3)
     try:

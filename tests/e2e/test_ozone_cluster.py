@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 import pyarrow.fs as pa_fs
@@ -42,7 +44,7 @@ from tests.support.ozone import OzoneCluster, eventually
 from tests.support.processes import TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
 
 # The gateway of a cluster without security takes any.
 S3_CREDENTIALS = {
@@ -69,34 +71,18 @@ def containers(
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    cluster.shell("volume create /vol1", "bucket create /vol1/buck1")
-    closed: set[int] = set()
+    place = f"/own-{secrets.token_hex(4)}/buck1"
+    cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
+    cluster.close_open()
+    closed = list[ContainerId]()
     for kind in CHECKSUM_TYPES:
-        puts = [f"key put /vol1/buck1/{kind}-{size} {folder / str(size)}" for size in SIZES]
+        puts = [f"key put {place}/{kind}-{size} {folder / str(size)}" for size in SIZES]
         cluster.shell(*puts, settings=[f"ozone.client.checksum.type={kind}"])
-        for container in cluster.containers():
-            if container["containerID"] not in closed and container["state"] == "OPEN":
-                cluster.admin("container", "close", str(container["containerID"]))
-        eventually(
-            "all containers are closed",
-            lambda: all(c["state"] == "CLOSED" for c in cluster.containers()),
-        )
-        closed |= {container["containerID"] for container in cluster.containers()}
+        closed += cluster.close_open()
     # Each type has a container of its own, so that each kind of damage below is really
     # done to one.
     assert len(closed) >= len(CHECKSUM_TYPES)
-
-    def all_known() -> bool:
-        roots = cluster.roots(sorted(closed)).values()
-        known = [
-            state == "CLOSED" and root != "0"
-            for replicas in roots
-            for state, root in replicas.values()
-        ]
-        return len(known) == 3 * len(closed) and all(known)
-
-    eventually("SCM knows the roots of all replicas", all_known)
-    return [ContainerId(container_id) for container_id in sorted(closed)]
+    return sorted(closed)
 
 
 def treefold(*words: str) -> tuple[int, str]:
@@ -112,16 +98,19 @@ def treefold(*words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def content(folder: Path) -> dict[str, str]:
-    """A digest of every file that a running datanode has no reason to change."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+def content(volume: Path, containers: list[ContainerId]) -> dict[str, str]:
+    """A digest of every file of these containers, which a running datanode has no
+    reason to change.
+    """
+    folders = [volume.glob(f"hdds/*/current/containerDir*/{one}") for one in containers]
+    found = {
+        str(path.relative_to(volume)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for folder in chain.from_iterable(folders)
         for path in sorted(folder.rglob("*"))
         if path.is_file()
-        and "container.db" not in path.parts
-        and "tmp" not in path.parts
-        and path.name != "scmUsed"
     }
+    assert len(found) > len(containers)
+    return found
 
 
 def datanode_ids(cluster: OzoneCluster) -> dict[str, int]:
@@ -140,19 +129,21 @@ def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
     cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
     roots = cluster.roots(containers)
+    only = [f"--container={container_id}" for container_id in containers]
     for uuid, datanode in datanode_ids(cluster).items():
-        before = content(cluster.volume(datanode))
+        before = content(cluster.volume(datanode), containers)
         for source in ("data", "metadata"):
             status, out = treefold(
-                "tree", "build", str(cluster.volume(datanode)), "--json", "--source", source
+                "tree", "build", str(cluster.volume(datanode)), "--json", "--source", source, *only
             )
             assert status == 0
             built = {
                 row["containerID"]: row["dataChecksum"] for row in map(json.loads, out.splitlines())
             }
             assert built == {i: root for i, (_, root) in roots[uuid].items()}
-        assert content(cluster.volume(datanode)) == before
-    status, out = treefold("tree", "diff", *(str(cluster.volume(k)) for k in (1, 2, 3)), "--json")
+        assert content(cluster.volume(datanode), containers) == before
+    volumes = [str(cluster.volume(k)) for k in (1, 2, 3)]
+    status, out = treefold("tree", "diff", *volumes, "--json", *only)
     assert status == 0
     assert len(out.splitlines()) == len(containers)
 
@@ -189,7 +180,7 @@ def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_th
     cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
 ) -> None:
     uuid, datanode = next(iter(datanode_ids(cluster).items()))
-    before, roots = content(cluster.volume(datanode)), cluster.roots(containers)
+    before, roots = content(cluster.volume(datanode), containers), cluster.roots(containers)
     words = ["--volume", str(cluster.volume(datanode)), "--state-folder", str(tmp_path / "state")]
     with TreefoldProcess(
         tmp_path / "agent", "agent", "run", *words, "--listen", "127.0.0.1:0"
@@ -202,14 +193,15 @@ def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_th
                 assert not answer.findings
                 assert (answer.state, root_hex(answer.data_checksum)) == roots[uuid][container_id]
         assert agent.stop(signal.SIGTERM) == 0
-    assert content(cluster.volume(datanode)) == before
+    assert content(cluster.volume(datanode), containers) == before
 
 
 def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
     cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
-    cluster.shell("bucket create /s3v/tables")
-    to = f"s3://tables/nightly?endpoint_override={cluster.s3_address}&scheme=http"
+    bucket = f"tables-{secrets.token_hex(4)}"
+    cluster.shell(f"bucket create /s3v/{bucket}")
+    to = f"s3://{bucket}/nightly?endpoint_override={cluster.s3_address}&scheme=http"
     filesystem = pa_fs.S3FileSystem(
         access_key=S3_CREDENTIALS["AWS_ACCESS_KEY_ID"],
         secret_key=S3_CREDENTIALS["AWS_SECRET_ACCESS_KEY"],
@@ -245,7 +237,7 @@ def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
                 manifest_name(i) for i in range(max(sequence - 1, 1), sequence + 1)
             ]
     status, _ = treefold(
-        "agent", "export-checksums", *volumes, "--to", to.replace("tables", "no-such-bucket")
+        "agent", "export-checksums", *volumes, "--to", to.replace(bucket, "no-such-bucket")
     )
     assert status == 7
 

@@ -29,7 +29,7 @@ from tests.support.stores import put
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
 BODY = random.Random(1).randbytes(10_000)
 KEYS = [f"d/{number}" for number in range(12)]

@@ -24,7 +24,7 @@ from replicator.stores.errors import FeedGapError
 from replicator.stores.port import ObjectProperties, Store
 from tests.support.bucket_commands import BucketPair, opened, s3_address, write_all, write_large
 from tests.support.mixed_load import check_order, written_again
-from tests.support.ozone import OzoneCluster, first_cluster
+from tests.support.ozone import OzoneCluster
 from tests.support.ozone_replication import FLAT, TREE, LoadedPair, Replications, Side, two_sides
 from tests.support.s3_servers import S3Endpoint
 from tests.support.stores import ANYTHING, content, current, keys, put
@@ -43,13 +43,6 @@ DIRECTIONS = {
     "ab-tree": (0, TREE, 1, FLAT),
     "ba-flat": (1, FLAT, 0, TREE),
 }
-
-
-@pytest.fixture(scope="module")
-def ozone_cluster() -> Iterator[OzoneCluster]:
-    """A small one: what is tested here are OMs and gateways."""
-    with first_cluster(datanodes=1) as started:
-        yield started
 
 
 @pytest.fixture

@@ -8,11 +8,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from merkle.replica import ContainerState
+from merkle.tree import ContainerId
+from ozone.scm_client import ClusterContainer, ScmClient
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,9 +115,38 @@ class OzoneCluster:
     def admin(self, *words: str) -> str:
         return self._run("admin", *words)
 
-    def containers(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = json.loads(self.admin("container", "list"))
-        return found
+    def close_open(self, *, timeout_s: float = 120.0) -> list[ContainerId]:
+        """Close all open containers and wait until SCM knows the root of each replica;
+        returns those that hold data. What is written next gets other containers.
+        """
+        client = ScmClient([self.scm_address])
+        with closing(client):
+            opened = [
+                one.container_id
+                for one in client.containers()
+                if one.state in (ContainerState.OPEN, ContainerState.CLOSING)
+            ]
+            for container_id in opened:
+                self.admin("container", "close", str(container_id))
+
+            def of_open() -> list[ClusterContainer]:
+                # SCM deletes a container without blocks once it is closed.
+                gone = (ContainerState.DELETING, ContainerState.DELETED)
+                found = client.get_containers(opened).values()
+                return [one for one in found if one.state not in gone]
+
+            def are_known() -> bool:
+                found = of_open()
+                replicas = client.replicas([one.container_id for one in found])
+                return all(
+                    one.state is ContainerState.CLOSED
+                    and len(replicas[one.container_id]) == one.required_replicas
+                    and all(each.data_checksum is not None for each in replicas[one.container_id])
+                    for one in found
+                )
+
+            eventually("SCM knows the roots of all replicas", are_known, timeout_s)
+            return [one.container_id for one in of_open()]
 
     def roots(self, container_ids: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
         """State and root of each replica as SCM knows them, by the datanode's UUID and
@@ -177,10 +209,9 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
         time.sleep(0.5)
 
 
-def first_cluster(*, datanodes: int = 3) -> OzoneCluster:
-    """The cluster that most tests use."""
-    folder = Path(_RUNNING) if _RUNNING else ROOT / ".testbed"
-    return OzoneCluster(folder, datanodes=datanodes)
+def first_cluster() -> OzoneCluster:
+    """The cluster that tests share."""
+    return OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed")
 
 
 def second_cluster() -> OzoneCluster:
@@ -192,9 +223,21 @@ def second_cluster() -> OzoneCluster:
     return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1)
 
 
-@pytest.fixture(scope="module")
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the modules that damage replicas or stop datanodes after all others, which
+    share the cluster with them.
+    """
+    items.sort(key=lambda item: any(mark.kwargs for mark in item.iter_markers("ozone")))
+
+
+@pytest.fixture(scope="session")
 def ozone_cluster() -> Iterator[OzoneCluster]:
-    """A cluster for the tests of one module: their containers are theirs alone."""
+    """The cluster of all tests of a run: starting one takes a minute.
+
+    A module closes what is open and writes what it closes or damages to containers of
+    its own (`close_open`), names its own volumes and buckets, and starts again what it
+    stops. One that damages or stops anything is marked `ozone(is_last=True)`.
+    """
     with first_cluster() as started:
         yield started
 
@@ -207,7 +250,7 @@ def second_ozone_cluster(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
         yield started
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def ozone_gateway(ozone_cluster: OzoneCluster) -> S3Endpoint:
     """The S3 gateway of a real cluster."""
     # Without security it takes any credentials.
