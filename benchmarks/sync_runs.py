@@ -186,9 +186,9 @@ class PairFactory:
 
 @contextmanager
 def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
-    """Two stores with a link before the second: `emulator` starts two ministacks; `rgw`
-    takes the pair that tests/testbed/ceph_rgw.sh has started in CEPH_RGW_DIR; `ozone`
-    copies from a ministack to the gateway at `endpoint`, or to a cluster of its own.
+    """Two stores with a link before the second: `emulator` starts two ministacks, `rgw`
+    two Ceph stores; `ozone` copies from a ministack to the gateway at `endpoint`, or to
+    a cluster of its own. What was started ends with the block.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-sync-")))
@@ -199,10 +199,9 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
 
         collect: Callable[[], None] | None = None
         if target == "rgw":
-            default = Path(tempfile.gettempdir()) / "ceph-rgw"
-            running = RgwPair(Path(os.environ.get("CEPH_RGW_DIR", default)))
-            source, theirs = running.site("a").endpoint, running.site("b").endpoint
-            collect = partial(running.collect_garbage, "b")
+            sites = stack.enter_context(RgwPair(ROOT / ".testbed" / "ceph-bench-sync"))
+            source, theirs = sites.site("a").endpoint, sites.site("b").endpoint
+            collect = partial(sites.collect_garbage, "b")
         elif target == "ozone":
             # Without security it takes any credentials.
             if endpoint is None:
