@@ -30,8 +30,6 @@ METADATA = {"origin": "0123456789abcdef0123456789abcdef0123456789ab"}
 TAGS = "team=storage"
 _LISTINGS = frozenset({"GET bucket", "GET bucket?list-type", "GET bucket?versions"})
 _WRITERS = 8
-# What it keeps of objects that were deleted, and three rounds of 4 GiB.
-_CEPH_DISK_GB = "30"
 # The parts of a copy, as `treefold bucket sync` makes them, and of boto3's uploads.
 PART_BYTES = 8 << 20
 _RUN_S = 3600.0
@@ -188,10 +186,9 @@ class PairFactory:
 
 @contextmanager
 def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
-    """Two stores with a link before the second: `emulator` starts two ministacks; `rgw`
-    starts a pair of Ceph, or takes the one in CEPH_RGW_DIR, which
-    tests/testbed/ceph_rgw.sh has started; `ozone`
-    copies from a ministack to the gateway at `endpoint`, or to a cluster of its own.
+    """Two stores with a link before the second: `emulator` starts two ministacks, `rgw`
+    two Ceph stores; `ozone` copies from a ministack to the gateway at `endpoint`, or to
+    a cluster of its own. What was started ends with the block.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-sync-")))
@@ -202,13 +199,9 @@ def opened_stores(target: str, endpoint: str | None) -> Iterator[PairFactory]:
 
         collect: Callable[[], None] | None = None
         if target == "rgw":
-            if started := os.environ.get("CEPH_RGW_DIR"):
-                running = RgwPair(Path(started))
-            else:
-                os.environ.setdefault("CEPH_RGW_DISK_GB", _CEPH_DISK_GB)
-                running = stack.enter_context(RgwPair(folder / "ceph"))
-            source, theirs = running.site("a").endpoint, running.site("b").endpoint
-            collect = partial(running.collect_garbage, "b")
+            sites = stack.enter_context(RgwPair(ROOT / ".testbed" / "ceph-bench-sync"))
+            source, theirs = sites.site("a").endpoint, sites.site("b").endpoint
+            collect = partial(sites.collect_garbage, "b")
         elif target == "ozone":
             # Without security it takes any credentials.
             if endpoint is None:
