@@ -33,6 +33,7 @@ from replicator.replication import (
     Policy,
     PolicyId,
     ReplicationReport,
+    Stage,
     SyncerId,
 )
 from replicator.syncer.lease import LeaseLostError
@@ -233,12 +234,15 @@ def release(
 
 def goes_back(before: Checkpoint, after: Checkpoint) -> bool:
     """Whether a checkpoint says less than one before it (OZ-135). Positions of two logs
-    cannot be compared.
+    cannot be compared. A gap in the log leads from LIVE back to a round, which has no
+    position at first: all that it has not compared is unknown.
     """
     old, new = before.position, after.position
     if old is None:
         return False
-    return new is None or (new.log == old.log and new.index < old.index)
+    if new is None:
+        return after.stage is Stage.LIVE
+    return new.log == old.log and new.index < old.index
 
 
 def _valid_syncer(state: StoredState, caller: Caller) -> SyncerRecord:
