@@ -402,9 +402,8 @@ class ReplicationEngine:
     def _cancel(self) -> None:
         """Let go of everything but what is at the target (OZ-126)."""
         if not self._is_over:
-            for snapshot in (self._machine.checkpoint.base, self._machine.checkpoint.snapshot):
-                if snapshot is not None:
-                    self._rounds.delete_snapshot(snapshot)
+            for snapshot in self._machine.snapshots:
+                self._rounds.delete_snapshot(snapshot)
             self._end()
 
     def _end(self) -> None:

@@ -126,13 +126,17 @@ class LogFollower:
     def equal_as_of_ms(self) -> int | None:
         """Every change made before this time is at the target; None where unknown."""
         # Read first: what was queued before it is seen below.
-        caught_up_ms = self._capture.caught_up_ms
-        pending = self._workers.schedule.oldest_ms
-        if pending is not None:
-            return pending
-        if caught_up_ms is not None and self._queue.taken_all:
-            self._rounds.equal_as_of_ms = max(caught_up_ms, self._rounds.equal_as_of_ms or 0)
-        return self._rounds.equal_as_of_ms
+        caught_up_ms, schedule = self._capture.caught_up_ms, self._workers.schedule
+        known_ms = self._rounds.equal_as_of_ms
+        if schedule.has_found:
+            return known_ms
+        # Whatever is not taken, or not read, came later than what is being applied.
+        found_ms = schedule.oldest_ms
+        if found_ms is None and self._queue.taken_all:
+            found_ms = caught_up_ms
+        if found_ms is not None:
+            known_ms = self._rounds.equal_as_of_ms = max(found_ms, known_ms or 0)
+        return known_ms
 
     @property
     def _is_all_taken(self) -> bool:

@@ -291,10 +291,16 @@ class RoundRunner:
         return True, None
 
     def _take_snapshot(self) -> SnapshotTaken:
-        snapshots, at = self._tools.source.snapshots, self._machine.checkpoint
+        snapshots = self._tools.source.snapshots
         assert snapshots is not None
-        known = [_number(one.name) for one in (at.base, at.snapshot) if one is not None]
+        known = [_number(one.name) for one in self._machine.snapshots]
         digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
+        left = f"treefold-{digest}-{min(known, default=1) - 1}"
+        self._lease.check()
+        # A syncer that ended just after it had recorded the next one has left it.
+        if min(known, default=1) > 1 and snapshots.find(left) is not None:
+            self._lease.check()
+            snapshots.delete(left)
         for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
             name = f"treefold-{digest}-{number}"
             self._lease.check()

@@ -22,13 +22,15 @@ _KEY_KINDS = (ChangeKind.PUT, ChangeKind.DELETE)
 @dataclass(slots=True, eq=False)
 class Work:
     """Changes that are applied at once: the newest of one key, and those that it
-    replaces, by their numbers. `has_effect` says that the target was another one.
+    replaces, by their numbers. `is_found` says that a comparison found a difference,
+    of unknown age, and `has_effect` that the target was another one.
     """
 
     change: Change
     numbers: list[int]
     since_ms: int
     order: int
+    is_found: bool = False
     is_started: bool = False
     is_done: bool = False
     has_effect: bool = False
@@ -68,8 +70,8 @@ class ChangeSchedule:
         self._open = list[int]()
         self._done = set[int]()
         self._done_through = 0
-        # Numbers of changes whose keys are gone, until a later change says so.
-        self._unsettled = dict[str, list[int]]()
+        # Changes whose keys are gone, until a later change says so.
+        self._unsettled = dict[str, list[Work]]()
         self.merged = 0
         """How many changes were replaced by later ones of the same key."""
 
@@ -88,8 +90,15 @@ class ChangeSchedule:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest change that is not done was made, as far as known."""
-        return min((one.since_ms for one in self._pending.values()), default=None)
+        """When the oldest change that is not at the target was made, as far as known."""
+        left = [one.since_ms for one in self._pending.values()]
+        left += [one.since_ms for some in self._unsettled.values() for one in some]
+        return min(left, default=None)
+
+    @property
+    def has_found(self) -> bool:
+        """Whether something waits that a comparison found: nobody knows its age."""
+        return any(one.is_found for one in self._pending.values())
 
     def pending(self) -> list[Work]:
         """What is not done."""
@@ -102,11 +111,14 @@ class ChangeSchedule:
 
     def touch(self, change: Change, *, now_ms: int) -> Work:
         """Take in what a comparison found of a key; returns what will settle it."""
-        return self._add(change, [], now_ms)
+        work = self._add(change, [], now_ms)
+        work.is_found = True
+        return work
 
     def _add(self, change: Change, numbers: list[int], since_ms: int) -> Work:
         merged = self._merge(change, numbers)
         if merged is not None:
+            merged.since_ms = min(merged.since_ms, since_ms)
             return merged
         work = Work(change, numbers, since_ms, self._orders)
         self._orders += 1
@@ -148,11 +160,12 @@ class ChangeSchedule:
             if not later.waits_for:
                 heapq.heappush(self._ready, (later.order, later))
         if not is_settled and work.numbers:
-            self._unsettled.setdefault(work.change.key, []).extend(work.numbers)
+            self._unsettled.setdefault(work.change.key, []).append(work)
             return
         self._done.update(work.numbers)
         for key in [one for one in self._unsettled if work.touches(one)]:
-            self._done.update(self._unsettled.pop(key))
+            for earlier in self._unsettled.pop(key):
+                self._done.update(earlier.numbers)
         while self._open and self._open[0] in self._done:
             self._done_through = heapq.heappop(self._open)
             self._done.remove(self._done_through)

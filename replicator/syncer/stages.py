@@ -220,6 +220,14 @@ class StageMachine:
         return self._checkpoint
 
     @property
+    def snapshots(self) -> tuple[SnapshotFacts, ...]:
+        """The snapshots that are still needed: the base of a difference is one, also
+        when the checkpoint has it no more.
+        """
+        at = self._checkpoint
+        return tuple(one for one in (at.base, at.snapshot, self._gap_base) if one is not None)
+
+    @property
     def is_live(self) -> bool:
         """Whether what is queued may be applied."""
         return self._checkpoint.stage is Stage.LIVE

@@ -1,17 +1,37 @@
 """A replication in a storm loses nothing, and says nothing that is not so: R1 to R5.
 
 Four writers put, overwrite, tag, rename and delete, also whole prefixes. Two syncers
-are killed, stopped for longer than their lease, and cut off; logs are lost, snapshots
-deleted, clocks jump, and requests fail before and after they took effect.
+are killed, stopped for longer than their lease, and cut off; their master restarts, and
+its messages are lost, late and repeated; operators pause, fence, cancel, and want other
+prefixes; logs are lost, snapshots deleted, clocks jump, and requests fail before and
+after they took effect.
 """
 
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from replicator.master import assignment, orders
+from replicator.master.leases import RecordAges, is_valid
+from replicator.master.records import (
+    RecordKey,
+    ReplicationState,
+    StoredState,
+    SyncerLease,
+    SyncerRecord,
+)
+from replicator.master.transition import given_up
+from replicator.replication import Condition
+from replicator.stores.port import Change, ChangeKind
+from replicator.syncer import capture, proof
 from replicator.syncer.applier import ChangeApplier, Effect, Outcome
+from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LeaseTimer
+from replicator.syncer.prefixes import change_within
 from replicator.syncer.rounds import RoundRunner
 from replicator.syncer.schedule import ChangeSchedule, Work
 from replicator.syncer.stages import NotePosition, Request, StageMachine
@@ -45,14 +65,16 @@ def weather(seed: int, folder: Path) -> ReplicationStorm:
     ],
 )
 def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
-    """OZ-040, OZ-049, OZ-076, OZ-084, OZ-098, OZ-101, OZ-111, OZ-174."""
+    """OZ-040, OZ-048, OZ-049, OZ-076, OZ-084, OZ-098, OZ-101, OZ-111, OZ-161, OZ-174."""
     marks, operations = Counter[str](), 0
     for seed in range(start, start + SEEDS):
         storm = weather(seed, tmp_path / str(seed))
         marks += storm.marks
         operations += storm.operations
-    assert operations > 2_500
+    # 2,500 and more by each test of one run; a few long ones are calmer.
+    assert operations > 2_000
     expected = {"INITIAL_BATCH", "INCREMENTAL", "LIVE", "gap", "killed", "fenced", "proven"}
+    expected |= {"master killed", "pause", "resume", "prefixes", "rpo"}
     assert expected <= marks.keys()
 
 
@@ -106,14 +128,71 @@ def follows_too_soon(self: RoundRunner) -> bool:
     return self._machine.is_live
 
 
+def never(self: object, *_given: object) -> bool:
+    """Nothing is."""
+    del self
+    return False
+
+
+def clock_alone(lease: SyncerLease, now_ms: int, unchanged_ms: int) -> bool:
+    """A lease ends by the clock of the database alone, which jumps."""
+    del unchanged_ms
+    return not is_valid(lease, now_ms)
+
+
+def seen_for_ever(
+    self: RecordAges, state: StoredState, read_s: float, now_s: float
+) -> Mapping[RecordKey, int]:
+    """A master takes what it has just read for what it has seen for long."""
+    note(self, state, read_s, now_s)
+    return dict.fromkeys(state.records, 1_000_000)
+
+
+def taken_at_once(
+    state: ReplicationState, _syncer: SyncerRecord | None, now_ms: int
+) -> ReplicationState:
+    """A fence is said to be complete while the old holder may still write."""
+    return given_up(state, now_ms)
+
+
+def paused_at_once(self: ReplicationEngine, *given: object) -> Condition:
+    """What runs still is said to be paused."""
+    found = condition(self, *given)
+    return Condition.PAUSED if self._policy.desired.value == "PAUSED" else found
+
+
+def no_backfill(self: StageMachine) -> list[Request]:
+    """What has a prefix that was added is not compared."""
+    missing = self._prefixes
+    self._checkpoint = replace(self._checkpoint, prefixes=tuple(sorted(missing)) or ("",))
+    return []
+
+
+def stays_behind(change: Change, prefixes: tuple[str, ...]) -> Change | None:
+    """A rename out of the prefixes deletes nothing."""
+    found = change_within(change, prefixes)
+    is_out = change.kind is ChangeKind.RENAME and found and found.kind is ChangeKind.DELETE
+    return None if is_out else found
+
+
 finish = ChangeSchedule.finish
-BUGS: dict[str, tuple[type, str, object]] = {
+note = RecordAges.note
+condition = ReplicationEngine._condition
+BUGS: dict[str, tuple[type | ModuleType, str, object]] = {
     "the lease is not checked": (LeaseTimer, "check", no_check),
     "what is open is acknowledged": (ChangeSchedule, "finish", early_acknowledgement),
     "a key that is gone settles a change": (ChangeSchedule, "finish", always_settled),
     "a gap is passed over": (StageMachine, "_leave_live", no_gap),
     "deletes are skipped": (ChangeApplier, "_delete", skipped_deletes),
     "the log is followed too soon": (RoundRunner, "may_follow", property(follows_too_soon)),
+    "a lease ends by one clock": (assignment, "has_ended", clock_alone),
+    "a master that restarts waits for nothing": (RecordAges, "note", seen_for_ever),
+    "a fence is complete at once": (orders, "taken_from_living", taken_at_once),
+    "what runs is paused": (ReplicationEngine, "_condition", paused_at_once),
+    "a prefix that was added is known": (StageMachine, "_backfill", no_backfill),
+    "a rename out of a prefix is passed over": (capture, "change_within", stays_behind),
+    "an age is told of what a comparison found": (ChangeSchedule, "has_found", property(never)),
+    "every difference is in flight": (proof, "_is_among", lambda *_: True),
 }
 
 

@@ -191,6 +191,11 @@ class MemoryStore:
         """How many changes there were."""
         return len(self._changes)
 
+    @property
+    def changes(self) -> list[Change]:
+        """What its log has had so far."""
+        return self._changes
+
     def write(
         self,
         key: str,

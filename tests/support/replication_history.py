@@ -1,6 +1,7 @@
 """What a source held after each of its changes, and whether a target agrees with it."""
 
-from collections.abc import Container, Iterable
+from bisect import bisect_left
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -30,8 +31,12 @@ class History:
     states: dict[str, list[tuple[int, State]]] = field(default_factory=dict)
     # The oldest version that the target's object may be.
     reached: dict[str, int] = field(default_factory=dict)
-    tainted: set[str] = field(default_factory=set)
-    """Keys that a deposed syncer may have deleted late; a comparison mends them."""
+    tainted: dict[str, int] = field(default_factory=dict)
+    """Keys that others may have deleted at the target, a deposed syncer too, and when;
+    a comparison mends them.
+    """
+    # Of each change its time, and its index.
+    times: list[tuple[int, int]] = field(default_factory=list)
 
     def state(self, found: MemoryObject | None) -> State:
         """An object as far as it crosses."""
@@ -41,6 +46,9 @@ class History:
 
     def note(self, source: MemoryStore, index: int) -> None:
         """The source has changed; this is the index of its newest change."""
+        while len(self.times) < index:
+            change = source.changes[len(self.times)]
+            self.times.append((change.time_ms, change.index))
         for key in sorted(source.objects.keys() | self.states.keys()):
             states = self.states.setdefault(key, [(0, None)])
             now = self.state(source.objects.get(key))
@@ -56,12 +64,28 @@ class History:
             raise HistoryViolationError(key, f"is older than change {least}, or never was")
         self.reached[key] = max(least, later[0])
 
-    def acknowledged(self, target: MemoryStore, through: int, failed: Container[str]) -> None:
-        """Every change up to this index is at the target (R1), but for keys that are
-        said to have failed.
+    def proven(self, since_ms: int) -> None:
+        """A comparison that began then found no difference."""
+        left = {key: at_ms for key, at_ms in self.tainted.items() if at_ms >= since_ms}
+        self.tainted = left
+
+    def index_before(self, time_ms: int) -> int:
+        """The index of the last change before a time."""
+        at = bisect_left(self.times, (time_ms, 0))
+        return self.times[at - 1][1] if at else 0
+
+    def acknowledged(
+        self,
+        target: MemoryStore,
+        through: int,
+        failed: Container[str],
+        is_known: Callable[[str], bool] = lambda _key: True,
+    ) -> None:
+        """Every change up to this index is at the target (R1), of keys that are known
+        to be there, but for those that are said to have failed.
         """
         for key, states in self.states.items():
-            if key in self.tainted or key in failed:
+            if key in self.tainted or key in failed or not is_known(key):
                 continue
             state = self.state(target.objects.get(key))
             if not any(one == state and self._lasts(key, index, through) for index, one in states):

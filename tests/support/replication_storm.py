@@ -1,49 +1,47 @@
-"""A replication in a storm: four writers, two syncers, one lease, and everything fails.
+"""A replication in a storm: four writers, two syncers, a master, an operator, and
+everything fails.
 
 One thread draws from one seed who acts next. A syncer may be killed at any request, be
 stopped for longer than its lease in the middle of a write, or be cut off from the
-master. The history is looked at whenever the target changes and whenever progress is
-recorded.
+master, which restarts, and whose clock jumps. The operator pauses, resumes, throttles,
+fences, cancels, and wants other prefixes. The history is looked at whenever the target
+changes, whenever the master learns something, and after every step.
 """
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from replicator.crossing import Crossing
+from replicator.master.records import wanted
 from replicator.replication import (
     Checkpoint,
+    Condition,
+    DesiredState,
+    Policy,
+    PolicyId,
     ReplicationOptions,
     ReplicationReport,
     Stage,
-    SyncerId,
 )
 from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import Store
+from replicator.syncer.prefixes import covers
 from tests.support.bucket_sync import LIMITS
 from tests.support.kill_points import KilledError
-from tests.support.lease_authority import LEASE_S, LeaseAuthority, SimulatedLease
+from tests.support.master_host import LEASE_S, ORDER, MasterHost
 from tests.support.memory_store import MEMORY, UNPROVEN, MemoryStore, StoreFaults
-from tests.support.replication_history import History, keys_below, properties
-from tests.support.replications import LaterExecutor, Replication, StepClock, step_limits
+from tests.support.replication_history import History, HistoryViolationError, keys_below, properties
+from tests.support.replications import Replication, StepClock
+from tests.support.storm_syncer import StormSyncer
 
 KEYS = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/b", "g")
 PREFIXES = ("d/", "d/e/", "f/", "h/")
+_WANTED = ((), (), ("d/",), ("a", "d/"), ("d/e/", "f/"), ("a", "b", "c", "d/e/"))
 _WRITES = {"put", "put_properties", "put_pieces", "delete", "complete", "rename"}
+_POLICY = PolicyId("policy-1")
 _TRACE = 400
-
-
-@dataclass
-class Node:
-    """One machine with a syncer."""
-
-    name: str
-    parent: Path
-    clock: StepClock
-    lease: SimulatedLease | None = None
-    replication: Replication | None = None
-    later: LaterExecutor | None = None
-    paused_until_s: float = 0.0
 
 
 class ReplicationStorm:
@@ -75,19 +73,28 @@ class ReplicationStorm:
             renames=rng.random() < 0.5,
         )
         self.history = History(Crossing.between(MEMORY, capabilities))
-        self.authority = LeaseAuthority(self.clock)
-        self.authority.on_save = self._saved
-        self.options = ReplicationOptions(interval_s=5.0, is_live=rng.random() < 0.9)
-        self.nodes = [Node(f"s{n}", folder / f"s{n}", self.clock) for n in (1, 2)]
-        self._acting: Node | None = None
+        options = ReplicationOptions(interval_s=5.0, is_live=rng.random() < 0.9)
+        self._prefixes = rng.choice(_WANTED) if rng.random() < 0.4 else ()
+        self.host = MasterHost(folder / "master", self.clock, rng)
+        self.host.on_change = self._learned
+        self.nodes = [self._node(f"s{n}", folder / f"s{n}") for n in (1, 2)]
+        self._options = options
+        self._add_policy()
+        self._acting: StormSyncer | None = None
         self._errors = rng.choice((0.0, 0.01, 0.05))
         self._kills = rng.choice((0.0, 0.002, 0.01))
         self._stalls = rng.choice((0.0, 0.01, 0.03))
         self._gaps = rng.choice((0.0, 0.01, 0.04))
         self._pace = rng.choice((0.1, 0.5, 1.5))
+        self._orders = rng.choice((0.0, 0.01, 0.04))
+        self._strangers = rng.choice((0.0, 0.01))
+        self._jumps = rng.choice((0.0, 0.02))
+        self._clocks_agree = not self._jumps
+        self.host.faults = rng.choice((0.0, 0.02, 0.1))
         self._in_stall = False
         self._seen = dict[str, object]()
         self._proven: object = None
+        self._reported = Checkpoint()
         self.source.faults = StoreFaults(self._before_source, self._after)
         self.target.faults = StoreFaults(self._before_target, self._after_target)
         for _ in range(rng.randrange(12)):
@@ -103,21 +110,35 @@ class ReplicationStorm:
     def heal(self) -> None:
         """Let nothing fail any more, and wait until the target is proven equal."""
         self._errors = self._kills = self._stalls = self._gaps = self._pace = 0.0
+        self._orders = self._jumps = self._strangers = self.host.faults = 0.0
         for node in self.nodes:
-            node.paused_until_s = 0.0
-            if node.lease is not None:
-                node.lease.is_cut_off = False
-        for _ in range(3_000):
+            node.is_cut_off = False
+        self.host.start()
+        for step in range(3_000):
+            if not step % 50:
+                self._want_all()
             self._something()
-            for node in self.nodes:
-                if node.replication is not None and node.lease is not None:
-                    self.authority.renew(node.lease)
             if self._is_proven():
                 break
         report = self._report()
-        assert report is not None
+        assert report is not None, self.host.replication(_POLICY)
         assert self._is_proven(), (report.condition, report.message, report.differences)
         self._check_equal()
+
+    def _want_all(self) -> None:
+        """The operator wants the replication to run."""
+        state = self.host.state()
+        record = state.policy(_POLICY)
+        if record is None:
+            self._add_policy()
+        elif record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
+            self.host.order(lambda master: master.delete_policy(_POLICY, ORDER, force=False))
+        elif record.failed_over_ms is not None:
+            self.host.order(lambda master: master.end_failover(_POLICY, ORDER))
+        elif record.policy.desired is DesiredState.PAUSED or not state.settings.is_enabled:
+            self.host.order(lambda master: master.set_enabled(ORDER, is_enabled=True))
+            desired = DesiredState.ENABLED
+            self.host.order(lambda master: master.set_desired(_POLICY, desired, ORDER))
 
     def write(self) -> None:
         """One of the writers does something."""
@@ -167,9 +188,11 @@ class ReplicationStorm:
         """Time goes by, and somebody acts."""
         rng = self.rng
         self.clock.pass_s(rng.choice((0.05, 0.2, 0.6)))
-        if rng.random() < 0.02:
+        if rng.random() < self._jumps:
             # Clocks of machines jump; those that count time do not.
             self.clock.ms += rng.choice((-3_600_000, 3_600_000, 86_400_000))
+        if rng.random() < self._jumps:
+            self.host.offset_ms += rng.choice((-86_400_000, -5_000, 5_000, 20_000, 86_400_000))
         if self.has_feed and rng.random() < self._gaps:
             self._lose_log()
         if rng.random() < self._gaps / 2 and self.source.snapshots:
@@ -177,17 +200,102 @@ class ReplicationStorm:
             self._note(f"somebody deletes {name}")
             self.marks["snapshot lost"] += 1
             del self.source.snapshots[name]
+        if rng.random() < self._strangers:
+            self._harm()
+        if rng.random() < self._orders:
+            self._order()
+        if rng.random() < self._kills:
+            self._note("master is killed")
+            self.marks["master killed"] += 1
+            self.host.stop()
+        elif rng.random() < 0.2:
+            self._run_master()
         node = rng.choice(self.nodes)
-        if self.clock.monotonic_s() < node.paused_until_s:
-            return
-        if node.replication is None:
-            self._begin(node)
-            return
         if rng.random() < self._stalls / 4:
-            self._note(f"{node.name} is cut off from the master")
-            assert node.lease is not None
-            node.lease.is_cut_off = not node.lease.is_cut_off
+            node.is_cut_off = not node.is_cut_off
+            self._note(f"{node.name} is cut off: {node.is_cut_off}")
         self._act(node)
+
+    def _harm(self) -> None:
+        """Somebody else deletes an object of the target."""
+        if not self.target.objects:
+            return
+        key = self.rng.choice(sorted(self.target.objects))
+        self._note(f"somebody deletes the copy of {key}")
+        self.marks["harmed"] += 1
+        self.history.tainted[key] = self.clock.ms
+        self.target.remove(key)
+        self._look()
+
+    def _run_master(self) -> None:
+        if self.host.is_up:
+            self.host.tick()
+        else:
+            self.host.start()
+
+    def _order(self) -> None:
+        """The operator wants something else."""
+        rng, host = self.rng, self.host
+        if not self._is_wanted() and rng.random() < 0.7:
+            self._want_all()
+            return
+        paused, enabled = DesiredState.PAUSED, DesiredState.ENABLED
+        match rng.randrange(10):
+            case 0 | 1:
+                what = "pause"
+                is_taken = host.order(lambda one: one.set_desired(_POLICY, paused, ORDER))
+            case 2 | 3:
+                what = "resume"
+                is_taken = host.order(lambda one: one.set_desired(_POLICY, enabled, ORDER))
+            case 4:
+                what = "rate"
+                rate = rng.choice((0, 1 << 20))
+                self._options = replace(self._options, bytes_per_second=rate)
+                options = self._options
+                is_taken = host.order(lambda one: one.set_options(_POLICY, options, ORDER))
+            case 5 if rng.random() < 0.5:
+                what = "cancel"
+                cancelled = DesiredState.CANCELLED
+                is_taken = host.order(lambda one: one.set_desired(_POLICY, cancelled, ORDER))
+            case 5:
+                what = "failover"
+                is_taken = host.order(lambda one: one.fail_over(_POLICY, ORDER))
+            case 6:
+                what = "disabled"
+                is_enabled = rng.random() < 0.5
+                is_taken = host.order(lambda one: one.set_enabled(ORDER, is_enabled=is_enabled))
+            case 7 | 8:
+                what = "prefixes"
+                self._prefixes = rng.choice(_WANTED)
+                is_taken = host.want_prefixes(_POLICY, self._prefixes)
+            case _:
+                what, is_taken = "all", True
+                self._want_all()
+        if is_taken:
+            self._note(f"operator: {what} {self._prefixes if what == 'prefixes' else ''}")
+            self.marks[what] += 1
+
+    def _is_wanted(self) -> bool:
+        state = self.host.state()
+        record = state.policy(_POLICY)
+        return (
+            record is not None
+            and record.failed_over_ms is None
+            and wanted(record, state.settings) is DesiredState.ENABLED
+        )
+
+    def _add_policy(self) -> None:
+        policy = Policy(
+            _POLICY, "memory:a", "memory:b", tuple(sorted(self._prefixes)), self._options
+        )
+        if self.host.order(lambda master: master.add_policy(policy, ORDER)):
+            self._reported = Checkpoint()
+
+    def _node(self, name: str, parent: Path) -> StormSyncer:
+        return StormSyncer(name, parent, self.host, self.clock, self._store)
+
+    def _store(self, address: str) -> Store:
+        return (self.source if address == self.source.address else self.target).store()
 
     def _lose_log(self) -> None:
         self.marks["gap"] += 1
@@ -198,76 +306,75 @@ class ReplicationStorm:
             self._note("the log is another one")
             self.source.log += "'"
 
-    def _begin(self, node: Node) -> None:
-        lease = self.authority.acquire()
-        if lease is None:
-            return
-        self._note(f"{node.name} begins with epoch {lease.epoch}")
-        node.lease, node.later = lease, LaterExecutor()
-        limits = replace(step_limits(), prove_every_s=20.0)
-        node.replication = Replication(
-            self.source.store(),
-            self.target.store(),
-            node.parent,
-            options=self.options,
-            lease=lease,
-            clock=node.clock,
-            limits=limits,
-            checkpoint=self.authority.checkpoint or Checkpoint(),
-            later=node.later,
-            syncer=SyncerId(node.name),
-        )
-
-    def _act(self, node: Node) -> None:
+    def _act(self, node: StormSyncer) -> None:
         """One thread of a syncer goes on for a while."""
-        replication, later = node.replication, node.later
-        assert replication is not None
-        assert later is not None
         outer, self._acting = self._acting, node
+        before = node.replication
         try:
+            node.look()
+            if node.is_beat_due and self.rng.random() < 0.7:
+                node.beat()
             match self.rng.randrange(6):
-                case 0:
-                    replication.engine.receive()
-                case 1 | 2:
-                    replication.engine.work()
-                case 3 if not self._in_stall or node is not outer:
-                    assert node.lease is not None
-                    if not node.lease.is_cut_off:
-                        self.authority.renew(node.lease)
+                case 0 if node.replication is not None:
+                    node.replication.engine.receive()
+                case 1 | 2 if node.replication is not None:
+                    node.replication.engine.work()
+                case 3 if self.rng.random() < self._kills:
+                    self._note(f"{node.name} ends in order")
+                    self.marks["ended"] += 1
+                    node.stop()
                 case _:
-                    if later.waiting:
-                        later.run(self.rng.randrange(len(later.waiting)))
-            self._check_proof(replication)
-            if replication.engine.is_over:
-                self._note(f"{node.name} is fenced")
+                    if node.later.waiting:
+                        node.later.run(self.rng.randrange(len(node.later.waiting)))
+            if node.replication is not None:
+                self._check_report(node, node.replication)
+            if before is not None and node.replication is None:
+                self._note(f"{node.name} is over")
                 self.marks["fenced"] += 1
-                node.replication = None
+            elif before is None and node.replication is not None:
+                self._note(f"{node.name} begins with epoch {node.epoch}")
         except KilledError:
             self._kill(node)
         finally:
             self._acting = outer
         self._look()
 
-    def _check_proof(self, replication: Replication) -> None:
-        """What is said to be proven is so (no false "equal")."""
+    def _check_report(self, node: StormSyncer, replication: Replication) -> None:
+        """What is said to be proven is so (no false "equal"), and so is the RPO."""
         report = replication.engine.report()
-        position = report.proven_position
+        failed, position = replication.failed_keys(), report.proven_position
+        known = report.checkpoint.prefixes
+        if report.oldest_unproven_ms is not None and self._clocks_agree and known:
+            self.marks["rpo"] += 1
+            index = self.history.index_before(report.oldest_unproven_ms)
+            self._acknowledged(index, failed, known, node)
         proven = (replication, position, report.proven_ms)
         if position is None or proven == self._proven:
             return
         self._proven = proven
         self.marks["proven"] += 1
-        self.history.acknowledged(self.target, position.index, replication.failed_keys())
+        if self._clocks_agree and report.proven_ms is not None:
+            self.history.proven(report.proven_ms)
+        self._acknowledged(position.index, failed, known, node)
 
-    def _kill(self, node: Node) -> None:
-        assert node.replication is not None
+    def _acknowledged(
+        self, index: int, failed: set[str], known: tuple[str, ...], node: StormSyncer
+    ) -> None:
+        prefixes = node.policy.prefixes if node.policy is not None else ()
+
+        def is_known(key: str) -> bool:
+            return key.startswith(known) and covers(prefixes, key)
+
+        self.history.acknowledged(self.target, index, failed, is_known)
+
+    def _kill(self, node: StormSyncer) -> None:
         self._note(f"{node.name} is killed")
         self.marks["killed"] += 1
-        node.replication.kill()
-        node.replication = None
+        node.kill()
         if self.rng.random() < 0.2:
             # Another machine takes its place, with an empty disk.
-            node.parent = node.parent.with_name(node.parent.name + "'")
+            other = self._node(f"{node.name}b", node.parent.with_name(f"{node.parent.name}b"))
+            self.nodes[self.nodes.index(node)] = other
 
     def _before_source(self, name: str, key: str) -> None:
         del name, key
@@ -278,13 +385,33 @@ class ReplicationStorm:
         self._strike()
         if node is None or name not in _WRITES or node.lease is None:
             return
-        may_stall = not self._in_stall and self.rng.random() < self._stalls
-        if may_stall:
+        if not self._in_stall and self.rng.random() < self._stalls:
             self._stall(node, name, key)
-        elif node.lease.epoch != self.authority.epoch:
-            raise AssertionError(f"{node.name} writes {key} with an old epoch")
+            return
+        found = self.host.replication(_POLICY)
+        if not self._may_write(node):
+            raise HistoryViolationError(
+                key, f"{node.session} writes by epoch {node.epoch}: {found}"
+            )
+        if node.report().condition in (Condition.PAUSED, Condition.CANCELLED):
+            raise HistoryViolationError(key, f"{node.name} writes, and says that it does not")
 
-    def _stall(self, node: Node, name: str, key: str) -> None:
+    def _may_write(self, node: StormSyncer) -> bool:
+        """Whether the master knows this process as the one that may work (R2). A late
+        registration gives it another epoch, of which it hears with its next heartbeat.
+        """
+        found = self.host.replication(_POLICY)
+        if found is None or node.lease is None:
+            return False
+        holder = found.holder or (found.leaving.holder if found.leaving else None)
+        epoch = found.leaving.epoch if found.leaving else found.epoch
+        is_ours = holder is not None and (holder.syncer_id, holder.session) == (
+            node.name,
+            node.session,
+        )
+        return is_ours and node.epoch <= epoch
+
+    def _stall(self, node: StormSyncer, name: str, key: str) -> None:
         """A process stops in the middle of a write, and comes back after its lease."""
         self._note(f"{node.name} is stopped in {name} {key}")
         self.marks["stalled"] += 1
@@ -293,22 +420,19 @@ class ReplicationStorm:
         others_before = self._acting
         self.clock.pass_s(LEASE_S + 1)
         for _ in range(self.rng.randrange(60)):
-            self.clock.pass_s(0.1)
-            if other.replication is None:
-                self._begin(other)
-            else:
-                self._act(other)
+            self.clock.pass_s(0.3)
+            self._run_master()
+            self._act(other)
             if self.rng.random() < 0.3:
                 self.write()
         self._acting, self._in_stall = others_before, False
         self._note(f"{node.name} goes on with {name} {key}")
         held = set(self.target.objects)
-        assert node.lease is not None
-        if node.lease.epoch != self.authority.epoch:
+        if not self._may_write(node):
             # No store has a conditional delete, and a key that was absent, is so again:
             # the next comparison finds what this did.
             late = deleting if name == "delete" else {key} - held
-            self.history.tainted |= late
+            self.history.tainted |= dict.fromkeys(late, self.clock.ms)
 
     def _after(self, name: str, key: str) -> None:
         del name, key
@@ -335,23 +459,36 @@ class ReplicationStorm:
                 self.history.written(key, now.get(key))
         self._seen = dict(now)
 
-    def _saved(self, checkpoint: Checkpoint) -> None:
-        position = checkpoint.position
+    def _learned(self) -> None:
+        """The master may know more: it is so (R1), and its position never goes back."""
+        state = self.host.state()
+        found, record = state.state(_POLICY), state.policy(_POLICY)
+        if found is None or record is None or found.report is None:
+            self._reported = Checkpoint()
+            return
+        before, checkpoint = self._reported, found.report.checkpoint
+        if checkpoint == before:
+            return
+        self._reported = checkpoint
+        position, old = checkpoint.position, before.position
         at = f"{position.log}:{position.index}" if position is not None else "-"
         names = [one.name[-2:] if one else "-" for one in (checkpoint.base, checkpoint.snapshot)]
         self._note(f"saved {checkpoint.stage.value} at {at}, snapshots {names}")
         self.marks[checkpoint.stage.value] += 1
-        if checkpoint.stage is Stage.LIVE and position is not None:
-            node = self._acting
-            assert node is not None
-            assert node.replication is not None
-            failed = node.replication.failed_keys()
-            self.marks["failed keys"] += bool(failed)
-            self.history.acknowledged(self.target, position.index, failed)
+        if checkpoint.stage is not Stage.LIVE or position is None:
+            return
+        if before.stage is Stage.LIVE and old is not None and old.log == position.log:
+            assert old.index <= position.index
+        node = next((one for one in self.nodes if self._may_write(one)), None)
+        if node is None:
+            return
+        failed = node.replication.failed_keys() if node.replication is not None else set()
+        self.marks["failed keys"] += bool(failed)
+        self._acknowledged(position.index, failed, checkpoint.prefixes, node)
 
     def _report(self) -> ReplicationReport | None:
         for node in self.nodes:
-            if node.replication is not None:
+            if node.replication is not None and self._may_write(node):
                 return node.replication.engine.report()
         return None
 
@@ -362,7 +499,9 @@ class ReplicationStorm:
     def _differing(self) -> list[str]:
         ours, theirs = self.source.objects, self.target.objects
         state = self.history.state
-        keys = ours.keys() | theirs.keys()
+        record = self.host.state().policy(_POLICY)
+        prefixes = record.policy.prefixes if record is not None else ()
+        keys = [key for key in sorted(ours.keys() | theirs.keys()) if covers(prefixes, key)]
         return [key for key in keys if state(ours.get(key)) != state(theirs.get(key))]
 
     def _check_equal(self) -> None:
@@ -371,7 +510,8 @@ class ReplicationStorm:
 
     def trace_of(self, key: str | None) -> list[str]:
         """What happened, of one key or of all: a short trace of a long storm."""
-        words = ("saved", "begins", "fenced", "killed", "stopped", "goes on", "log", "below", "to")
+        words = ("saved", "begins", "over", "killed", "stopped", "goes on", "log", "below", "to")
+        words = (*words, "operator:", "cut", "ends", "somebody")
         return [
             line
             for line in self.trace
@@ -381,8 +521,8 @@ class ReplicationStorm:
     def close(self) -> None:
         """End what runs."""
         for node in self.nodes:
-            if node.replication is not None:
-                node.replication.kill()
+            node.kill()
+        self.host.close()
 
     def _note(self, text: str) -> None:
         self.trace.append(f"{self.source.newest_index:5} {text}")

@@ -77,6 +77,14 @@ def step_limits() -> EngineLimits:
     )
 
 
+class SteppedEngine(ReplicationEngine):
+    """An engine that lets its clock go by where it would sleep."""
+
+    def _sleep(self, seconds: float) -> None:
+        assert isinstance(self._clock, StepClock)
+        self._clock.pass_s(seconds)
+
+
 @dataclass
 class Replication:
     """One replication that a test steps. Its copies run where they are submitted, or
@@ -104,7 +112,7 @@ class Replication:
         self.policy = Policy(
             self.policy_id, self.source.address, self.target.address, self.prefixes, self.options
         )
-        self.engine = ReplicationEngine(
+        self.engine = (ReplicationEngine if self.later is None else SteppedEngine)(
             self.policy,
             self.source,
             self.target,
