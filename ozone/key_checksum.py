@@ -6,7 +6,9 @@ it wrote. Folded, they are the CRC of the key: one that no disk or gateway has t
 since, and that does not depend on blocks, chunks or windows.
 """
 
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from enum import Enum
 
 from merkle.checksum import ChecksumType
@@ -20,6 +22,8 @@ from runtime.rpc import open_channel
 
 _CRCS = {ChecksumType.CRC32: Crc.CRC32, ChecksumType.CRC32C: Crc.CRC32C}
 _ERASURE_CODED = "EC/"
+# Of a large cluster; those beyond are opened for one block each.
+_CONNECTIONS_MAX = 64
 
 
 class UnrecordedReason(Enum):
@@ -82,23 +86,47 @@ def key_crc(key: KeyFacts, record_of: RecordReader) -> tuple[Crc, int]:
     return crc, value
 
 
-def record_from_datanodes(block: KeyBlock, *, insecure: bool) -> BlockRecord | None:
-    """The record of a block, of the first of its datanodes that has one."""
-    for address in block.datanodes:
-        try:
-            client = DatanodeClient(open_channel(address, insecure=insecure), address)
-        except ReconcileError:
-            return None
-        try:
-            container, block_id = ContainerId(block.container_id), BlockId(block.local_id)
-            for record in client.records(container, [block_id]):
-                return record
-        except ReconcileError:
-            # Another datanode may answer.
-            continue
-        finally:
+class DatanodeRecords:
+    """The records of blocks, each of the first of its datanodes that has one. Thread-
+    safe; connections are kept until `close`.
+    """
+
+    def __init__(self, *, insecure: bool) -> None:
+        """With `insecure` datanodes off loopback are asked, too."""
+        self._insecure = insecure
+        self._lock = threading.Lock()
+        self._clients = dict[str, DatanodeClient]()
+
+    def __call__(self, block: KeyBlock) -> BlockRecord | None:
+        """The record of a block; None where no datanode gave it."""
+        container, block_id = ContainerId(block.container_id), BlockId(block.local_id)
+        for address in block.datanodes:
+            with suppress(ReconcileError), self._client(address) as client:
+                for record in client.records(container, [block_id]):
+                    return record
+        return None
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        for client in clients.values():
             client.close()
-    return None
+
+    @contextmanager
+    def _client(self, address: str) -> Iterator[DatanodeClient]:
+        with self._lock:
+            found = self._clients.get(address)
+            is_kept = found is not None or len(self._clients) < _CONNECTIONS_MAX
+            if found is None:
+                found = DatanodeClient(open_channel(address, insecure=self._insecure), address)
+                if is_kept:
+                    self._clients[address] = found
+        try:
+            yield found
+        finally:
+            if not is_kept:
+                found.close()
 
 
 def _unrecorded(key: KeyFacts, reason: UnrecordedReason) -> UnrecordedChecksumError:

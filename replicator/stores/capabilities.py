@@ -13,8 +13,8 @@ CONTENT_HEADERS = frozenset(
         "expires",
     }
 )
-# Whose grantees and rights ACLs have.
-S3_ACLS, OZONE_ACLS = "s3", "ozone"
+# ACLs with the grantees and rights of Ozone; others have those of S3.
+OZONE_ACLS = "ozone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,4 +52,4 @@ class Capabilities:
     part_etags_are_md5: bool | None = False
     upload_crc: str = ""
     records_hashes: bool = False
-    acl_form: str = S3_ACLS
+    acl_form: str = "s3"

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 
+from ozone.key_checksum import DatanodeRecords
 from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout
 from replicator.stores.capabilities import OZONE_ACLS, Capabilities
@@ -59,10 +60,11 @@ def open_ozone(
     location = OzoneLocation.parse(address)
     if not user:
         user = find_account(location.settings).credentials.get_frozen_credentials().access_key
-    with closing(
-        ManagerClient(location.managers, user=user, insecure=location.insecure)
-    ) as manager:
-        bucket = _found(manager, location)
+    with (
+        closing(ManagerClient(location.managers, user=user, insecure=location.insecure)) as manager,
+        closing(DatanodeRecords(insecure=location.insecure)) as records,
+    ):
+        bucket = replace(_found(manager, location), records=records)
         if client is not None:
             yield _store(address, location, bucket, client, may_write=may_write)
             return
@@ -91,7 +93,7 @@ def _found(manager: ManagerClient, location: OzoneLocation) -> OzoneBucket:
             f"{what}: the gateway shows {shown.volume}/{shown.bucket} as {location.s3_bucket}",
             hint=f"Make a link in {s3_volume}: ozone sh bucket link; name it by &s3_bucket=NAME.",
         )
-    return OzoneBucket(manager, facts, location.prefix, insecure=location.insecure)
+    return OzoneBucket(manager, facts, location.prefix)
 
 
 def _store(

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from merkle.errors import ReconcileError
@@ -21,6 +22,7 @@ from ozone.errors import (
     ManagerUnavailableError,
     WriteBatchError,
 )
+from ozone.key_checksum import DatanodeRecords
 from ozone.manager import ManagerClient
 from ozone.manager_messages import Pairs, acl_to
 from ozone.manager_values import BucketLayout, KeyFacts, ManagerBucket
@@ -144,8 +146,8 @@ class SeenChanges:
 
 @dataclass(frozen=True, slots=True)
 class OzoneBucket:
-    """A bucket as it is now, or in a snapshot: then names begin with `root`. With
-    `insecure` datanodes off loopback may be asked. `seen` is one for all its views.
+    """A bucket as it is now, or in a snapshot: then names begin with `root`. `records`
+    are those of its datanodes. `seen` is one for all its views.
     """
 
     manager: ManagerClient
@@ -153,7 +155,7 @@ class OzoneBucket:
     prefix: str
     root: str = ""
     snapshot_id: str = ""
-    insecure: bool = False
+    records: DatanodeRecords = field(default_factory=partial(DatanodeRecords, insecure=False))
     seen: SeenChanges = field(default_factory=SeenChanges)
 
     @property

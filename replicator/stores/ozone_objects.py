@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 
 from merkle.checksum import Buffer
-from ozone.key_checksum import UnrecordedChecksumError, key_crc, record_from_datanodes
+from ozone.key_checksum import UnrecordedChecksumError, key_crc
 from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.errors import (
     ObjectMissingError,
@@ -104,9 +103,8 @@ class OzoneReader:
         found = self._bucket.key(facts.key, with_datanodes=True)
         if found is None or facts_of(facts.key, found) != facts:
             return facts
-        record = partial(record_from_datanodes, insecure=self._bucket.insecure)
         try:
-            crc, value = key_crc(found, record)
+            crc, value = key_crc(found, self._bucket.records)
         except UnrecordedChecksumError:
             return facts
         digest = value.to_bytes(_CRC_BYTES, "big")

@@ -89,7 +89,7 @@ def test_status_says_up_to_where_it_is_equal() -> None:
 
 
 def test_a_source_without_a_log_is_equal_at_the_time_of_a_comparison() -> None:
-    """There is no position; what the last comparison found does not hide the proof."""
+    """There is no position, and the last comparison does not hide the proof."""
     rounds = with_report(
         FINE,
         checkpoint=Checkpoint(),
