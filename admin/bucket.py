@@ -42,7 +42,6 @@ from admin.lazy_commands import LazyCommand, LazyGroup
 from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
 from admin.verifier_option import verifier_option
-from admin.verify_metrics import write_verify_metrics
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
@@ -358,6 +357,9 @@ def verify(
     else:
         differences, is_equal = _verify(source, target, state, level, prefix, style, as_json)
     if metrics_file is not None:
+        # Imported here: a Prometheus client takes a sixth of the start of a command.
+        from admin.verify_metrics import write_verify_metrics
+
         write_verify_metrics(
             metrics_file,
             canonical_address(source),

@@ -2,10 +2,10 @@
 
     python -m benchmarks.bench_sync [--target emulator|rgw|ozone] [--json]
 
-`emulator` starts two ministacks. `rgw` starts two Ceph stores (`sh tools/setup.sh peers`
-installs them); CEPH_RGW_DISK_GB is the room of each, and 64 large objects take 30.
-`ozone` copies from a ministack to the S3 gateway at --endpoint, and without it starts a
-cluster (wants Maven and Java).
+`emulator` starts two ministacks. `rgw` starts two Ceph stores, which `make setup-peers`
+installs; CEPH_RGW_DISK_GB is the room of each, and 64 large objects take 30. `ozone`
+copies from a ministack to the S3 gateway at --endpoint, and without it starts a cluster
+(wants Maven and Java).
 
 Bytes are those of plain HTTP in both directions, headers included, counted by a proxy
 before the target. What a run costs is told apart: its listings (the comparison), the

@@ -8,16 +8,20 @@ and chunks in. What is not HTTP/1.1 as its specification writes it is an error.
 
 import select
 import socket
-import ssl
 import struct
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
+
+if TYPE_CHECKING:
+    # Not at run time: without TLS nobody needs it.
+    from ssl import SSLContext
 
 # Received at a time, in one call of the kernel where there is no TLS.
 _PIECE_BYTES = 1 << 20
@@ -43,7 +47,7 @@ class HttpPool:
         host: str,
         port: int,
         *,
-        tls: ssl.SSLContext | None,
+        tls: "SSLContext | None",
         connect_timeout_s: float,
         progress_timeout_s: float,
     ) -> None:
@@ -79,7 +83,7 @@ class HttpPool:
         except BaseException:
             link.close()
             raise
-        return HttpConnection(link)
+        return HttpConnection(link, is_tls=self._tls is not None)
 
     def keep(self, connection: "HttpConnection") -> None:
         """Take a connection back on which an answer was read to its end."""
@@ -103,10 +107,10 @@ def _close_all(connections: "deque[HttpConnection]") -> None:
 class HttpConnection:
     """One connection. Its user sends a request, and reads the answer to its end."""
 
-    def __init__(self, link: socket.socket) -> None:
+    def __init__(self, link: socket.socket, *, is_tls: bool) -> None:
         self._link = link
         # The kernel waits for all bytes of a piece; TLS has records of its own.
-        self._flags = 0 if isinstance(link, ssl.SSLSocket) else socket.MSG_WAITALL
+        self._flags = 0 if is_tls else socket.MSG_WAITALL
         self._readable = select.poll()
         self._readable.register(link, select.POLLIN)
         # What was received and not taken yet.

@@ -6,14 +6,13 @@ object costs a tenth less than through boto3 (docs/decisions). Keys reach the
 server byte by byte, because nothing here normalises a path.
 """
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlsplit
 
 from merkle.checksum import Buffer
@@ -31,6 +30,9 @@ from runtime.s3_answers import (
 )
 from runtime.s3_signing import UNSIGNED, payload_digest, signed_headers
 from runtime.traffic import TrafficCounter
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
 
 T = TypeVar("T")
 Query = Sequence[tuple[str, str]]
@@ -408,15 +410,18 @@ def _head(method: str, target: str, headers: Mapping[str, str]) -> bytes:
     return f"{text}\r\n\r\n".encode()
 
 
-def _tls(ca_bundle: str | None) -> ssl.SSLContext:
+def _tls(ca_bundle: str | None) -> "SSLContext":
     """Certificates are checked by a file of authorities, or those of this machine.
 
     Raises:
         ConfigError: the file cannot be used.
     """
+    # Imported here: without TLS nobody needs it.
+    from ssl import create_default_context
+
     try:
-        context = ssl.create_default_context(cafile=ca_bundle)
-    except (OSError, ssl.SSLError) as error:
+        context = create_default_context(cafile=ca_bundle)
+    except OSError as error:
         raise ConfigError(f"{ca_bundle}: is no file of certificates: {error}") from error
     context.set_alpn_protocols(["http/1.1"])
     return context

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
+from functools import partial
 
 from merkle.checksum import fold
 from merkle.object_checksum import Crc
@@ -112,8 +113,8 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
 
 class _Probe:
     """Questions about one scratch object, in order; `_found` grows with each. Questions
-    that do not depend on each other are asked at a time, each of its own object: over a
-    long link most of a probe is waiting.
+    that do not depend on each other are asked at a time, each of its own object: most
+    of a probe is waiting, over a long link and for a store that writes to disk.
     """
 
     def __init__(self, bucket: S3Bucket, found: S3Behaviour) -> None:
@@ -122,20 +123,28 @@ class _Probe:
         self._key = bucket.new_scratch_key()
 
     def run(self) -> S3Behaviour:
-        """Ask everything; the scratch object is removed on every way out."""
+        """Ask everything; scratch objects are removed on every way out."""
         with self._cleaned(), translated(f"cannot probe {self._bucket.scratch_bucket}"):
-            self._ask_put()
-            self._ask_tags()
+            # A store that refuses to be written is asked no more.
+            etag = self._put(_BODY, {**_HEADERS, **_TAGS_HEADER})
+            before = self._found
             questions = [_Probe._ask_conditions, _Probe._ask_upload, _Probe._ask_copy]
-            if not self._found.is_ozone:
+            if not before.is_ozone:
                 questions += [_Probe._ask_of_upload, _Probe._ask_checksum]
             with ThreadPoolExecutor(len(questions), "probe") as threads:
-                self._learn(_joined(self._found, list(threads.map(self._beside, questions))))
+                others = threads.map(partial(self._beside, before), questions)
+                self._ask_put(etag)
+                self._ask_tags()
+                found = _joined(before, [self._found, *others])
+            keeps_tags = found.put_keeps_tags and found.upload_keeps_tags
+            self._learn(replace(found, upload_keeps_tags=keeps_tags))
         return self._found
 
-    def _beside(self, ask: Callable[["_Probe"], None]) -> S3Behaviour:
+    def _beside(self, before: S3Behaviour, ask: Callable[["_Probe"], None]) -> S3Behaviour:
         """What one question finds out on an object of its own."""
-        other = _Probe(replace(self._bucket), replace(self._found, reasons={}))
+        # Of the bucket too, which learns meanwhile.
+        before = replace(before, reasons={})
+        other = _Probe(replace(self._bucket, behaviour=before), before)
         with other._cleaned():
             ask(other)
         return other._found
@@ -165,8 +174,8 @@ class _Probe:
     def _learn(self, found: S3Behaviour) -> None:
         self._found = self._bucket.behaviour = found
 
-    def _ask_put(self) -> None:
-        etag = self._put(_BODY, {**_HEADERS, **_TAGS_HEADER})
+    def _ask_put(self, etag: str) -> None:
+        """Of an object that was put with headers and tags, and got this ETag."""
         seen = self._head()
         is_md5_etag = etag == md5_of(_BODY).hex() and not self._found.is_ozone
         reasons = {}
@@ -306,7 +315,7 @@ class _Probe:
                 copies_ranges=copies,
                 copy_checks_source=checks,
                 checks_part_md5=checks_md5,
-                upload_keeps_tags=self._found.put_keeps_tags and self._tags() == _TAGS,
+                upload_keeps_tags=self._tags() == _TAGS,
             )
         )
 

@@ -211,7 +211,7 @@ def test_a_server_that_refuses_before_it_has_read_all_is_heard() -> None:
         theirs, _ = listener.accept()
     with theirs, Deaf(fileno=ours.detach()) as deaf:
         theirs.sendall(b"HTTP/1.1 403 No\r\ncontent-length: 2\r\n\r\nno")
-        connection = HttpConnection(deaf)
+        connection = HttpConnection(deaf, is_tls=False)
         found = connection.exchange(b"PUT /x HTTP/1.1\r\n\r\n", bytes(1 << 20))
         assert (found.status, b"".join(found.pieces())) == (403, b"no")
         # What is left of the body would be read as the next request.
