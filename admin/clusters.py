@@ -52,7 +52,9 @@ def open_datanode(node: ClusterNode) -> DatanodeClient:
     TLS.
     """
     channel = open_channel(node.address, insecure=True)
-    return DatanodeClient(channel, f"datanode {node.peer}", deadlines=_DEADLINES)
+    return DatanodeClient(
+        channel, f"datanode {node.peer}", datanode_id=node.peer, deadlines=_DEADLINES
+    )
 
 
 def _addresses(cluster: str) -> tuple[str, ...]:

@@ -109,6 +109,10 @@ def diagnose(
     why. Trees are as of the datanodes' last scans: with --deep the data are read over
     the network as well, and each window is checked against its record. Nothing changes.
 
+    Erasure-coded containers are compared with --deep alone: each replica's data, and
+    the checksums of their stripes. The result names the stripes that are not whole, the
+    replica indexes that lack them, and whether the others still give all data.
+
     Without IDs it takes all containers; with `-` IDs come from standard input.
 
     \b
@@ -164,13 +168,13 @@ class _Run:
         ) as survey:
             wanted = _containers(self._directory, self._ids, self.tally.last_id, answer)
             for batch in survey.diagnose(wanted):
-                lines = list(map(_result, batch))
+                lines = [_result(one, deep=self._reads_data) for one in batch]
                 if results:
                     results.add(lines)
                 for line in lines:
                     self.tally.add(line)
                 sink.advance(len(batch))
-                _print_findings(batch, sink, as_json=answer.as_json)
+                _print_findings(batch, sink, deep=self._reads_data, as_json=answer.as_json)
 
     @property
     def asked(self) -> JsonObject:
@@ -199,21 +203,24 @@ def _containers(
             answer.fail("container_not_found", f"Container {number} is not known to SCM.")
 
 
-def _result(diagnosis: Diagnosis) -> JsonObject:
+def _result(diagnosis: Diagnosis, *, deep: bool) -> JsonObject:
     """The line of a container; of an equal one its verdict alone."""
     number = diagnosis.container.container_id
-    if reason_not_compared(diagnosis.container):
+    if reason_not_compared(diagnosis.container, reads_data=deep):
         return {"containerID": number, "verdict": _NOT_COMPARED, "doubt": diagnosis.doubt}
     if diagnosis.verdict is Verdict.MATCH:
         return {"containerID": number, "verdict": Verdict.MATCH.value}
     return diagnosis_json(diagnosis)
 
 
-def _print_findings(batch: list[Diagnosis], sink: ProgressSink, *, as_json: bool) -> None:
+def _print_findings(
+    batch: list[Diagnosis], sink: ProgressSink, *, deep: bool, as_json: bool
+) -> None:
     shown = [
         one
         for one in batch
-        if one.verdict is not Verdict.MATCH and not reason_not_compared(one.container)
+        if one.verdict is not Verdict.MATCH
+        and not reason_not_compared(one.container, reads_data=deep)
     ]
     if shown and not as_json:
         with sink.results():
@@ -245,7 +252,11 @@ def _print_summary(tally: _Tally, cluster_id: str) -> None:
         if tally.verdicts[verdict.value]
     ]
     skipped = tally.verdicts[_NOT_COMPARED]
-    more = f"; {skipped} open or erasure-coded ones were not compared" if skipped else ""
+    more = (
+        f"; {skipped} were not compared: they are open, or erasure-coded and without --deep"
+        if skipped
+        else ""
+    )
     print_line(
         f"cluster {cluster_id}: {tally.containers} containers: {', '.join(counts) or 'none closed'}"
         f"{more}"

@@ -5,9 +5,11 @@ from collections.abc import Mapping
 from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import unique_prefixes
 from live.diagnosis import Diagnosis
+from live.stripes import StripeReport, stripe_text
 from merkle.replica import PeerId
 from merkle.tree import root_hex
 from ozone.scm_client import ClusterNode
+from runtime.json_numbers import exact
 from runtime.output import JsonObject, print_line, print_table
 from runtime.setting_values import split_address
 
@@ -41,6 +43,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> JsonObject:
         "replication": container.replication,
         "doubt": diagnosis.doubt,
         "unreachable": diagnosis.is_unreachable,
+        "stripes": _stripes_json(diagnosis.stripes) if diagnosis.stripes else None,
         "evidence": [
             {
                 "kind": str(one.kind),
@@ -73,17 +76,42 @@ def diagnosis_json(diagnosis: Diagnosis) -> JsonObject:
     }
 
 
+def _stripes_json(report: StripeReport) -> JsonObject:
+    return {
+        "count": report.stripe_count,
+        "readable": report.readable_count,
+        "damaged": [
+            {
+                "blockID": exact(one.block_id),
+                "stripe": one.stripe,
+                "lackingIndexes": list(one.lacking),
+                "conflictingIndexes": list(one.conflicting),
+                "readable": one.is_readable,
+            }
+            for one in report.damages
+        ],
+    }
+
+
 def print_diagnosis(diagnosis: Diagnosis) -> None:
     """Print one container: its verdict, its replicas, and each difference."""
     compared, names = diagnosis.comparison, NodeNames(diagnosis.nodes)
     doubt = f" ({names.text(diagnosis.doubt)})" if diagnosis.doubt else ""
     print_line(f"Container {compared.container_id}: {compared.verdict.value}{doubt}")
+    if report := diagnosis.stripes:
+        print_line(f"{report.readable_count} of {report.stripe_count} stripes are readable")
+        for one in report.damages:
+            print_line(
+                f"block {one.block_id} stripe {one.stripe}: {stripe_text(one)};"
+                f" {'readable' if one.is_readable else 'not readable'}"
+            )
     if diagnosis.readings:
         print_table(
-            ("DATANODE", "STATE", "ROOT", "BLOCKS", "DELETED", "READ"),
+            ("DATANODE", "INDEX", "STATE", "ROOT", "BLOCKS", "DELETED", "READ"),
             [
                 (
                     names.text(one.replica.peer),
+                    one.replica.replica_index or "-",
                     one.replica.state.value,
                     root_hex(one.tree.data_checksum) if one.tree else "-",
                     len(one.tree.blocks) if one.tree else "-",
@@ -92,7 +120,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
                 )
                 for one in diagnosis.readings
             ],
-            numbers=("ROOT", "BLOCKS", "DELETED"),
+            numbers=("INDEX", "ROOT", "BLOCKS", "DELETED"),
             folded=("READ",),
         )
     print_differences(compared, names.text)

@@ -15,13 +15,18 @@ from merkle.limits import TREE_BLOCKS_MAX
 from merkle.merge import merge
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.survey import ChunkPlace
-from merkle.tree import ChunkTree, ContainerId, ContainerTree, TreeBuilder
+from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from merkle.windows import bad_windows, is_sound
 from ozone.datanode_client import READ_BYTES_MAX, merge_ranges
 from ozone.ports import ByteRange
 from repair.ports import LACKING_RESULTS
 from runtime.errors import PeerRefusedError, RemoteProtocolError
 
+# Ozone's key for the length of a block over all of its cells of data.
+_GROUP_LENGTH_KEY = "blockGroupLen"
+# Checksums that are kept of one replica: three times those of the largest container, at
+# 32 bytes for each 8 KiB.
+_KEPT_BYTES_MAX = 64 << 20
 # Two of each block of the largest container; the tree of so many takes some 400 MiB.
 _CHUNKS_MAX = 2 * TREE_BLOCKS_MAX
 
@@ -36,6 +41,8 @@ class DeepReading:
     bytes_read: int
     # Chunks without checksums, which nothing can prove.
     unverifiable: int = 0
+    # Of an erasure-coded replica alone, whose stripes are compared by them.
+    records: dict[BlockId, BlockRecord] = field(default_factory=dict)
 
 
 def read_replica(
@@ -43,6 +50,8 @@ def read_replica(
     container_id: ContainerId,
     stored: ContainerTree,
     on_bytes: Callable[[int], None],
+    *,
+    is_erasure_coded: bool = False,
 ) -> DeepReading:
     """Read and check all chunks on record. `stored` is the replica's tree file, which
     has its tombstones; `on_bytes` is called with each count of bytes read, and may
@@ -53,7 +62,8 @@ def read_replica(
         PeerRefusedError: it refused to read.
         RemoteProtocolError: it sent something invalid, or more records than a container
             has.
-        RecordInvalidError: a record contradicts itself.
+        RecordInvalidError: a record contradicts itself, or is of an erasure-coded block
+            and does not say how long that is.
     """
     reading = _Reading(reader, container_id, on_bytes)
     deleted = {block.block_id for block in stored.blocks if block.deleted}
@@ -66,6 +76,8 @@ def read_replica(
         if record.container_id != container_id:
             raise RecordInvalidError(f"container {container_id} has a record of another one")
         if record.block_id not in deleted:
+            if is_erasure_coded:
+                reading.keep(record)
             reading.read_block(record)
     return DeepReading(
         merge(reading.builder.build(), stored),
@@ -73,7 +85,20 @@ def read_replica(
         frozenset(reading.lost),
         reading.bytes_read,
         reading.unverifiable,
+        reading.records,
     )
+
+
+def group_length_bytes(record: BlockRecord) -> int:
+    """The length of an erasure-coded block over all of its cells of data.
+
+    Raises:
+        RecordInvalidError: the record does not have it.
+    """
+    value = dict(record.metadata).get(_GROUP_LENGTH_KEY) or ""
+    if not (value.isascii() and value.isdecimal() and len(value) < 20):
+        raise RecordInvalidError(f"block {record.block_id} has no length of its block group")
+    return int(value)
 
 
 @dataclass
@@ -89,12 +114,26 @@ class _Reading:
     bytes_read: int = 0
     unverifiable: int = 0
     chunks: int = 0
+    records: dict[BlockId, BlockRecord] = field(default_factory=dict)
+    kept_bytes: int = 0
     # Of the chunk that is read, and used again: fresh memory for each costs as much as
     # the checksums.
     buffer: bytearray = field(default_factory=bytearray)
 
     def __post_init__(self) -> None:
         self.builder = TreeBuilder(self.container_id)
+
+    def keep(self, record: BlockRecord) -> None:
+        """Keep the record of an erasure-coded block."""
+        group_length_bytes(record)
+        self.kept_bytes += sum(
+            len(one.entries) + len(one.stripe_checksum or b"") for one in record.chunks
+        )
+        if self.kept_bytes > _KEPT_BYTES_MAX:
+            raise RemoteProtocolError(
+                f"container {self.container_id} has more checksums than a container holds"
+            )
+        self.records[record.block_id] = record
 
     def read_block(self, record: BlockRecord) -> None:
         """Read and enter the chunks of one block."""

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from live.deep_read import DeepReading
+from live.stripes import ErasureReplica, StripeReport, compare_stripes
 from merkle.comparison import Comparison, compare, unrecorded_copies, with_doubt
 from merkle.errors import ReconcileError
 from merkle.outcome import Evidence, EvidenceKind, Verdict
 from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import ContainerTree
-from ozone.scm_client import ClusterContainer, ClusterNode
+from ozone.scm_client import ClusterContainer, ClusterNode, ErasureCode
 from runtime.errors import PeerUnavailableError
 
 _COMPARED_STATES = (ContainerState.CLOSED, ContainerState.QUASI_CLOSED)
@@ -55,6 +56,8 @@ class Diagnosis:
     readings: tuple[ReplicaReading, ...] = ()
     doubt: str = ""
     nodes: Mapping[PeerId, ClusterNode] = field(default_factory=dict)
+    # Of an erasure-coded container.
+    stripes: StripeReport | None = None
 
     @property
     def verdict(self) -> Verdict:
@@ -67,10 +70,16 @@ class Diagnosis:
         return any(reading.is_unreachable for reading in self.readings)
 
 
-def reason_not_compared(container: ClusterContainer) -> str:
-    """Why the replicas of a container are not compared; empty if they are."""
-    if container.is_erasure_coded:
-        return f"{container.replication}: replicas of erasure-coded containers differ by design"
+def reason_not_compared(container: ClusterContainer, *, reads_data: bool = False) -> str:
+    """Why the replicas of a container are not compared; empty if they are. Those of an
+    erasure-coded one differ by design, so that only their data show anything.
+    """
+    if container.is_erasure_coded and not reads_data:
+        return (
+            f"{container.replication}: only `treefold diagnose --deep` compares erasure-coded ones"
+        )
+    if container.is_erasure_coded and container.erasure_code is None:
+        return f"{container.replication}: SCM names no valid erasure code"
     if container.state not in _COMPARED_STATES:
         return f"the container is {container.state.value}: only closed ones have trees"
     return ""
@@ -95,9 +104,11 @@ def diagnose(
     container: ClusterContainer,
     readings: Sequence[ReplicaReading],
     nodes: Mapping[PeerId, ClusterNode],
+    *,
+    reads_data: bool = False,
 ) -> Diagnosis:
     """The diagnosis of a container from all of its replicas."""
-    if reason := reason_not_compared(container):
+    if reason := reason_not_compared(container, reads_data=reads_data):
         return Diagnosis(container, _unknown(container, reason), (), reason, nodes)
     trees = {str(one.replica.peer): one.tree for one in readings if one.tree is not None}
     doubts = [f"datanode {one.replica.peer}: {one.reason}" for one in readings if one.tree is None]
@@ -113,6 +124,8 @@ def diagnose(
     if not trees:
         doubt = "; ".join(doubts) or "no datanode reported a replica"
         return Diagnosis(container, _unknown(container, doubt), tuple(readings), doubt, nodes)
+    if container.erasure_code is not None:
+        return _diagnose_stripes(container, container.erasure_code, readings, nodes, doubts)
     deep = {str(one.replica.peer): one.deep for one in readings if one.deep}
     windows = {peer: found.bad_windows for peer, found in deep.items()}
     lost = {peer: found.lost for peer, found in deep.items()}
@@ -129,6 +142,29 @@ def diagnose(
     if doubt:
         compared = with_doubt(compared, is_incomplete=True)
     return Diagnosis(container, compared, tuple(readings), doubt, nodes)
+
+
+def _diagnose_stripes(
+    container: ClusterContainer,
+    code: ErasureCode,
+    readings: Sequence[ReplicaReading],
+    nodes: Mapping[PeerId, ClusterNode],
+    doubts: list[str],
+) -> Diagnosis:
+    indexes = range(1, code.data + code.parity + 1)
+    replicas = [
+        ErasureReplica(one.replica.peer, one.replica.replica_index, one.deep)
+        for one in readings
+        if one.deep and one.replica.replica_index in indexes
+    ]
+    unread = [str(index) for index in indexes if index not in {one.index for one in replicas}]
+    if unread:
+        doubts = [*doubts, f"not read: replica index {', '.join(unread)}"]
+    report = compare_stripes(container.container_id, code, replicas)
+    compared, doubt = report.comparison, "; ".join(doubts)
+    if doubt:
+        compared = with_doubt(compared, is_incomplete=bool(unread))
+    return Diagnosis(container, compared, tuple(readings), doubt, nodes, report)
 
 
 def _unknown(container: ClusterContainer, why: str) -> Comparison:

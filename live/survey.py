@@ -95,7 +95,7 @@ class ClusterSurvey:
             yield self._diagnose_batch(batch)
 
     def _diagnose_batch(self, batch: Sequence[ClusterContainer]) -> list[Diagnosis]:
-        compared = [one.container_id for one in batch if not reason_not_compared(one)]
+        compared = [one.container_id for one in batch if not self._reason_not_compared(one)]
         replicas = self._directory.replicas(compared) if compared else {}
         # Asked for each batch: a datanode may have died since the last one.
         nodes = {node.peer: node for node in self._directory.nodes()}
@@ -122,9 +122,13 @@ class ClusterSurvey:
                     for one in replicas.get(container.container_id, ())
                 ],
                 nodes,
+                reads_data=self._reads_data,
             )
             for container in batch
         ]
+
+    def _reason_not_compared(self, container: ClusterContainer) -> str:
+        return reason_not_compared(container, reads_data=self._reads_data)
 
     def _read(self, wanted: _Wanted) -> list[ReplicaReading]:
         """What one datanode answers for its replicas of a batch."""
@@ -179,7 +183,11 @@ class ClusterSurvey:
         assert reading.tree is not None
         try:
             found = read_replica(
-                datanode.reader, reading.replica.container_id, reading.tree, datanode.limiter.take
+                datanode.reader,
+                reading.replica.container_id,
+                reading.tree,
+                datanode.limiter.take,
+                is_erasure_coded=reading.replica.is_erasure_coded,
             )
         except ReconcileError as error:
             return ReplicaReading.failed(reading.replica, error)

@@ -77,11 +77,19 @@ class DatanodeClient:
     """
 
     def __init__(
-        self, channel: grpc.Channel, target: str, *, deadlines: Deadlines | None = None
+        self,
+        channel: grpc.Channel,
+        target: str,
+        *,
+        datanode_id: str = "",
+        deadlines: Deadlines | None = None,
     ) -> None:
-        """The client owns `channel`; errors name the datanode `target`."""
+        """The client owns `channel`; errors name the datanode `target`. Erasure-coded
+        containers are only read with `datanode_id`, the datanode's UUID.
+        """
         self._channel = channel
         self._target = target
+        self._datanode_id = datanode_id
         self._deadlines = deadlines or Deadlines()
         # Responses stay bytes until their size is checked.
         self._send: StreamCall = channel.stream_stream(
@@ -241,7 +249,10 @@ class DatanodeClient:
 
     def _request(self, container_id: ContainerId, kind: Type, body: _Body) -> Request:
         request = Request(
-            cmdType=kind, containerID=container_id, datanodeUuid="", version=_CLIENT_VERSION
+            cmdType=kind,
+            containerID=container_id,
+            datanodeUuid=self._datanode_id,
+            version=_CLIENT_VERSION,
         )
         getattr(request, BODIES[kind]).CopyFrom(body)
         return request

@@ -103,6 +103,17 @@ class ClusterNode:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureCode:
+    """How a container is erasure-coded: so many replicas of data and of parity, and the
+    length of their cells of a stripe in bytes.
+    """
+
+    data: int
+    parity: int
+    cell_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterContainer:
     """One container as SCM knows it. `replication` is Ozone's text, such as RATIS/THREE
     or EC/rs-3-2-1024k; `required_replicas` of them should exist.
@@ -116,6 +127,8 @@ class ClusterContainer:
     used_bytes: int = 0
     block_count: int = 0
     bcs_id: int = 0
+    # None if it is not erasure-coded, or SCM named no valid code.
+    erasure_code: ErasureCode | None = None
 
 
 class ScmClient:
@@ -322,7 +335,10 @@ class ScmClient:
     def _container(self, row: pb.ContainerInfoProto) -> ClusterContainer:
         code = row.ecReplicationConfig
         is_erasure_coded = row.replicationType == pb.EC
+        erasure_code = None
         if is_erasure_coded:
+            if code.data > 0 and 0 <= code.parity <= PEERS_MAX - code.data and code.ecChunkSize > 0:
+                erasure_code = ErasureCode(code.data, code.parity, code.ecChunkSize)
             required = min(max(0, code.data), PEERS_MAX) + min(max(0, code.parity), PEERS_MAX)
             kind = f"EC/{printable(code.codec)}-{code.data}-{code.parity}"
         else:
@@ -338,6 +354,7 @@ class ScmClient:
             row.usedBytes,
             row.numberOfKeys,
             row.sequenceId,
+            erasure_code,
         )
 
     def _replica(self, row: pb.SCMContainerReplicaProto) -> ContainerReplica:

@@ -7,12 +7,15 @@ import random
 import secrets
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster
 
 pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
@@ -100,6 +103,40 @@ def test_damage_of_each_kind_gets_its_verdict(
         ("corrupt_chunk", 3), ("corrupt_chunk", 1), ("missing_chunk", 1),
     }  # fmt: skip
     assert diagnose(ozone_cluster, str(healthy)) == (0, {})
+
+
+def test_the_stripes_of_an_erasure_coded_container_are_verified(
+    ozone_cluster: OzoneCluster, tmp_path: Path
+) -> None:
+    """XOR-2-1 with cells of 1 MiB: two stripes, of which the second is short."""
+    (tmp_path / "key").write_bytes(random.Random(5).randbytes(3_300_000))
+    place = f"/coded-{secrets.token_hex(4)}/buck1"
+    ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
+    ozone_cluster.close_open()
+    options = "--type EC --replication xor-2-1-1024k"
+    ozone_cluster.shell(f"key put {options} {place}/key {tmp_path / 'key'}")
+    [number] = ozone_cluster.close_open()
+    assert diagnose(ozone_cluster, "--deep", str(number)) == (0, {})
+    client = ScmClient([ozone_cluster.scm_address])
+    with closing(client):
+        replicas = client.replicas([number])[number]
+    indexes = {one.peer: one.replica_index for one in replicas}
+    damaged = 1
+    for path in files(ozone_cluster, damaged, number).values():
+        flip(path, (1 << 20) + 100)
+    status, found = diagnose(ozone_cluster, "--deep", str(number))
+    assert (status, found[number]["verdict"]) == (3, "REPAIRABLE")
+    [lacking] = [one["lacking"] for one in found[number]["differences"]]
+    [stripe] = found[number]["stripes"]["damaged"]
+    assert stripe["lackingIndexes"] == [indexes[PeerId(peer)] for peer in lacking]
+    assert (stripe["stripe"], stripe["readable"]) == (1, True)
+    for path in files(ozone_cluster, damaged + 1, number).values():
+        flip(path, 100)
+        flip(path, (1 << 20) + 300)
+    status, found = diagnose(ozone_cluster, "--deep", str(number))
+    assert (status, found[number]["verdict"]) == (4, "UNRECOVERABLE")
+    damages = found[number]["stripes"]["damaged"]
+    assert [(one["stripe"], one["readable"]) for one in damages] == [(0, True), (1, False)]
 
 
 def test_a_stopped_datanode_makes_a_verdict_unknown(

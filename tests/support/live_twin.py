@@ -12,10 +12,17 @@ from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import BlockId, ContainerId
 from ozone.datanode import XceiverService
 from ozone.datanode_client import DatanodeClient
-from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOperation, ScmClient
+from ozone.scm_client import (
+    ClusterContainer,
+    ClusterNode,
+    ErasureCode,
+    NodeHealth,
+    NodeOperation,
+    ScmClient,
+)
 from protos.convert import tree_from_bytes
 from runtime.rpc import Deadlines, RpcServer, open_channel, start_server
-from tests.support.peers import MemoryReplica, MemorySource, replica_of
+from tests.support.peers import CHUNK_BYTES, MemoryReplica, MemorySource, replica_of, xor_replicas
 from tests.support.scm_twin import ScmTwin, served
 
 PEERS = [PeerId(f"{number}fffffff-0000-4000-8000-000000000000") for number in (1, 2, 3)]
@@ -61,6 +68,21 @@ class LiveTwin:
         self.report(number)
         return made
 
+    def add_erasure_coded(
+        self, container_id: int, blocks: dict[int, int], *, cell_bytes: int = CHUNK_BYTES
+    ) -> list[MemoryReplica]:
+        """A closed container of code XOR-2-1: two replicas of data, one of parity."""
+        number = ContainerId(container_id)
+        made = xor_replicas(number, blocks, cell_bytes)
+        for source, replica in zip(self.sources, made, strict=True):
+            source.replicas[number] = replica
+        self.scm.containers[number] = ClusterContainer(
+            number, ContainerState.CLOSED, "EC/XOR-2-1", 3, is_erasure_coded=True,
+            block_count=len(blocks), erasure_code=ErasureCode(2, 1, cell_bytes),
+        )  # fmt: skip
+        self.report(number)
+        return made
+
     def report(self, container_id: int) -> None:
         """Tell SCM of a container's replicas as they are."""
         number = ContainerId(container_id)
@@ -72,7 +94,9 @@ class LiveTwin:
                     if isinstance(one.tree, bytes)
                     else None
                 )
-                found.append(ContainerReplica(peer, number, one.state, root, one.bcs_id))
+                found.append(
+                    ContainerReplica(peer, number, one.state, root, one.bcs_id, one.replica_index)
+                )
         self.scm.replicas[number] = found
 
     def set_health(self, datanode: int, health: NodeHealth) -> None:
@@ -88,7 +112,9 @@ class LiveTwin:
         def connect(node: ClusterNode) -> DatanodeClient:
             deadlines = Deadlines(tree_s=5, records_s=5, read_s=5)
             channel = open_channel(node.address)
-            return DatanodeClient(channel, f"datanode {node.peer}", deadlines=deadlines)
+            return DatanodeClient(
+                channel, f"datanode {node.peer}", datanode_id=node.peer, deadlines=deadlines
+            )
 
         client = ScmClient([self.address])
         try:

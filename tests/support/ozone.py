@@ -141,7 +141,13 @@ class OzoneCluster:
                 return all(
                     one.state is ContainerState.CLOSED
                     and len(replicas[one.container_id]) == one.required_replicas
-                    and all(each.data_checksum is not None for each in replicas[one.container_id])
+                    # A replica without data has no root, such as one of a short block.
+                    and (
+                        one.is_erasure_coded
+                        or all(
+                            each.data_checksum is not None for each in replicas[one.container_id]
+                        )
+                    )
                     for one in found
                 )
 

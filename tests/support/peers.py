@@ -104,6 +104,44 @@ def replica_of(
     return replica
 
 
+def xor_replicas(
+    container_id: int, blocks: Mapping[int, int], cell_bytes: int
+) -> list[MemoryReplica]:
+    """The replicas of an erasure-coded container of code XOR-2-1, as Ozone's client
+    writes them: those of data, then that of parity.
+    """
+    replicas = [MemoryReplica(ContainerId(container_id), replica_index=i) for i in (1, 2, 3)]
+    for number, length_bytes in blocks.items():
+        block_id = BlockId(number)
+        data = random.Random(f"{container_id}/{number}").randbytes(length_bytes)
+        chunks: list[list[ChunkRecord]] = [[], [], []]
+        files = [bytearray() for _ in replicas]
+        for at, start in enumerate(range(0, length_bytes, 2 * cell_bytes)):
+            first = data[start : start + cell_bytes]
+            second = data[start + cell_bytes : start + 2 * cell_bytes]
+            both = zip(first, second.ljust(len(first), b"\0"), strict=True)
+            cells = [first, second, bytes(a ^ b for a, b in both)]
+            made = [
+                chunk_record(cell, at * cell_bytes, ChecksumType.CRC32, WINDOW_BYTES)
+                for cell in cells
+            ]
+            joined = b"".join(chunk.entries for chunk in made)
+            for index, (cell, chunk) in enumerate(zip(cells, made, strict=True)):
+                if cell:
+                    known = None if index == 1 else joined
+                    chunks[index].append(replace(chunk, stripe_checksum=known))
+                    files[index] += cell
+        metadata = (("TYPE", "KEY"), ("blockGroupLen", str(length_bytes)))
+        for index, replica in enumerate(replicas):
+            replica.files[block_id] = files[index]
+            replica.records[block_id] = BlockRecord(
+                replica.container_id, block_id, 0, tuple(chunks[index]), metadata, index + 1
+            )
+    for replica in replicas:
+        replica.tree = encode_tree(replica.scanned_tree())
+    return replicas
+
+
 def chunk_record(
     data: bytes, offset: int, checksum_type: ChecksumType, window_bytes: int
 ) -> ChunkRecord:

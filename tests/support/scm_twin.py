@@ -248,6 +248,9 @@ def _container(container: ClusterContainer) -> pb.ContainerInfoProto:
     if container.is_erasure_coded:
         code = row.ecReplicationConfig
         code.data, code.parity, code.codec, code.ecChunkSize = 3, 2, "RS", 1 << 20
+        if known := container.erasure_code:
+            code.data, code.parity, code.codec = known.data, known.parity, "XOR"
+            code.ecChunkSize = known.cell_bytes
     else:
         row.replicationFactor = pb.ReplicationFactor.Value(container.replication.split("/")[1])
     return row
