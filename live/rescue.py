@@ -11,7 +11,8 @@ event. Rules:
 - Reconcile is ordered only while SCM lists our replica, at most ATTEMPTS_MAX times.
 - A real replica is healed if its root is the staged one, or else if its tree holds each
   staged chunk healthy. So a rescue of a part is complete although roots still differ.
-- A tree is read only if SCM reports another root than when it was read last.
+- A tree is read only if SCM reports another root than when it was read last, and once
+  more of each healed replica: SCM's word of a root is not what is on disk.
 """
 
 from collections.abc import Collection, Sequence
@@ -162,6 +163,8 @@ class _Watched:
     root: int | None = None
     state: ReplicaState = ReplicaState.UNHEALTHY
     is_healed: bool = False
+    # Its tree was read, and holds what is staged.
+    is_read_back: bool = False
 
 
 @dataclass(slots=True)
@@ -205,6 +208,7 @@ class Rescue:
                 assert isinstance(self._request, ReadTree)
                 watched = self._watched[self._request.peer]
                 watched.is_healed = holds_staged(tree, self.staged, self.places)
+                watched.is_read_back = watched.is_healed
                 return self._watch(now_s)
             case Succeeded():
                 return self._succeeded(now_s)
@@ -239,16 +243,11 @@ class Rescue:
         is_listed = any(one.peer == self.own for one in replicas)
         known = {one.peer: one for one in replicas if one.peer != self.own}
         for peer, watched in self._watched.items():
-            replica = known.get(peer)
-            if replica is None:
-                watched.is_healed = False
-                continue
-            watched.state = replica.state
-            if replica.data_checksum == self.staged.data_checksum:
-                watched.is_healed = True
-            elif replica.data_checksum != watched.root and peer not in self._unread:
-                self._unread.append(peer)
-            watched.root = replica.data_checksum
+            if peer in known:
+                watched.state = known[peer].state
+            # What is healed by the time we leave was read back.
+            if self.phase is not RescuePhase.LEAVING:
+                self._note(peer, watched, known.get(peer))
         match self.phase:
             case RescuePhase.ANNOUNCING if is_listed:
                 # Their roots before the order are no news.
@@ -265,13 +264,28 @@ class Rescue:
             case _:
                 return self._ask(Wait(BEAT_S))
 
-    def _watch(self, now_s: float) -> Request:
+    def _note(self, peer: PeerId, watched: _Watched, replica: ContainerReplica | None) -> None:
+        root = replica.data_checksum if replica else None
+        if root != watched.root:
+            watched.is_read_back = False
+        if replica is None:
+            watched.is_healed = False
+        elif root == self.staged.data_checksum:
+            watched.is_healed = True
+        elif root != watched.root and peer not in self._unread:
+            self._unread.append(peer)
+        watched.root = root
+
+    def _watch(self, now_s: float, *, has_failed: bool = False) -> Request:
         """Read the next changed tree; then go on, order again, or leave."""
         while self._unread:
             peer = self._unread.pop(0)
             if not self._watched[peer].is_healed:
                 return self._ask(ReadTree(peer))
-        if all(watched.is_healed for watched in self._watched.values()):
+        for peer, watched in self._watched.items():
+            if watched.is_healed and not watched.is_read_back and not has_failed:
+                return self._ask(ReadTree(peer))
+        if all(watched.is_read_back for watched in self._watched.values()):
             return self.leave("", now_s)
         if self._is_late(ATTEMPT_S, now_s):
             if self._attempts >= ATTEMPTS_MAX:
@@ -289,8 +303,8 @@ class Rescue:
                 return None
             return self._ask(Wait(BEAT_S))
         if isinstance(self._request, ReadTree):
-            # Its next root tells.
-            return self._watch(now_s)
+            # Read again after the next heartbeat.
+            return self._watch(now_s, has_failed=True)
         if isinstance(self._request, Register | OrderReconcile) or is_final:
             # A registration that was not answered may have been believed all the same.
             self._failures = 0
@@ -304,8 +318,8 @@ class Rescue:
         self.phase = RescuePhase.DONE
         watched = sorted(self._watched.items())
         self.outcome = RescueOutcome(
-            tuple(peer for peer, one in watched if one.is_healed),
-            tuple(peer for peer, one in watched if not one.is_healed),
+            tuple(peer for peer, one in watched if one.is_read_back),
+            tuple(peer for peer, one in watched if not one.is_read_back),
             tuple(peer for peer, one in watched if one.state is ReplicaState.UNHEALTHY),
             has_left,
             self._attempts,
