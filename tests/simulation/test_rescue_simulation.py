@@ -1,5 +1,5 @@
-"""A rescue's state machine against a simulated cluster that loses calls, restarts SCM and
-kills the rescue at every step.
+"""A rescue's state machine against a simulated cluster that loses calls and restarts
+SCM; and a rescue that is killed at each of its requests.
 """
 
 import random

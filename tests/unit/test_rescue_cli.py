@@ -1,4 +1,6 @@
-"""`treefold rescue` against a cluster in memory: what it plans, heals and leaves alone."""
+"""`treefold rescue` against a cluster in memory: what it plans, heals and leaves
+alone.
+"""
 
 import json
 from collections.abc import Iterator
