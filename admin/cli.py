@@ -69,6 +69,9 @@ COMMANDS: Mapping[str, LazyCommand] = {
         "Run a replication master: tell syncers which buckets to replicate.",
         extra="bucket",
     ),
+    "rescue": LazyCommand(
+        "admin.rescue:rescue", "Heal containers of a running cluster that Ozone cannot heal."
+    ),
     "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
         "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."

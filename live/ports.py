@@ -1,4 +1,6 @@
-"""The ports through which a running cluster is seen: its directory, its datanodes."""
+"""The ports through which a running cluster is seen and joined: its directory, its
+datanodes, a membership of our own.
+"""
 
 from collections.abc import Iterator, Sequence
 from typing import Protocol
@@ -8,6 +10,7 @@ from merkle.replica import ContainerReplica
 from merkle.tree import BlockId, ContainerId
 from ozone.ports import ByteRange
 from ozone.scm_client import ClusterContainer, ClusterIdentity, ClusterNode
+from ozone.scm_membership import ReportedReplica
 from runtime.errors import PeerRefusedError, RemoteProtocolError
 
 
@@ -36,6 +39,28 @@ class ClusterDirectory(Protocol):
         self, container_ids: Sequence[ContainerId]
     ) -> dict[ContainerId, tuple[ContainerReplica, ...]]:
         """The reported replicas of these containers, without unknown ones."""
+
+    def reconcile(self, container_id: ContainerId) -> None:
+        """Order all datanodes with a replica to reconcile it."""
+
+
+class ClusterMember(Protocol):
+    """A datanode's registration at SCM: ozone.scm_membership.ScmMembership.
+
+    All methods but `close` may raise PeerUnavailableError, PeerRefusedError,
+    RemoteProtocolError, AccessDeniedError and SecuredClusterError.
+    """
+
+    def register(self, replicas: Sequence[ReportedReplica]) -> None:
+        """Register with a full report of these replicas."""
+
+    def heartbeat(self, full_report: Sequence[ReportedReplica] | None = None) -> bool:
+        """Say that we are alive, with a full report unless it is None. Returns whether
+        SCM does not know us.
+        """
+
+    def close(self) -> None:
+        """Close all connections."""
 
 
 class DatanodeReader(Protocol):

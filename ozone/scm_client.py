@@ -1,8 +1,8 @@
 """A client of Ozone's SCM: the containers of a cluster, their replicas, its nodes.
 
-It speaks StorageContainerLocationProtocol on SCM's client port, and calls only what
-changes nothing. In a cluster with several SCMs only the leader answers: the addresses
-are tried in order, beginning with the one that answered last.
+It speaks StorageContainerLocationProtocol on SCM's client port. All it calls changes
+nothing, but `reconcile`. In a cluster with several SCMs only the leader answers: the
+addresses are tried in order, beginning with the one that answered last.
 
 What SCM says of replicas is what datanodes reported, which can be old. Right after a
 start SCM knows no roots until they reported again.
@@ -252,6 +252,17 @@ class ScmClient:
             found[wanted] = tuple(replicas[peer] for peer in sorted(replicas))
         return found
 
+    def reconcile(self, container_id: ContainerId) -> None:
+        """Order all datanodes with a replica to reconcile it. Returns at once; they get
+        the order with their next heartbeat.
+
+        Raises:
+            PeerRefusedError: SCM refuses, say because the container is not closed.
+        """
+        body = pb.ReconcileContainerRequestProto(containerID=container_id)
+        [(request, answer)] = self._ask([_request(pb.ReconcileContainer, body)])
+        self._parse(answer, request)
+
     def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
@@ -398,6 +409,7 @@ _BODIES: Mapping[pb.Type, tuple[str, str]] = {
     pb.InSafeMode: ("inSafeModeRequest", "inSafeModeResponse"),
     pb.GetContainerCount: ("getContainerCountRequest", "getContainerCountResponse"),
     pb.GetContainerReplicas: ("getContainerReplicasRequest", "getContainerReplicasResponse"),
+    pb.ReconcileContainer: ("reconcileContainerRequest", "reconcileContainerResponse"),
 }
 
 

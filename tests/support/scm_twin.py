@@ -15,10 +15,11 @@ from google.protobuf.internal.decoder import _DecodeVarint32
 from google.protobuf.internal.encoder import _VarintBytes
 from google.protobuf.message import Message
 
-from merkle.replica import ContainerReplica, PeerId
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
-from ozone.scm_client import ClusterContainer, ClusterNode
+from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOperation
 from protos import hadoop_rpc_pb2 as rpc
+from protos import ozone_heartbeat_pb2 as beat
 from protos import ozone_scm_pb2 as pb
 
 _PACKAGE = "org.apache.hadoop.hdds.scm"
@@ -114,6 +115,11 @@ class ScmTwin:
     connections: int = 0
     # After so many calls a connection is closed, as an idle one; None is never.
     calls_per_connection: int | None = None
+    # Called with each container that a client orders to reconcile.
+    on_reconcile: Callable[[ContainerId], None] = lambda _: None
+    # Of datanodes that registered and reported by the wire; others are in `nodes`.
+    registrations: list[beat.SCMRegisterRequestProto] = field(default_factory=list)
+    software_layout: int = 10
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def serve(self, connection: socket.socket) -> None:
@@ -139,6 +145,57 @@ class ScmTwin:
             else:
                 connection.sendall(frame(_header(call_id), reply))
             left = None if left is None else left - 1
+
+    def serve_datanodes(self, connection: socket.socket) -> None:
+        """Answer one connection to the port for datanodes."""
+        protocol = read_preamble(connection).protocol
+        assert protocol.endswith(".StorageContainerDatanodeProtocol")
+        while True:
+            header, _, body = read_frame(connection)
+            call_id = rpc.RpcRequestHeaderProto.FromString(header).callId
+            with self._lock:
+                reply = self._answer_datanode(beat.SCMDatanodeRequest.FromString(body))
+            connection.sendall(frame(_header(call_id), reply))
+
+    def _answer_datanode(self, request: beat.SCMDatanodeRequest) -> beat.SCMDatanodeResponse:
+        reply = beat.SCMDatanodeResponse(cmdType=request.cmdType, status=beat.OK)
+        if request.cmdType == beat.Register:
+            body = request.registerRequest
+            self.registrations.append(body)
+            answer = reply.registerResponse
+            details = body.extendedDatanodeDetails.datanodeDetails
+            answer.datanodeUUID, answer.clusterID = details.uuid, self.cluster_id
+            answer.errorCode = beat.SCMRegisteredResponseProto.success
+            if body.dataNodeLayoutVersion.softwareLayoutVersion != self.software_layout:
+                answer.errorCode = beat.SCMRegisteredResponseProto.errorNodeNotPermitted
+                return reply
+            port = next(one.value for one in details.ports if one.name == "STANDALONE")
+            known = [node for node in self.nodes if node.peer != details.uuid]
+            self.nodes = [*known, ClusterNode(
+                PeerId(details.uuid), "localhost", f"127.0.0.1:{port}", NodeHealth.HEALTHY,
+                NodeOperation.DECOMMISSIONED, details.currentVersion,
+            )]  # fmt: skip
+            self._take_report(PeerId(details.uuid), body.containerReport)
+            return reply
+        heartbeat = request.sendHeartbeatRequest
+        peer = PeerId(heartbeat.datanodeDetails.uuid)
+        reply.sendHeartbeatResponse.datanodeUUID = peer
+        if peer not in {node.peer for node in self.nodes}:
+            reply.sendHeartbeatResponse.commands.add(commandType=1)
+        elif heartbeat.HasField("containerReport"):
+            self._take_report(peer, heartbeat.containerReport)
+        return reply
+
+    def _take_report(self, peer: PeerId, report: beat.ContainerReportsProto) -> None:
+        """A full report replaces what the datanode had."""
+        for number, known in self.replicas.items():
+            self.replicas[number] = [one for one in known if one.peer != peer]
+        for one in report.reports:
+            state = ReplicaState(beat.ContainerReplicaProto.State.Name(one.state))
+            number = ContainerId(one.containerID)
+            self.replicas[number].append(
+                ContainerReplica(peer, number, state, one.dataChecksum, one.blockCommitSequenceId)
+            )
 
     def _answer(self, request: pb.ScmContainerLocationRequest) -> pb.ScmContainerLocationResponse:
         if self.is_standby:
@@ -173,6 +230,11 @@ class ScmTwin:
                 for replica in self.replicas.get(found.container_id, []):
                     row = reply.getContainerReplicasResponse.containerReplica.add()
                     row.CopyFrom(self._replica(replica))
+            case pb.ReconcileContainer:
+                number = ContainerId(request.reconcileContainerRequest.containerID)
+                self._container(number)
+                reply.reconcileContainerResponse.SetInParent()
+                self.on_reconcile(number)
         return reply
 
     def _container(self, container_id: int) -> ClusterContainer:

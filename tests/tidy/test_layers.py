@@ -57,6 +57,7 @@ KNOWS_MESSAGES = {
     "ozone/manager.py",
     "ozone/manager_messages.py",
     "ozone/scm_client.py",
+    "ozone/scm_membership.py",
     "repair/peers.py",
     "replicator/master/client.py",
     "replicator/master/messages.py",

@@ -1,0 +1,397 @@
+"""`treefold rescue`: heal containers of a running cluster that Ozone's own reconcile
+cannot heal.
+"""
+
+import json
+import signal
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from admin.answer import container_ids, json_option
+from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.command_result import CommandResult, command_result
+from admin.confirmation import is_confirmed
+from admin.option_types import WholeNumber
+from admin.paths import LocalPath, state_home
+from live.diagnosis import reason_not_compared, reason_not_read
+from live.rescue import RescueOutcome, RescuePhase
+from live.rescue_runner import RescueFolder, RescueRunner, Staged, stage, withdraw
+from merkle.outcome import OutcomeState, Verdict
+from merkle.replica import PeerId
+from merkle.tree import ContainerId, root_hex
+from ozone.errors import ContainerNotFoundError, ContainerStateError, ContainerUnsupportedError
+from ozone.scm_client import ClusterContainer, ScmClient
+from ozone.scm_membership import ScmMembership
+from repair.peers import DatanodePeer
+from repair.ports import Peer
+from runtime.disk import Disk
+from runtime.errors import PeerUnavailableError, UsageError
+from runtime.exit_codes import ExitCode
+from runtime.output import JsonObject
+from runtime.rate_limit import RateLimiter, SystemClock
+from runtime.setting_values import parse_rate, split_address
+
+# Of all datanodes together.
+_RATE = "100MB/s"
+_UNHEALTHY = (
+    "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
+    " service by `treefold reconcile`, each while its datanode is stopped"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Options:
+    is_dry_run: bool
+    plan: Path | None
+    yes: bool
+    listen: str
+    datanode_port: int | None
+    bytes_per_second: int
+
+
+@click.command()
+@click.argument("arguments", metavar="[ID... | -]", nargs=-1)
+@cluster_option(required=True)
+@click.option("--dry-run", is_flag=True, help="Print the plan, and change nothing.")
+@click.option(
+    "--plan",
+    metavar="FILE",
+    type=LocalPath(dir_okay=False, path_type=Path),
+    help="Also write the plan to this file, as JSON.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask before joining the cluster.")
+@click.option(
+    "--clean", is_flag=True, help="Without IDs: remove what a killed rescue left, here and at SCM."
+)
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Where datanodes read from us. Default: the address from which we reach SCM, any port.",
+)
+@click.option(
+    "--datanode-port",
+    type=WholeNumber(1, 65_535),
+    help="SCM's port for datanodes. Default: the client port and one, as 9860 and 9861.",
+)
+@click.option(
+    "--rate",
+    default=_RATE,
+    show_default=True,
+    help="Read at most this much from the cluster in a second; 0 is no limit.",
+)
+@json_option
+def rescue(
+    *,
+    arguments: tuple[str, ...],
+    cluster: str,
+    dry_run: bool,
+    plan: Path | None,
+    yes: bool,
+    clean: bool,
+    listen: str | None,
+    datanode_port: int | None,
+    rate: str,
+    as_json: bool,
+) -> None:
+    """Heal containers of a running cluster that Ozone's own reconcile cannot heal.
+
+    Reads the damaged chunks from all replicas, and puts them together window by window
+    in a folder of this machine. Each window is proven against its recorded checksum.
+    Then joins the cluster for seconds as a datanode that is never written to, lets the
+    real datanodes reconcile from it, and leaves. What cannot be proven is named and
+    left alone.
+
+    SCM's list keeps one DEAD datanode for each cluster and user.
+
+    \b
+    Exit status:
+      0  all is healed, or nothing is damaged
+      3  --dry-run: there is something to heal
+      4  some damage is beyond repair, as far as the replicas show
+      5  some is healed or can be healed, and some not
+      6  refused: not confirmed, or not possible for such a container
+      7  SCM or a datanode with a replica is unreachable
+      8  another rescue of this cluster runs
+    """
+    with command_result("rescue", as_json=as_json) as answer:
+        if bool(arguments) == clean:
+            raise UsageError("give the IDs of containers, or --clean alone")
+        try:
+            limit = parse_rate(rate)
+        except ValueError as error:
+            raise UsageError(f"--rate: {error}") from error
+        with open_cluster(cluster) as directory:
+            identity = directory.identity()
+            where = listen or _local_address(directory.addresses[0])
+            options = _Options(dry_run, plan, yes, where, datanode_port, limit)
+            folder = state_home() / "rescue" / identity.cluster_id
+            with RescueFolder(folder, Disk()) as rescues:
+                run = _Run(directory, rescues, options, answer)
+                if clean:
+                    run.clean()
+                    return
+                if identity.in_safe_mode:
+                    answer.warn("SCM is in safe mode: it may not know all replicas yet")
+                for number in sorted(map(ContainerId, container_ids(arguments))):
+                    run.rescue(number)
+                answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
+                if plan:
+                    document = {"schema_version": 1, "clusterID": identity.cluster_id}
+                    raw = json.dumps(document | {"containers": run.plans}, indent=1)
+                    Disk().replace(plan, raw.encode() + b"\n")
+                answer.exit_status = answer.exit_status or run.status
+
+
+def _local_address(scm_address: str) -> str:
+    """The address of this machine from which SCM sees our connections, with any
+    port.
+    """
+    host, port = split_address(scm_address)
+    try:
+        [(family, _, _, _, where), *_] = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            # Sends nothing: it only chooses the route.
+            probe.connect(where)
+            found = str(probe.getsockname()[0])
+    except OSError as error:
+        raise PeerUnavailableError(f"{scm_address}: {error.strerror or error}") from error
+    return f"[{found}]:0" if ":" in found else f"{found}:0"
+
+
+@dataclass
+class _Run:
+    """The rescues of one command."""
+
+    directory: ScmClient
+    folder: RescueFolder
+    options: _Options
+    answer: CommandResult
+    results: list[JsonObject] = field(default_factory=list)
+    plans: list[JsonObject] = field(default_factory=list)
+    status: ExitCode = ExitCode.CLEAN
+
+    def clean(self) -> None:
+        """Remove what killed rescues left."""
+        left = len(self.folder.leftovers())
+        self.folder.clean()
+        if self.folder.has_joined:
+            member = self._join(1)
+            try:
+                withdraw(member)
+            finally:
+                member.close()
+        self.answer.data = {"removed": left, "withdrawn": self.folder.has_joined}
+        self.answer.print(f"{left} staged containers were removed; SCM has no replica of ours")
+
+    def rescue(self, container_id: ContainerId) -> None:
+        """Plan and carry out the rescue of one container."""
+        own = self.folder.node()
+        container = self._container(container_id)
+        with ExitStack() as stack:
+            peers = self._peers(container_id, own, stack)
+            staging = stack.enter_context(self.folder.staging(container_id))
+            limiter = RateLimiter(
+                self.options.bytes_per_second, SystemClock(), threading.Event().wait
+            )
+            staged = stage(
+                container_id,
+                own,
+                peers,
+                staging,
+                Disk(),
+                bcs_id=container.bcs_id,
+                reserve=limiter.take,
+            )
+            self._show_plan(container_id, staged)
+            if not staged.replica.staged:
+                self._raise_status(_status_of_rest(staged))
+                return
+            if self.options.is_dry_run:
+                self._raise_status(ExitCode.PARTLY if staged.rest else ExitCode.FINDINGS)
+                return
+            question = f"Join the cluster, and heal container {container_id} from here?"
+            if not is_confirmed(self.answer, question, yes=self.options.yes):
+                self.status = ExitCode.REFUSED
+                return
+            self._carry_out(container_id, own, peers, staged)
+
+    def _container(self, container_id: ContainerId) -> ClusterContainer:
+        container = self.directory.get_containers([container_id]).get(container_id)
+        if container is None:
+            raise ContainerNotFoundError(f"container {container_id} is not known to SCM")
+        if container.is_erasure_coded:
+            raise ContainerUnsupportedError(
+                f"container {container_id} is erasure-coded ({container.replication}): its replicas"
+                " hold different data, so no replica can give another one its bytes",
+                hint="Ozone reconstructs a lost replica of such a container by itself.",
+            )
+        if reason := reason_not_compared(container):
+            raise ContainerStateError(f"container {container_id}: {reason}")
+        return container
+
+    def _peers(
+        self, container_id: ContainerId, own: PeerId, stack: ExitStack
+    ) -> dict[PeerId, Peer]:
+        nodes = {node.peer: node for node in self.directory.nodes()}
+        peers: dict[PeerId, Peer] = {}
+        for replica in self.directory.replicas([container_id]).get(container_id, ()):
+            if replica.peer == own:
+                # Of a rescue that was killed: SCM has not forgotten it yet.
+                continue
+            node = nodes.get(replica.peer)
+            reason = reason_not_read(replica, node)
+            if reason or node is None:
+                raise PeerUnavailableError(
+                    f"container {container_id}, replica on {replica.peer}: {reason}",
+                    hint="A rescue reads all replicas: a silent one may know of a deletion.",
+                )
+            client = open_datanode(node)
+            stack.callback(client.close)
+            peers[replica.peer] = DatanodePeer(replica.peer, client)
+        if not peers:
+            raise ContainerStateError(f"container {container_id} has no replica")
+        return peers
+
+    def _show_plan(self, container_id: ContainerId, staged: Staged) -> None:
+        plan = _plan_json(container_id, staged)
+        self.plans.append(plan)
+        self.results.append(dict(plan))
+        self.answer.print(_plan_text(container_id, staged))
+
+    def _carry_out(
+        self, container_id: ContainerId, own: PeerId, peers: dict[PeerId, Peer], staged: Staged
+    ) -> None:
+        runner = RescueRunner(self.directory, peers, own, self.options.listen, self._join)
+
+        def show(phase: RescuePhase) -> None:
+            self.answer.print(f"container {container_id}: {phase.value}")
+
+        with _interrupts(runner.cancelled):
+            outcome = runner.run(container_id, staged.replica, show)
+        self.results[-1] |= _outcome_json(outcome)
+        self.answer.print(_outcome_text(container_id, outcome))
+        if not outcome.has_left:
+            self.answer.warn(
+                "SCM may list our replica until it calls our datanode DEAD;"
+                " `treefold rescue --clean` removes it"
+            )
+        if outcome.unhealthy:
+            self.answer.warn(f"{_UNHEALTHY}: {', '.join(outcome.unhealthy)}")
+        is_whole = outcome.is_complete and not staged.rest
+        self._raise_status(ExitCode.CLEAN if is_whole else ExitCode.PARTLY)
+        if runner.cancelled.is_set():
+            self.status = ExitCode.INTERRUPTED
+
+    def _join(self, port: int) -> ScmMembership:
+        addresses = list[str]()
+        for address in self.directory.addresses:
+            host, client_port = split_address(address)
+            host = f"[{host}]" if ":" in host else host
+            addresses.append(f"{host}:{self.options.datanode_port or client_port + 1}")
+        return ScmMembership(addresses, self.folder.node(), port)
+
+    def _raise_status(self, status: ExitCode) -> None:
+        self.status = max(self.status, status)
+
+
+@contextmanager
+def _interrupts(cancelled: threading.Event) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the rescue, which still leaves the cluster."""
+    before = {
+        one: signal.signal(one, lambda *_: cancelled.set())
+        for one in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
+
+
+def _status_of_rest(staged: Staged) -> ExitCode:
+    if staged.outcome.state is not OutcomeState.DONE:
+        return ExitCode.FAILED
+    if staged.outcome.verdict is Verdict.UNRECOVERABLE:
+        return ExitCode.UNRECOVERABLE
+    return ExitCode.PARTLY if staged.rest else ExitCode.CLEAN
+
+
+def _plan_json(container_id: ContainerId, staged: Staged) -> JsonObject:
+    return {
+        "containerID": container_id,
+        "root": root_hex(staged.replica.tree.data_checksum),
+        "bytesRead": staged.bytes_read,
+        "chunks": [_chunk_json(staged, place) for place in sorted(staged.replica.staged)],
+        "leftAlone": [
+            {
+                "localID": one.block_id,
+                "offset": one.offset,
+                "reason": one.kind,
+                "detail": one.detail,
+            }
+            for one in staged.rest
+        ],
+    }
+
+
+def _chunk_json(staged: Staged, place: tuple[int, int]) -> JsonObject:
+    ranges, record = staged.of_chunk(place)
+    return {
+        "localID": place[0],
+        "offset": place[1],
+        "length": record.length_bytes,
+        "checksumType": record.checksum_type.name,
+        "bytesPerChecksum": record.bytes_per_checksum,
+        "dataChecksum": root_hex(record.data_checksum),
+        "ranges": [
+            {"offset": one.offset, "length": one.length_bytes, "source": one.source}
+            for one in ranges
+        ],
+    }
+
+
+def _plan_text(container_id: ContainerId, staged: Staged) -> str:
+    places = sorted(staged.replica.staged)
+    lines = [
+        f"container {container_id}: {len(places)} chunks can be healed,"
+        f" {len(staged.rest)} findings are left alone; {staged.bytes_read} bytes were read"
+    ]
+    for place in places:
+        ranges, record = staged.of_chunk(place)
+        sizes = Counter[str]()
+        for one in ranges:
+            sizes[one.source] += one.length_bytes
+        sources = ", ".join(f"{size} bytes from {peer}" for peer, size in sorted(sizes.items()))
+        lines.append(
+            f"  block {place[0]} chunk at {place[1]}: {len(record.checksums)} windows proven by"
+            f" {record.checksum_type.name} of {record.bytes_per_checksum} bytes: {sources}"
+        )
+    lines += (
+        f"  left alone: block {one.block_id} chunk at {one.offset}: {one.kind}: {one.detail}"
+        for one in staged.rest
+    )
+    return "\n".join(lines)
+
+
+def _outcome_json(outcome: RescueOutcome) -> JsonObject:
+    return {
+        "healed": list(outcome.healed),
+        "unhealed": list(outcome.unhealed),
+        "unhealthy": list(outcome.unhealthy),
+        "left": outcome.has_left,
+        "reconciles": outcome.attempts,
+        "reason": outcome.reason,
+    }
+
+
+def _outcome_text(container_id: ContainerId, outcome: RescueOutcome) -> str:
+    total = len(outcome.healed) + len(outcome.unhealed)
+    text = f"container {container_id}: {len(outcome.healed)} of {total} replicas hold all of it"
+    return f"{text}; {outcome.reason}" if outcome.reason else text

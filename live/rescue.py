@@ -1,0 +1,338 @@
+"""The rescue of one container, once its staged replica is ready: a state machine
+without I/O.
+
+A rescue joins the cluster as a datanode that holds the staged replica, orders a
+reconcile, waits until each real replica holds what is staged, and leaves. `start()` and
+`step(event, now_s)` return one request; live.rescue_runner executes it and returns its
+event. Rules:
+
+- Whatever fails after the registration, the rescue still reports that it holds nothing,
+  and waits until SCM no longer lists its replica.
+- Reconcile is ordered only while SCM lists our replica, at most ATTEMPTS_MAX times.
+- A real replica is healed if its root is the staged one, or else if its tree holds each
+  staged chunk healthy. So a rescue of a part is complete although roots still differ.
+- A tree is read only if SCM reports another root than when it was read last, and once
+  more of each healed replica: SCM's word of a root is not what is on disk.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TypeAlias, assert_never
+
+from merkle.replica import ContainerReplica, PeerId, ReplicaState
+from merkle.tree import BlockId, ContainerTree
+
+# A datanode gets the order with its next heartbeat, of every second to half a minute.
+ATTEMPT_S = 60.0
+# Ozone needs a second round where a repair shows further damage.
+ATTEMPTS_MAX = 3
+# SCM lists a reported replica, or forgets it, within 1.5 s.
+REPORT_S = 30.0
+# Far below the 9 s after which SCM calls a datanode stale at the shortest.
+BEAT_S = 1.0
+# Failed requests one after the other before the rescue gives up and leaves.
+_FAILURES_MAX = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Register at SCM, and report the staged replica -> Succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """Send a heartbeat; register again if SCM does not know us -> Succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderReconcile:
+    """Order SCM to reconcile the container -> Succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReportNothing:
+    """Report that we hold no replica any more -> Succeeded."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListReplicas:
+    """Ask SCM for the container's replicas -> ReplicasListed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTree:
+    """Read the tree of a real replica -> TreeRead."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait this long -> Succeeded."""
+
+    seconds: float
+
+
+Request: TypeAlias = (
+    Register | Beat | OrderReconcile | ReportNothing | ListReplicas | ReadTree | Wait
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Succeeded:
+    """The request was carried out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicasListed:
+    """The container's replicas as SCM knows them, ours too."""
+
+    replicas: Sequence[ContainerReplica]
+
+
+@dataclass(frozen=True, slots=True)
+class TreeRead:
+    """The tree of a real replica, checked."""
+
+    tree: ContainerTree
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The request failed; `message` says why. `is_final` is whether the same request
+    would fail again.
+    """
+
+    message: str
+    is_final: bool = False
+
+
+Event: TypeAlias = Succeeded | ReplicasListed | TreeRead | Failed
+
+
+class RescuePhase(Enum):
+    """Where a rescue is; the values are shown as progress."""
+
+    JOINING = "joining the cluster"
+    ANNOUNCING = "waiting until SCM lists the staged replica"
+    ORDERING = "ordering a reconcile"
+    WATCHING = "waiting for the datanodes"
+    LEAVING = "leaving the cluster"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class RescueOutcome:
+    """How a rescue ended. `unhealed` are real replicas that lack something staged,
+    `unhealthy` those that Ozone leaves UNHEALTHY. `has_left` is whether SCM no longer
+    lists our replica. `reason` says why not all are healed.
+    """
+
+    healed: tuple[PeerId, ...]
+    unhealed: tuple[PeerId, ...]
+    unhealthy: tuple[PeerId, ...]
+    has_left: bool
+    attempts: int
+    reason: str = ""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every real replica holds what was staged, and we have left."""
+        return bool(self.healed) and not self.unhealed and self.has_left
+
+
+def holds_staged(
+    tree: ContainerTree, staged: ContainerTree, places: Collection[tuple[BlockId, int]]
+) -> bool:
+    """Whether a tree has all staged chunks, healthy and with the staged checksum."""
+    for block_id, offset in places:
+        ours, theirs = staged.block(block_id), tree.block(block_id)
+        if ours is None or theirs is None:
+            return False
+        wanted = next((chunk for chunk in ours.chunks if chunk.offset == offset), None)
+        if wanted is None or wanted not in theirs.chunks:
+            return False
+    return True
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What is known of one real replica."""
+
+    root: int | None = None
+    state: ReplicaState = ReplicaState.UNHEALTHY
+    is_healed: bool = False
+    # Its tree was read, and holds what is staged.
+    is_read_back: bool = False
+
+
+@dataclass(slots=True)
+class Rescue:
+    """The machine; the module's docstring has the contract."""
+
+    own: PeerId
+    staged: ContainerTree
+    places: frozenset[tuple[BlockId, int]]
+    peers: Collection[PeerId]
+    phase: RescuePhase = RescuePhase.JOINING
+    outcome: RescueOutcome | None = None
+    _watched: dict[PeerId, _Watched] = field(default_factory=dict)
+    _unread: list[PeerId] = field(default_factory=list)
+    _request: Request | None = None
+    _entered_s: float = 0.0
+    _attempts: int = 0
+    _failures: int = 0
+    _reason: str = ""
+
+    def start(self, now_s: float) -> Request:
+        """The first request; `now_s` is of a monotonic clock."""
+        assert self.places
+        assert self.own not in self.peers
+        self._watched = {peer: _Watched() for peer in self.peers}
+        self._entered_s = now_s
+        return self._ask(Register())
+
+    def step(self, event: Event, now_s: float) -> Request | None:
+        """Handle the event of the last request; the next request, None after the
+        end.
+        """
+        assert self._request is not None
+        match event:
+            case Failed(message, is_final):
+                return self._failed(message, now_s, is_final=is_final)
+            case ReplicasListed(replicas):
+                self._failures = 0
+                return self._listed(replicas, now_s)
+            case TreeRead(tree):
+                assert isinstance(self._request, ReadTree)
+                watched = self._watched[self._request.peer]
+                watched.is_healed = holds_staged(tree, self.staged, self.places)
+                watched.is_read_back = watched.is_healed
+                return self._watch(now_s)
+            case Succeeded():
+                return self._succeeded(now_s)
+            case _:
+                assert_never(event)
+
+    def leave(self, reason: str, now_s: float) -> Request:
+        """Give up, whatever is open, and leave the cluster."""
+        self._reason = self._reason or reason
+        self._enter(RescuePhase.LEAVING, now_s)
+        return self._ask(ReportNothing())
+
+    def _succeeded(self, now_s: float) -> Request:
+        match self._request:
+            case Register():
+                self._enter(RescuePhase.ANNOUNCING, now_s)
+                return self._ask(ListReplicas())
+            case OrderReconcile():
+                self._attempts += 1
+                self._enter(RescuePhase.WATCHING, now_s)
+                return self._ask(Wait(BEAT_S))
+            case ReportNothing():
+                return self._ask(ListReplicas())
+            case Wait():
+                # Once we left, a heartbeat would keep a node alive that holds nothing.
+                is_leaving = self.phase is RescuePhase.LEAVING
+                return self._ask(ReportNothing() if is_leaving else Beat())
+            case _:
+                return self._ask(ListReplicas())
+
+    def _listed(self, replicas: Sequence[ContainerReplica], now_s: float) -> Request | None:
+        is_listed = any(one.peer == self.own for one in replicas)
+        known = {one.peer: one for one in replicas if one.peer != self.own}
+        for peer, watched in self._watched.items():
+            if peer in known:
+                watched.state = known[peer].state
+            # What is healed by the time we leave was read back.
+            if self.phase is not RescuePhase.LEAVING:
+                self._note(peer, watched, known.get(peer))
+        match self.phase:
+            case RescuePhase.ANNOUNCING if is_listed:
+                # Their roots before the order are no news.
+                self._unread.clear()
+                self._enter(RescuePhase.ORDERING, now_s)
+                return self._ask(OrderReconcile())
+            case RescuePhase.ANNOUNCING if self._is_late(REPORT_S, now_s):
+                return self.leave("SCM does not list the staged replica", now_s)
+            case RescuePhase.LEAVING if not is_listed or self._is_late(REPORT_S, now_s):
+                self._finish(has_left=not is_listed)
+                return None
+            case RescuePhase.WATCHING:
+                return self._watch(now_s)
+            case _:
+                return self._ask(Wait(BEAT_S))
+
+    def _note(self, peer: PeerId, watched: _Watched, replica: ContainerReplica | None) -> None:
+        root = replica.data_checksum if replica else None
+        if root != watched.root:
+            watched.is_read_back = False
+        if replica is None:
+            watched.is_healed = False
+        elif root == self.staged.data_checksum:
+            watched.is_healed = True
+        elif root != watched.root and peer not in self._unread:
+            self._unread.append(peer)
+        watched.root = root
+
+    def _watch(self, now_s: float, *, has_failed: bool = False) -> Request:
+        """Read the next changed tree; then go on, order again, or leave."""
+        while self._unread:
+            peer = self._unread.pop(0)
+            if not self._watched[peer].is_healed:
+                return self._ask(ReadTree(peer))
+        for peer, watched in self._watched.items():
+            if watched.is_healed and not watched.is_read_back and not has_failed:
+                return self._ask(ReadTree(peer))
+        if all(watched.is_read_back for watched in self._watched.values()):
+            return self.leave("", now_s)
+        if self._is_late(ATTEMPT_S, now_s):
+            if self._attempts >= ATTEMPTS_MAX:
+                return self.leave(f"not healed after {self._attempts} reconciles", now_s)
+            self._enter(RescuePhase.ORDERING, now_s)
+            return self._ask(OrderReconcile())
+        return self._ask(Wait(BEAT_S))
+
+    def _failed(self, message: str, now_s: float, *, is_final: bool) -> Request | None:
+        self._failures += 1
+        if self.phase is RescuePhase.LEAVING:
+            if self._failures > _FAILURES_MAX:
+                self._reason = self._reason or message
+                self._finish(has_left=False)
+                return None
+            return self._ask(Wait(BEAT_S))
+        if isinstance(self._request, ReadTree):
+            # Read again after the next heartbeat.
+            return self._watch(now_s, has_failed=True)
+        if isinstance(self._request, Register | OrderReconcile) or is_final:
+            # A registration that was not answered may have been believed all the same.
+            self._failures = 0
+            return self.leave(message, now_s)
+        if self._failures > _FAILURES_MAX:
+            self._failures = 0
+            return self.leave(message, now_s)
+        return self._ask(Wait(BEAT_S))
+
+    def _finish(self, *, has_left: bool) -> None:
+        self.phase = RescuePhase.DONE
+        watched = sorted(self._watched.items())
+        self.outcome = RescueOutcome(
+            tuple(peer for peer, one in watched if one.is_read_back),
+            tuple(peer for peer, one in watched if not one.is_read_back),
+            tuple(peer for peer, one in watched if one.state is ReplicaState.UNHEALTHY),
+            has_left,
+            self._attempts,
+            self._reason,
+        )
+
+    def _enter(self, phase: RescuePhase, now_s: float) -> None:
+        if self.phase is not phase:
+            self.phase, self._entered_s = phase, now_s
+
+    def _is_late(self, limit_s: float, now_s: float) -> bool:
+        return now_s - self._entered_s >= limit_s
+
+    def _ask(self, request: Request) -> Request:
+        self._request = request
+        return request

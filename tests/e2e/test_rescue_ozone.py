@@ -1,0 +1,171 @@
+"""A rescue heals a container of a real Ozone 2.2 cluster that Ozone's own reconcile
+leaves diverged. Run by `make test-ozone`.
+"""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from merkle.tree import ContainerId
+from ozone.scm_client import NodeHealth, ScmClient
+from tests.support.ozone import OzoneCluster, eventually
+
+pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+
+SIZES = (300_000, 5_242_883)
+# Another window of the first chunk on each datanode.
+OFFSETS = (100, 20_100, 40_100)
+CHUNK_BYTES = 4 << 20
+PHASES = (
+    "joining",
+    "waiting until SCM lists",
+    "ordering a reconcile",
+    "waiting for the datanodes",
+    "leaving",
+)
+
+
+@pytest.fixture(scope="module")
+def container(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> ContainerId:
+    """A closed container with a block of each size."""
+    folder = tmp_path_factory.mktemp("keys")
+    for size in SIZES:
+        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
+    ozone_cluster.shell(
+        "volume create /healing",
+        "bucket create /healing/kept",
+        *(f"key put /healing/kept/{size} {folder / str(size)}" for size in SIZES),
+    )
+    client = ScmClient([ozone_cluster.scm_address])
+    opened = [one.container_id for one in client.containers() if one.state.value == "OPEN"]
+    found = next(one for one in opened if len(files(ozone_cluster, 1, one)) == len(SIZES))
+    ozone_cluster.admin("container", "close", str(found))
+
+    def is_known() -> bool:
+        return [one.data_checksum is not None for one in client.replicas([found])[found]] == [
+            True
+        ] * 3
+
+    eventually("SCM knows the roots of all replicas", is_known)
+    client.close()
+    return found
+
+
+def files(cluster: OzoneCluster, datanode: int, container_id: int) -> list[Path]:
+    """The files of a container's blocks on one datanode."""
+    folder = f"hdds/*/current/containerDir*/{container_id}/chunks/*.block"
+    return sorted(cluster.volume(datanode).glob(folder), key=lambda path: path.name)
+
+
+def contents(cluster: OzoneCluster, container_id: int) -> list[list[bytes]]:
+    return [[path.read_bytes() for path in files(cluster, i, container_id)] for i in (1, 2, 3)]
+
+
+def damage_and_reconcile_twice(cluster: OzoneCluster, container_id: ContainerId) -> None:
+    """Damage all replicas differently. Each reconcile ends with a scan, so that trees
+    and SCM know.
+    """
+    for datanode, offset in enumerate(OFFSETS, 1):
+        for path in files(cluster, datanode, container_id):
+            with path.open("r+b") as file:
+                file.seek(offset)
+                found = file.read(4)
+                file.seek(offset)
+                file.write(bytes(byte ^ 1 for byte in found))
+    client = ScmClient([cluster.scm_address])
+    for _ in range(2):
+        client.reconcile(container_id)
+        # The order, the scans and their reports; nothing tells that a reconcile ended.
+        time.sleep(6)
+
+    def are_diverged() -> bool:
+        found = client.replicas([container_id])[container_id]
+        return len({one.data_checksum for one in found}) == 3
+
+    eventually("each replica has a root of its own", are_diverged)
+    client.close()
+
+
+def command(cluster: OzoneCluster, *words: str) -> list[str]:
+    return [sys.executable, "-m", "admin.cli", "rescue", "--cluster", cluster.scm_address, *words]
+
+
+def rescue(cluster: OzoneCluster, *words: str) -> tuple[int, dict[str, Any]]:
+    done = subprocess.run(
+        command(cluster, "--json", *words), capture_output=True, text=True, check=False
+    )
+    assert "Traceback" not in done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+def replica_peers(cluster: OzoneCluster, container_id: ContainerId) -> list[str]:
+    client = ScmClient([cluster.scm_address])
+    try:
+        return [one.peer for one in client.replicas([container_id])[container_id]]
+    finally:
+        client.close()
+
+
+def test_what_ozone_leaves_diverged_twice_is_healed(
+    ozone_cluster: OzoneCluster, container: ContainerId
+) -> None:
+    originals = contents(ozone_cluster, container)
+    before = replica_peers(ozone_cluster, container)
+    client = ScmClient([ozone_cluster.scm_address])
+    nodes = {one.peer for one in client.nodes()}
+    client.close()
+    damage_and_reconcile_twice(ozone_cluster, container)
+    assert contents(ozone_cluster, container) != originals
+    status, document = rescue(ozone_cluster, str(container), "--yes")
+    assert status == 0, document
+    [found] = document["data"]["containers"]
+    assert contents(ozone_cluster, container) == originals
+    assert sorted(found["healed"]) == before
+    assert found["reconciles"] == 1
+    damaged = CHUNK_BYTES + SIZES[0]
+    assert found["bytesRead"] <= 1.1 * damaged + (256 << 10)
+    assert replica_peers(ozone_cluster, container) == before
+    client = ScmClient([ozone_cluster.scm_address])
+    [joined] = {one.peer for one in client.nodes()} - nodes
+    eventually(
+        "SCM calls the rescue's datanode dead",
+        lambda: NodeHealth.DEAD in {one.health for one in client.nodes() if one.peer == joined},
+        timeout_s=120,
+    )
+    client.close()
+
+
+def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
+    ozone_cluster: OzoneCluster, container: ContainerId
+) -> None:
+    originals = contents(ozone_cluster, container)
+    before = replica_peers(ozone_cluster, container)
+    for phase in PHASES:
+        damage_and_reconcile_twice(ozone_cluster, container)
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        with subprocess.Popen(
+            command(ozone_cluster, str(container), "--yes"),
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        ) as process:
+            assert process.stdout is not None
+            assert any(phase in line for line in process.stdout), phase
+            process.send_signal(signal.SIGKILL)
+        status, document = rescue(ozone_cluster, "--clean")
+        assert (status, document["data"]["withdrawn"]) == (0, True)
+        eventually(
+            f"SCM has no replica of ours after a kill while {phase}",
+            lambda: replica_peers(ozone_cluster, container) == before,
+        )
+        status, document = rescue(ozone_cluster, str(container), "--yes")
+        assert status == 0, (phase, document)
+        assert contents(ozone_cluster, container) == originals, phase
