@@ -59,6 +59,7 @@ class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     InSafeMode: _ClassVar[Type]
     GetContainerCount: _ClassVar[Type]
     GetContainerReplicas: _ClassVar[Type]
+    ReconcileContainer: _ClassVar[Type]
 HEALTHY: NodeState
 STALE: NodeState
 DEAD: NodeState
@@ -92,6 +93,7 @@ GetScmInfo: Type
 InSafeMode: Type
 GetContainerCount: Type
 GetContainerReplicas: Type
+ReconcileContainer: Type
 
 class Port(_message.Message):
     __slots__ = ("name", "value")
@@ -265,8 +267,18 @@ class GetContainerReplicasResponseProto(_message.Message):
     containerReplica: _containers.RepeatedCompositeFieldContainer[SCMContainerReplicaProto]
     def __init__(self, containerReplica: _Optional[_Iterable[_Union[SCMContainerReplicaProto, _Mapping]]] = ...) -> None: ...
 
+class ReconcileContainerRequestProto(_message.Message):
+    __slots__ = ("containerID",)
+    CONTAINERID_FIELD_NUMBER: _ClassVar[int]
+    containerID: int
+    def __init__(self, containerID: _Optional[int] = ...) -> None: ...
+
+class ReconcileContainerResponseProto(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class ScmContainerLocationRequest(_message.Message):
-    __slots__ = ("cmdType", "traceID", "version", "getContainerRequest", "scmListContainerRequest", "nodeQueryRequest", "getScmInfoRequest", "inSafeModeRequest", "getContainerCountRequest", "getContainerReplicasRequest")
+    __slots__ = ("cmdType", "traceID", "version", "getContainerRequest", "scmListContainerRequest", "nodeQueryRequest", "getScmInfoRequest", "inSafeModeRequest", "getContainerCountRequest", "getContainerReplicasRequest", "reconcileContainerRequest")
     CMDTYPE_FIELD_NUMBER: _ClassVar[int]
     TRACEID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -277,6 +289,7 @@ class ScmContainerLocationRequest(_message.Message):
     INSAFEMODEREQUEST_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERCOUNTREQUEST_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERREPLICASREQUEST_FIELD_NUMBER: _ClassVar[int]
+    RECONCILECONTAINERREQUEST_FIELD_NUMBER: _ClassVar[int]
     cmdType: Type
     traceID: str
     version: int
@@ -287,10 +300,11 @@ class ScmContainerLocationRequest(_message.Message):
     inSafeModeRequest: InSafeModeRequestProto
     getContainerCountRequest: GetContainerCountRequestProto
     getContainerReplicasRequest: GetContainerReplicasRequestProto
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., version: _Optional[int] = ..., getContainerRequest: _Optional[_Union[GetContainerRequestProto, _Mapping]] = ..., scmListContainerRequest: _Optional[_Union[SCMListContainerRequestProto, _Mapping]] = ..., nodeQueryRequest: _Optional[_Union[NodeQueryRequestProto, _Mapping]] = ..., getScmInfoRequest: _Optional[_Union[GetScmInfoRequestProto, _Mapping]] = ..., inSafeModeRequest: _Optional[_Union[InSafeModeRequestProto, _Mapping]] = ..., getContainerCountRequest: _Optional[_Union[GetContainerCountRequestProto, _Mapping]] = ..., getContainerReplicasRequest: _Optional[_Union[GetContainerReplicasRequestProto, _Mapping]] = ...) -> None: ...
+    reconcileContainerRequest: ReconcileContainerRequestProto
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., version: _Optional[int] = ..., getContainerRequest: _Optional[_Union[GetContainerRequestProto, _Mapping]] = ..., scmListContainerRequest: _Optional[_Union[SCMListContainerRequestProto, _Mapping]] = ..., nodeQueryRequest: _Optional[_Union[NodeQueryRequestProto, _Mapping]] = ..., getScmInfoRequest: _Optional[_Union[GetScmInfoRequestProto, _Mapping]] = ..., inSafeModeRequest: _Optional[_Union[InSafeModeRequestProto, _Mapping]] = ..., getContainerCountRequest: _Optional[_Union[GetContainerCountRequestProto, _Mapping]] = ..., getContainerReplicasRequest: _Optional[_Union[GetContainerReplicasRequestProto, _Mapping]] = ..., reconcileContainerRequest: _Optional[_Union[ReconcileContainerRequestProto, _Mapping]] = ...) -> None: ...
 
 class ScmContainerLocationResponse(_message.Message):
-    __slots__ = ("cmdType", "traceID", "success", "message", "status", "getContainerResponse", "scmListContainerResponse", "nodeQueryResponse", "getScmInfoResponse", "inSafeModeResponse", "getContainerCountResponse", "getContainerReplicasResponse")
+    __slots__ = ("cmdType", "traceID", "success", "message", "status", "getContainerResponse", "scmListContainerResponse", "nodeQueryResponse", "getScmInfoResponse", "inSafeModeResponse", "getContainerCountResponse", "getContainerReplicasResponse", "reconcileContainerResponse")
     class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         OK: _ClassVar[ScmContainerLocationResponse.Status]
@@ -311,6 +325,7 @@ class ScmContainerLocationResponse(_message.Message):
     INSAFEMODERESPONSE_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERCOUNTRESPONSE_FIELD_NUMBER: _ClassVar[int]
     GETCONTAINERREPLICASRESPONSE_FIELD_NUMBER: _ClassVar[int]
+    RECONCILECONTAINERRESPONSE_FIELD_NUMBER: _ClassVar[int]
     cmdType: Type
     traceID: str
     success: bool
@@ -323,4 +338,5 @@ class ScmContainerLocationResponse(_message.Message):
     inSafeModeResponse: InSafeModeResponseProto
     getContainerCountResponse: GetContainerCountResponseProto
     getContainerReplicasResponse: GetContainerReplicasResponseProto
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[_Union[ScmContainerLocationResponse.Status, str]] = ..., getContainerResponse: _Optional[_Union[GetContainerResponseProto, _Mapping]] = ..., scmListContainerResponse: _Optional[_Union[SCMListContainerResponseProto, _Mapping]] = ..., nodeQueryResponse: _Optional[_Union[NodeQueryResponseProto, _Mapping]] = ..., getScmInfoResponse: _Optional[_Union[GetScmInfoResponseProto, _Mapping]] = ..., inSafeModeResponse: _Optional[_Union[InSafeModeResponseProto, _Mapping]] = ..., getContainerCountResponse: _Optional[_Union[GetContainerCountResponseProto, _Mapping]] = ..., getContainerReplicasResponse: _Optional[_Union[GetContainerReplicasResponseProto, _Mapping]] = ...) -> None: ...
+    reconcileContainerResponse: ReconcileContainerResponseProto
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., traceID: _Optional[str] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[_Union[ScmContainerLocationResponse.Status, str]] = ..., getContainerResponse: _Optional[_Union[GetContainerResponseProto, _Mapping]] = ..., scmListContainerResponse: _Optional[_Union[SCMListContainerResponseProto, _Mapping]] = ..., nodeQueryResponse: _Optional[_Union[NodeQueryResponseProto, _Mapping]] = ..., getScmInfoResponse: _Optional[_Union[GetScmInfoResponseProto, _Mapping]] = ..., inSafeModeResponse: _Optional[_Union[InSafeModeResponseProto, _Mapping]] = ..., getContainerCountResponse: _Optional[_Union[GetContainerCountResponseProto, _Mapping]] = ..., getContainerReplicasResponse: _Optional[_Union[GetContainerReplicasResponseProto, _Mapping]] = ..., reconcileContainerResponse: _Optional[_Union[ReconcileContainerResponseProto, _Mapping]] = ...) -> None: ...
