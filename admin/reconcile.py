@@ -13,6 +13,7 @@ from admin.answer import (
     controller_options,
     json_option,
 )
+from admin.cluster_reconcile import cluster_reconcile_options
 from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
 from admin.confirmation import is_confirmed
@@ -87,6 +88,7 @@ _BUSY = {Eligibility.ALREADY_RUNNING, Eligibility.QUEUE_FULL}
     help="A reason, stored with the jobs.",
 )
 @json_option
+@cluster_reconcile_options
 @controller_options
 @click.pass_obj
 def reconcile(
@@ -110,6 +112,9 @@ def reconcile(
     plan is printed first. To continue, give --yes or confirm on a terminal. The verdict
     UNRECOVERABLE in a plan is preliminary: a file whose block record is lost is in no
     tree, and the reconciliation may find good data in it.
+
+    With --cluster Ozone's own reconciliation is requested of SCM, without agents, and
+    watched until all roots are equal, or Ozone turns out not to make them equal.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
     beyond repair, 5 partly done, or by a plan that lacks a datanode, 6 refused, 7

@@ -2,9 +2,10 @@
 datanodes, a membership of our own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
+from merkle.errors import ReconcileError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica
 from merkle.tree import BlockId, ContainerId
@@ -40,8 +41,12 @@ class ClusterDirectory(Protocol):
     ) -> dict[ContainerId, tuple[ContainerReplica, ...]]:
         """The reported replicas of these containers, without unknown ones."""
 
-    def reconcile(self, container_id: ContainerId) -> None:
-        """Order all datanodes with a replica to reconcile it."""
+    def reconcile(
+        self, container_ids: Sequence[ContainerId]
+    ) -> Mapping[ContainerId, ReconcileError | None]:
+        """Order all datanodes of each container to reconcile it. By container: why SCM
+        refuses, or None.
+        """
 
 
 class ClusterMember(Protocol):

@@ -329,7 +329,9 @@ class RescueRunner:
                     if member.heartbeat(()):
                         member.register(())
                 case OrderReconcile():
-                    self.directory.reconcile(container_id)
+                    refusal = self.directory.reconcile([container_id])[container_id]
+                    if refusal is not None:
+                        raise refusal
                 case ListReplicas():
                     found = self.directory.replicas([container_id])
                     return ReplicasListed(found.get(container_id, ()))

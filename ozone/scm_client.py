@@ -1,8 +1,8 @@
 """A client of Ozone's SCM: the containers of a cluster, their replicas, its nodes.
 
-It speaks StorageContainerLocationProtocol on SCM's client port. All it calls changes
-nothing, but `reconcile`. In a cluster with several SCMs only the leader answers: the
-addresses are tried in order, beginning with the one that answered last.
+It speaks StorageContainerLocationProtocol on SCM's client port. Only `reconcile` asks
+for a change, which the datanodes make. In a cluster with several SCMs only the leader
+answers: the addresses are tried in order, beginning with the one that answered last.
 
 What SCM says of replicas is what datanodes reported, which can be old. Right after a
 start SCM knows no roots until they reported again.
@@ -252,16 +252,29 @@ class ScmClient:
             found[wanted] = tuple(replicas[peer] for peer in sorted(replicas))
         return found
 
-    def reconcile(self, container_id: ContainerId) -> None:
-        """Order all datanodes with a replica to reconcile it. Returns at once; they get
-        the order with their next heartbeat.
+    def reconcile(
+        self, container_ids: Sequence[ContainerId]
+    ) -> dict[ContainerId, PeerRefusedError | ContainerNotFoundError | None]:
+        """Request Ozone's own reconciliation of these containers. Each has the refusal
+        by SCM's rules, or None if SCM accepted the request.
 
-        Raises:
-            PeerRefusedError: SCM refuses, say because the container is not closed.
+        SCM answers before any datanode has its command, and says nothing of the result.
+        A request that was accepted is lost if SCM's leader changes before the next
+        heartbeats.
         """
-        body = pb.ReconcileContainerRequestProto(containerID=container_id)
-        [(request, answer)] = self._ask([_request(pb.ReconcileContainer, body)])
-        self._parse(answer, request)
+        requests = [
+            _request(pb.ReconcileContainer, pb.ReconcileContainerRequestProto(containerID=i))
+            for i in container_ids
+        ]
+        found: dict[ContainerId, PeerRefusedError | ContainerNotFoundError | None] = {}
+        for request, answer in self._ask(requests):
+            wanted = ContainerId(request.reconcileContainerRequest.containerID)
+            try:
+                self._parse(answer, request)
+                found[wanted] = None
+            except (PeerRefusedError, ContainerNotFoundError) as refusal:
+                found[wanted] = refusal
+        return found
 
     def close(self) -> None:
         """Close all connections."""

@@ -264,3 +264,11 @@ def test_a_listing_that_goes_back_is_refused(twin: ScmTwin, twin_address: str) -
     with pytest.raises(RemoteProtocolError, match="listed container 1 after 2"):
         list(client.containers())
     client.close()
+
+
+def test_a_reconciliation_is_accepted_or_refused_for_each_container(
+    client: ScmClient, cluster: Served
+) -> None:
+    found = client.reconcile([cluster.container_ids[0], UNKNOWN])
+    assert found[cluster.container_ids[0]] is None
+    assert "not found for reconciliation" in str(found[UNKNOWN])

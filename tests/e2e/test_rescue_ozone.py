@@ -82,7 +82,7 @@ def damage_and_reconcile_twice(cluster: OzoneCluster, container_id: ContainerId)
                 file.write(bytes(byte ^ 1 for byte in found))
     client = ScmClient([cluster.scm_address])
     for _ in range(2):
-        client.reconcile(container_id)
+        assert client.reconcile([container_id]) == {container_id: None}
         # The order, the scans and their reports; nothing tells that a reconcile ended.
         time.sleep(6)
 

@@ -21,6 +21,7 @@ from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOper
 from protos import hadoop_rpc_pb2 as rpc
 from protos import ozone_heartbeat_pb2 as beat
 from protos import ozone_scm_pb2 as pb
+from scm.eligibility import evaluate
 
 _PACKAGE = "org.apache.hadoop.hdds.scm"
 
@@ -111,12 +112,13 @@ class ScmTwin:
     in_safe_mode: bool = False
     # ozone.scm.container.list.max.count.
     list_max: int = 4096
+    # Called with each container whose reconciliation SCM accepts.
+    on_reconcile: Callable[[ContainerId], None] = field(default=lambda container_id: None)
+    reconciled: list[ContainerId] = field(default_factory=list)
     calls: int = 0
     connections: int = 0
     # After so many calls a connection is closed, as an idle one; None is never.
     calls_per_connection: int | None = None
-    # Called with each container that a client orders to reconcile.
-    on_reconcile: Callable[[ContainerId], None] = lambda _: None
     # Of datanodes that registered and reported by the wire; others are in `nodes`.
     registrations: list[beat.SCMRegisterRequestProto] = field(default_factory=list)
     software_layout: int = 10
@@ -231,11 +233,25 @@ class ScmTwin:
                     row = reply.getContainerReplicasResponse.containerReplica.add()
                     row.CopyFrom(self._replica(replica))
             case pb.ReconcileContainer:
-                number = ContainerId(request.reconcileContainerRequest.containerID)
-                self._container(number)
+                self._reconcile(ContainerId(request.reconcileContainerRequest.containerID))
                 reply.reconcileContainerResponse.SetInParent()
-                self.on_reconcile(number)
         return reply
+
+    def _reconcile(self, container_id: ContainerId) -> None:
+        found = self.containers.get(container_id)
+        replicas = self.replicas.get(container_id, [])
+        required = found.required_replicas if found else 0
+        state = found.state if found else None
+        ruling = evaluate(container_id, state, replicas, required_nodes=required)
+        if found is None:
+            raise _RefusedError(
+                f"{_PACKAGE}.container.ContainerNotFoundException: {ruling.message}"
+            )
+        if not ruling.is_ok:
+            raise _RefusedError(f"{_PACKAGE}.exceptions.SCMException: {ruling.message}")
+        with self._lock:
+            self.reconciled.append(container_id)
+        self.on_reconcile(container_id)
 
     def _container(self, container_id: int) -> ClusterContainer:
         found = self.containers.get(ContainerId(container_id))
