@@ -390,7 +390,9 @@ class ReplicationStorm:
             return
         found = self.host.replication(_POLICY)
         if not self._may_write(node):
-            raise HistoryViolationError(key, f"{node.session} writes by epoch {node.epoch}: {found}")
+            raise HistoryViolationError(
+                key, f"{node.session} writes by epoch {node.epoch}: {found}"
+            )
         if node.report().condition in (Condition.PAUSED, Condition.CANCELLED):
             raise HistoryViolationError(key, f"{node.name} writes, and says that it does not")
 

@@ -1,5 +1,7 @@
 """What a replication master decides (OZ-035 to OZ-050, OZ-124 to OZ-151)."""
 
+from dataclasses import replace
+
 import pytest
 
 from replicator.master.assignment import AssignmentMode, AssignmentRules, Strategy
@@ -13,11 +15,13 @@ from replicator.master.records import SyncerCapacity
 from replicator.master.syncer_rules import SYNCERS_MAX
 from replicator.master.views import rpo_ms
 from replicator.replication import (
+    Checkpoint,
     Condition,
     DesiredState,
     PolicyId,
     ReplicationFault,
     ReplicationOptions,
+    Stage,
 )
 from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError, UsageError
@@ -209,6 +213,15 @@ def test_a_position_never_goes_back(one: OneMaster) -> None:
     one.master.save_report(syncer.caller, again)
     found = one.master.replication(P1).state.report
     assert found == report(10)
+
+
+def test_a_gap_in_the_log_leads_back_to_a_round_without_a_position(one: OneMaster) -> None:
+    """OZ-098, OZ-103: what follows is compared, and nothing is said of a position."""
+    syncer = working(one)
+    syncer.save(report(7))
+    round_ = replace(report(7), checkpoint=Checkpoint(Stage.INCREMENTAL))
+    syncer.save(round_)
+    assert one.master.replication(P1).state.report == round_
 
 
 def test_a_position_of_another_log_is_taken(one: OneMaster) -> None:
