@@ -113,6 +113,7 @@ class Checkpoint:
     the log up to which every change is at the target (OZ-135); in the initial batch it
     is where the log is followed from. `prefixes` are those that the target has: a
     policy that wants others copies these first. The empty prefix is all keys.
+    `compared` are those that `last_key` is about: others are compared from their start.
     """
 
     stage: Stage = Stage.INITIAL_BATCH
@@ -121,6 +122,7 @@ class Checkpoint:
     last_key: str = ""
     position: FeedPosition | None = None
     prefixes: tuple[str, ...] = ()
+    compared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

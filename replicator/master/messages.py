@@ -97,6 +97,7 @@ def _checkpoint_to(checkpoint: Checkpoint) -> pb.Checkpoint:
         last_key=checkpoint.last_key,
         position=_position_to(checkpoint.position) if checkpoint.position else None,
         prefixes=checkpoint.prefixes,
+        compared=checkpoint.compared,
     )
 
 
@@ -115,6 +116,7 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         message.last_key,
         _position_from(message.position) if message.HasField("position") else None,
         _prefixes_from(message.prefixes),
+        _prefixes_from(message.compared),
     )
 
 

@@ -164,6 +164,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, object]:
         "lastKey": checkpoint.last_key,
         "position": [position.log, position.index] if position is not None else None,
         "prefixes": list(checkpoint.prefixes),
+        "compared": list(checkpoint.compared),
     }
 
 
@@ -176,8 +177,9 @@ def _snapshot_document(snapshot: SnapshotFacts | None) -> list[object] | None:
 
 
 def _parsed(found: dict[str, object]) -> Checkpoint:
-    prefixes = found["prefixes"]
-    if not isinstance(prefixes, list):
+    # Older versions did not write what the last key is about.
+    prefixes, compared = found["prefixes"], found.get("compared", [])
+    if not (isinstance(prefixes, list) and isinstance(compared, list)):
         raise TypeError("prefixes are no list")
     return Checkpoint(
         stage=Stage(found["stage"]),
@@ -186,6 +188,7 @@ def _parsed(found: dict[str, object]) -> Checkpoint:
         last_key=str(found["lastKey"]),
         position=_position(found["position"]),
         prefixes=tuple(map(str, prefixes)),
+        compared=tuple(map(str, compared)),
     )
 
 

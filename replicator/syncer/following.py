@@ -152,7 +152,9 @@ class LogFollower:
         self._queue.acknowledge(self._release)
         done = self._workers.schedule.done_through
         settled = self._taken.settled(done, is_all=self._is_all_taken)
-        index = log.index if settled is None and self._taken.is_empty else known.index
+        # What is queued and was never taken is not at the target.
+        is_all_done = self._taken.is_empty and self._is_all_taken
+        index = log.index if settled is None and is_all_done else known.index
         if settled is not None:
             self._release, index = settled
             if self._taken.is_empty and self._is_all_taken:

@@ -10,7 +10,7 @@ What was applied is acknowledged as the longest beginning without a hole (OZ-084
 
 import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.queue import QueuedChange
@@ -90,7 +90,7 @@ class ChangeSchedule:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the oldest change that is not at the target was made, as far as known."""
+        """When the oldest change was made that is not at the target, if known."""
         left = [one.since_ms for one in self._pending.values()]
         left += [one.since_ms for some in self._unsettled.values() for one in some]
         return min(left, default=None)
@@ -183,7 +183,8 @@ class ChangeSchedule:
         later = (one for one in self._prefixes if one.order > last.order)
         if last.is_started or any(one.touches(change.key) for one in later):
             return None
-        last.change = change
+        # What a comparison found is settled by this alone, also where the key is gone.
+        last.change = replace(change, index=0, facts=None) if last.is_found else change
         last.numbers += numbers
         self.merged += len(numbers)
         return last

@@ -261,8 +261,9 @@ class StageMachine:
                     return self._save(snapshot=snapshot)
                 return [*self._save(snapshot=snapshot, last_key=""), *self._work()]
             case WorkProgressed(last_key):
-                resumes = self._compared is not None and not self.is_live
-                return self._save(last_key=last_key) if resumes else []
+                if self._compared is None or self.is_live:
+                    return []
+                return self._save(last_key=last_key, compared=self._compared)
             case WorkDone():
                 return self._done()
             case DifferenceFailed():
@@ -326,7 +327,9 @@ class StageMachine:
     def _comparison(self) -> CompareStores:
         at = self._checkpoint
         self._compared = without_nested(self._prefixes) or ALL
-        return CompareStores(at.snapshot, at.last_key, self._compared)
+        # Below other prefixes nothing was compared up to that key.
+        start_after = at.last_key if at.compared == self._compared else ""
+        return CompareStores(at.snapshot, start_after, self._compared)
 
     def _done(self) -> list[Request]:
         at = self._checkpoint
@@ -433,6 +436,7 @@ class _Changes(TypedDict, total=False):
     last_key: str
     position: FeedPosition | None
     prefixes: tuple[str, ...]
+    compared: tuple[str, ...]
 
 
 def _is_behind(position: FeedPosition | None, other: FeedPosition, *, follows: bool) -> bool:

@@ -65,7 +65,9 @@ def weather(seed: int, folder: Path) -> ReplicationStorm:
     ],
 )
 def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
-    """OZ-040, OZ-048, OZ-049, OZ-076, OZ-084, OZ-098, OZ-101, OZ-111, OZ-161, OZ-174."""
+    """OZ-040, OZ-048, OZ-049, OZ-076, OZ-084, OZ-098, OZ-101, OZ-111, OZ-135, OZ-161,
+    OZ-174.
+    """
     marks, operations = Counter[str](), 0
     for seed in range(start, start + SEEDS):
         storm = weather(seed, tmp_path / str(seed))

@@ -4,6 +4,7 @@ cannot order.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -128,10 +129,8 @@ class StormSyncer:
         """End in order, and give everything back."""
         if self.replication is not None:
             self._close()
-        try:
+        with suppress(MasterUnavailableError):
             self._client.release((), ends=True)
-        except MasterUnavailableError:
-            pass
         self.begin()
 
     def kill(self) -> None:
@@ -197,12 +196,13 @@ class StormSyncer:
             self._is_lost = True
 
     def _close(self) -> None:
-        replication, self.replication = self.replication, None
+        replication = self.replication
         if replication is None:
             return
         self._last = replication.engine.report()
         replication.engine.interrupt()
         replication.engine.close()
+        self.replication = None
         self.later = LaterExecutor()
         if self._is_lost:
             name = folder_name(replication.source.address, replication.target.address)

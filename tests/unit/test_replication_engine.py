@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from replicator.replication import (
+    Checkpoint,
     Condition,
     DesiredState,
     ReplicationFault,
@@ -322,6 +323,34 @@ def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -
     source.write("out/d", b"d")
     replication.run(30)
     assert held(target) == held(source)
+
+
+def test_what_is_queued_and_not_applied_is_not_acknowledged_at_the_end(tmp_path: Path) -> None:
+    """OZ-135: also where a process ends before it has applied anything."""
+    source, target, replication = live(tmp_path)
+    before = replication.engine.report().checkpoint
+    replication.kill()
+    source.write("late", b"late")
+    again = Replication(source.store(), target.store(), tmp_path, checkpoint=before)
+    again.engine.receive()
+    again.engine.work()
+    again.engine.receive()
+    again.engine.close()
+    assert "late" not in target.objects
+    assert again.engine.report().checkpoint.position == before.position
+
+
+def test_other_prefixes_are_compared_from_their_start(tmp_path: Path) -> None:
+    """OZ-056, OZ-161: the last key is about the prefixes that were compared up to it."""
+    source, target = pair()
+    for key in ("in/a", "out/b"):
+        source.write(key, key.encode())
+    begun = Checkpoint(position=FeedPosition("memory", 2), last_key="out/b", compared=("out/",))
+    replication = Replication(
+        source.store(), target.store(), tmp_path, prefixes=("in/",), checkpoint=begun
+    )
+    replication.run(30)
+    assert sorted(target.objects) == ["in/a"]
 
 
 class LentLease(LocalLease):
