@@ -40,7 +40,7 @@ from admin.bucket_pair import (
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
 from admin.metrics_file import check_metrics_file, metrics_file_option
-from admin.option_types import WholeNumber
+from admin.option_types import Fraction, WholeNumber
 from admin.verifier_option import verifier_option
 from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
@@ -160,8 +160,8 @@ def bucket() -> None:
     "--interval",
     "interval_s",
     metavar="SECONDS",
-    type=WholeNumber(1, 86_400),
-    default=60,
+    type=Fraction(0.1, 86_400),
+    default=60.0,
     show_default=True,
     help="With --watch: seconds between two rounds, where SOURCE has no log.",
 )
@@ -181,7 +181,7 @@ def sync(
     rate: str | None,
     transfers: int,
     watches: bool,
-    interval_s: int,
+    interval_s: float,
     as_json: bool,
 ) -> None:
     """Copy the current objects of SOURCE to TARGET, and compare.

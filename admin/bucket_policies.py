@@ -78,7 +78,7 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         type=Fraction(0.1, 31_536_000),
         default=ReplicationOptions().interval_s,
         show_default=True,
-        help="Seconds between two differences of snapshots.",
+        help="Seconds between two rounds, where the log is not followed.",
     )
     @click.option("--live/--no-live", default=True, show_default=True, help="Follow the log.")
     @click.option(

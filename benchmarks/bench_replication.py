@@ -31,7 +31,7 @@ from tests.support.rgw import RgwMultisite
 JOBS = ("idle", "trickle", "burst", "changes", "kill")
 DELAY_MS = 45.0
 MBIT = 200.0
-INTERVAL_S = 1.0
+INTERVAL_S = 0.25
 OBJECT_BYTES = 4 << 10
 TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
 BURST_OBJECTS = 2_000

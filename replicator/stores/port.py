@@ -136,7 +136,7 @@ class FeedPosition:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change; `index` is its place in the log, and 0 in a difference of snapshots.
+    """One change; `index` is its place in the log, and 0 where it was found otherwise.
 
     `previous_key` is what a renamed object or prefix was called. `facts` describe the
     object after the change where the log tells them. `time_ms` is when the store

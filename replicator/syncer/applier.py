@@ -111,7 +111,10 @@ class ChangeApplier:
         """
         match change.kind:
             case ChangeKind.PUT:
-                outcome = self._put(change.key, change.facts, looks=not change.index)
+                # A comparison of both sides, which tells no facts, has found another
+                # object at the target than the ledger knows.
+                looks = not change.index and change.facts is None
+                outcome = self._put(change.key, change.facts, looks=looks)
                 if outcome.effect is Effect.GONE and not change.index:
                     # It is none of the log, so that no later one settles it.
                     return self._delete_one(change)

@@ -357,7 +357,9 @@ class ReplicationEngine:
         done += workers.pump(may_start=True)
         if workers.lost is not None:
             raise workers.lost
-        return 0.0 if done or not workers.is_idle else _IDLE_S
+        if done or not workers.is_idle:
+            return 0.0
+        return min(_IDLE_S, rounds.idle_s) if rounds.idle_s else _IDLE_S
 
     def _fail(self, error: ReconcileError) -> None:
         """What follows from an error of a request."""

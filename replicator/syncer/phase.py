@@ -71,7 +71,7 @@ class SyncPhase:
             source = replace(source, lister=view.lister, reader=view.reader, feed=None)
         self.source = source
 
-        crossing = tools.crossing(options)
+        self.crossing = crossing = tools.crossing(options)
         tools.ledger.save_crossing(crossing)
         self._copier = Copier(
             source,

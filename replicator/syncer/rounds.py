@@ -26,6 +26,7 @@ from replicator.syncer.lease import Lease
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.proof import ProofState
 from replicator.syncer.queue import ChangeQueue
+from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
     ApplyDifference,
     AwaitInterval,
@@ -54,6 +55,9 @@ from runtime.retry import Backoff
 # A first proof need not wait as long as the later ones: it also finds what a syncer did
 # that had the lease before.
 FIRST_PROOF_S = 5.0
+# A comparison that did not prove equality is repeated after this time, then after twice
+# as long each time: on a bucket that is written to, none may ever do.
+_PROOF_RETRY_S = 60.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
 # Snapshots that crashes have left, of which nobody knows.
@@ -111,7 +115,11 @@ class RoundRunner:
         self._is_difference_open = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
+        self._saved: Checkpoint | None = None
         self._saved_stage = machine.checkpoint.stage
+        self._compared: tuple[str, ...] | None = None
+        self._source_rounds: SourceRounds | None = None
+        self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: StoreComparing | None = None
         self._began_s = self._progress_s = clock.monotonic_s()
@@ -131,6 +139,13 @@ class RoundRunner:
     def is_busy(self) -> bool:
         """Whether there is something to do but wait."""
         return bool(self._todo) and not isinstance(self._todo[0], AwaitInterval)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds until the next round is due, if that is all there is to do."""
+        if not self._todo or self.is_busy:
+            return 0.0
+        return max(0.0, self._began_s + self._pause_s - self._clock.monotonic_s())
 
     @property
     def may_follow(self) -> bool:
@@ -158,6 +173,7 @@ class RoundRunner:
         """
         if not self._todo:
             return False
+        self._settle_source_rounds()
         request = self._todo[0]
         try:
             is_done, event = self._carry_out(request)
@@ -225,8 +241,10 @@ class RoundRunner:
     def end_phase(self) -> None:
         """Put away what runs; what was taken from a queue is taken again."""
         self._workers.end()
+        self._settle_source_rounds()
         phase, self._phase, self._comparing = self._phase, None, None
         self._is_difference_open = False
+        self._source_rounds, self._compared = None, None
         if phase is not None:
             phase.close()
         self.on_phase_end()
@@ -317,28 +335,77 @@ class RoundRunner:
         raise StoreError(f"the snapshots treefold-{digest}-... cannot be deleted")
 
     def _save(self, checkpoint: Checkpoint) -> None:
+        if checkpoint == self._saved:
+            # Rounds of a source without a log change nothing in it.
+            return
         self._lease.check()
         self._lease.save(checkpoint)
         self._folder.save(checkpoint)
+        self._saved = checkpoint
         self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
         """Rounds begin so far apart; one that took longer is followed at once."""
-        now_s = self._clock.monotonic_s()
-        return now_s - self._began_s >= self.policy.options.interval_s
+        return self._clock.monotonic_s() - self._began_s >= self._pause_s
+
+    @property
+    def _pause_s(self) -> float:
+        rounds = self._source_rounds
+        return rounds.pause_s if rounds is not None else self.policy.options.interval_s
+
+    def _reads_source_alone(self, request: CompareStores) -> bool:
+        """Whether this round needs no look at the target: a comparison of this process
+        has shown what both sides hold, and another is not due.
+        """
+        if self._source_rounds is not None and self._source_rounds.is_under_way:
+            return True
+        is_known = self._compared == request.prefixes and not request.start_after
+        is_early = self._clock.monotonic_s() < self._prove_s
+        # Before the log is followed, all that a round has found must be applied.
+        return is_known and is_early and request.snapshot is None and not self._follows
+
+    def _read_source(self, request: CompareStores) -> tuple[bool, Event | None]:
+        """A unit of a round that reads the source alone."""
+        rounds = self._source_rounds
+        if rounds is None:
+            phase = self.begin_phase(None)
+            rounds = self._source_rounds = SourceRounds(
+                self._tools,
+                phase,
+                self._workers,
+                self._clock,
+                prefixes=request.prefixes,
+                interval_s=self.policy.options.interval_s,
+            )
+            self._compared = request.prefixes
+        if not rounds.is_under_way:
+            self._note_begin()
+        if not rounds.advance():
+            return False, None
+        return True, WorkDone()
+
+    def _settle_source_rounds(self) -> None:
+        rounds = self._source_rounds
+        if rounds is not None:
+            rounds.settle()
+            self.equal_as_of_ms = max(rounds.equal_as_of_ms or 0, self.equal_as_of_ms or 0) or None
 
     def _compare(self, request: CompareStores) -> tuple[bool, Event | None]:
         is_live = self._machine.is_live
         comparing = self._comparing
         if comparing is None:
+            if self._reads_source_alone(request):
+                return self._read_source(request)
+            if not is_live:
+                # What rounds have found and is not applied would count as a difference.
+                self.end_phase()
             phase = self.begin_phase(request.snapshot)
             self._note_begin()
-            has_feed = self._capture is not None and self.policy.options.is_live
             comparing = self._comparing = self.compare(
                 phase,
                 request.prefixes,
                 start_after=request.start_after,
-                watched=not has_feed,
+                watched=not self._follows,
             )
         comparing.advance()
         if not comparing.is_done or not (is_live or self._workers.has_only_held):
@@ -351,9 +418,19 @@ class RoundRunner:
             self.proof = self.proof.after(
                 result, position=None, moved=set(), failed=self._workers.held
             )
-        self._prove_s = self._clock.monotonic_s() + self._limits.prove_every_s
+        is_proven = self.proof.proven_ms == result.began_ms
+        self._unproven = 0 if is_proven else self._unproven + 1
+        retry_s = _PROOF_RETRY_S * 2 ** min(self._unproven - 1, 10)
+        every_s = self._limits.prove_every_s
+        # A source with snapshots is compared again only when that is due.
+        is_enough = is_proven or request.snapshot is not None
+        wait_s = every_s if is_enough else min(retry_s, every_s)
+        self._prove_s = self._clock.monotonic_s() + wait_s
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
-        return True, self._round_done(as_of, is_resumed=bool(request.start_after))
+        event = self._round_done(as_of, is_resumed=bool(request.start_after))
+        if not is_first and not request.start_after and request.snapshot is None:
+            self._compared = request.prefixes
+        return True, event
 
     def _progressed(self, comparing: StoreComparing) -> Event | None:
         now_s = self._clock.monotonic_s()
@@ -396,10 +473,13 @@ class RoundRunner:
         self._difference.close()
         return True, self._round_done(request.snapshot.created_ms, is_resumed=False)
 
+    @property
+    def _follows(self) -> bool:
+        return self._capture is not None and self.policy.options.is_live
+
     def _is_proof_due(self) -> bool:
         """Whether all is to be compared, although a difference would do."""
-        follows = self._capture is not None and self.policy.options.is_live
-        return not follows and self._clock.monotonic_s() >= self._prove_s
+        return not self._follows and self._clock.monotonic_s() >= self._prove_s
 
     def _note_begin(self) -> None:
         if self._machine.checkpoint.stage is not Stage.LIVE:

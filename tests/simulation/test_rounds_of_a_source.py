@@ -1,0 +1,142 @@
+"""A source without a log is read in rounds: what is said of its changes is so.
+
+Writers put, overwrite, tag and delete while rounds read the source, and requests fail
+or wait. Whenever a time is reported before which every change is at the target, the
+history is asked. Planted bugs must be found.
+"""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from replicator.crossing import Crossing
+from replicator.replication import ReplicationOptions
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import Change, ObjectProperties
+from replicator.syncer.source_rounds import SourceRounds
+from tests.support.memory_store import MEMORY, MemoryStore, StoreFaults
+from tests.support.replication_history import History, HistoryViolationError
+from tests.support.replications import LaterExecutor, Replication, StepClock, step_limits
+
+KEYS = [f"{letter}{number}" for letter in "abc" for number in range(5)]
+STEPS = 250
+SEEDS = 4
+
+
+class Rounds:
+    """One source, one target, and what happens to them by one seed."""
+
+    def __init__(self, seed: int, folder: Path) -> None:
+        self.rng = random.Random(seed)
+        self.clock = StepClock()
+        self.later = LaterExecutor()
+        self.source = MemoryStore("memory:a", now_ms=self._now_ms)
+        self.target = MemoryStore("memory:b", now_ms=self._now_ms, says_little=True)
+        self.history = History(Crossing.between(MEMORY, MEMORY))
+        self.claims = 0
+        self._errors = self.rng.choice((0.0, 0.005))
+        for _ in range(20):
+            self._write()
+        self.replication = Replication(
+            self.source.store(),
+            self.target.store(),
+            folder,
+            options=ReplicationOptions(interval_s=0.5),
+            limits=step_limits(),
+            clock=self.clock,
+            later=self.later,
+        )
+        self.source.faults = self.target.faults = StoreFaults(self._before)
+
+    def run(self) -> None:
+        """Let things happen, and look at every claim."""
+        claimed = None
+        for step in range(STEPS):
+            is_quiet = step < 40
+            if not is_quiet and self.rng.random() < 0.3:
+                self._write()
+            self.replication.step(self.rng.choice((0.02, 0.2)))
+            while self.later.waiting and (is_quiet or self.rng.random() < 0.5):
+                self.later.run(self.rng.randrange(len(self.later.waiting)))
+            as_of_ms = self.replication.engine.report().oldest_unproven_ms
+            if as_of_ms is not None and as_of_ms != claimed:
+                claimed, self.claims = as_of_ms, self.claims + 1
+                self.history.acknowledged(self.target, as_of_ms - 1, ())
+        self.replication.kill()
+
+    def _write(self) -> None:
+        rng, source, key = self.rng, self.source, self.rng.choice(KEYS)
+        found = source.objects.get(key)
+        tag = ObjectProperties(tags=(("team", str(self._now_ms())),))
+        match rng.randrange(4):
+            case 0 if found:
+                source.remove(key)
+            case 1 if found:
+                source.touch(key, tag)
+            case _:
+                source.write(key, b"%d" % self._now_ms(), tag)
+        # Its index in the history is its time.
+        self.history.note(source, self._now_ms())
+
+    def _before(self, _name: str, _key: str) -> None:
+        if self.rng.random() < self._errors:
+            raise StoreUnavailableError("503")
+
+    def _now_ms(self) -> int:
+        self.clock.ms += 1
+        return self.clock.ms
+
+
+def weather(seed: int, folder: Path) -> int:
+    """One run to its end; how many claims were looked at."""
+    rounds = Rounds(seed, folder)
+    try:
+        rounds.run()
+    except BaseException as error:
+        error.add_note(f"seed {seed}")
+        raise
+    return rounds.claims
+
+
+def several(seeds: int, folder: Path) -> list[int]:
+    """The claims of some runs."""
+    return [weather(seed, folder / str(seed)) for seed in range(seeds)]
+
+
+def test_no_change_is_missing_before_the_time_that_is_reported(tmp_path: Path) -> None:
+    assert min(several(SEEDS, tmp_path)) > 5
+
+
+def skips_deletes(self: SourceRounds, change: Change) -> None:
+    """What a listing lacks is passed over."""
+    if change.facts is not None:
+        touch(self, change)
+
+
+def claims_at_once(self: SourceRounds) -> None:
+    """A round counts before what it has found is applied."""
+    while self._open:
+        self.equal_as_of_ms = self._open.popleft()[0] or self.equal_as_of_ms
+
+
+def reads_no_properties(self: SourceRounds, key: str) -> bool:
+    """New tags are not seen."""
+    del self, key
+    return False
+
+
+touch = SourceRounds._touch
+BUGS: dict[str, tuple[str, object]] = {
+    "deletes are skipped": ("_touch", skips_deletes),
+    "a round counts too soon": ("settle", claims_at_once),
+    "properties are not read": ("_is_in_slice", reads_no_properties),
+}
+
+
+@pytest.mark.parametrize("bug", list(BUGS))
+def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    name, wrong = BUGS[bug]
+    monkeypatch.setattr(SourceRounds, name, wrong)
+    with pytest.raises(HistoryViolationError):
+        several(3 * SEEDS, tmp_path)

@@ -1,0 +1,196 @@
+"""Rounds without a log read the source alone, and send only what the ledger lacks."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from replicator.replication import ReplicationOptions, Stage
+from replicator.stores.errors import StoreUnavailableError
+from replicator.stores.port import ObjectProperties
+from tests.support.memory_store import MEMORY, MemoryStore
+from tests.support.replications import Replication, StepClock, step_limits
+
+KEYS = 60
+
+
+def rounds(
+    folder: Path, *, covers: bool = False, prefixes: tuple[str, ...] = ()
+) -> tuple[MemoryStore, MemoryStore, Replication]:
+    """A replication whose last comparison found both sides equal."""
+    capabilities = replace(MEMORY, stamps_cover_properties=covers)
+    source = MemoryStore("memory:a", capabilities, has_feed=False)
+    target = MemoryStore("memory:b")
+    for number in range(KEYS):
+        source.write(f"k{number:03}", b"x%d" % number)
+    replication = Replication(
+        source.store(),
+        target.store(),
+        folder,
+        options=ReplicationOptions(interval_s=1.0),
+        prefixes=prefixes,
+        limits=replace(step_limits(), prove_every_s=1e9),
+    )
+    replication.run(60)
+    assert replication.engine.report().differences == 0
+    source.calls.clear()
+    target.calls.clear()
+    return source, target, replication
+
+
+def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
+    return {key: (one.body, one.properties) for key, one in store.objects.items()}
+
+
+def test_a_round_without_a_change_asks_the_target_nothing(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    before = replication.engine.report()
+    replication.run(100)
+    assert source.calls.count("list") >= 5
+    assert not target.calls
+    after = replication.engine.report()
+    assert after.checkpoint.stage is Stage.INCREMENTAL
+    # Nothing was compared with the target: no proof is younger than the last one.
+    assert (after.proven_ms, after.differences) == (before.proven_ms, 0)
+    assert before.oldest_unproven_ms is not None
+    assert after.oldest_unproven_ms is not None
+    assert after.oldest_unproven_ms > before.oldest_unproven_ms
+
+
+def test_what_changed_crosses_and_the_target_is_not_listed(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    source.write("new", b"new")
+    source.write("k001", b"other")
+    source.remove("k002")
+    source.touch("k003", ObjectProperties(tags=(("team", "x"),)))
+    sent = target.payload
+    replication.run(60)
+    assert held(target) == held(source)
+    assert target.payload == sent + len(b"new") + len(b"other")
+    assert "list" not in target.calls
+
+
+def test_nothing_is_deleted_by_a_listing_that_lacks_a_key(tmp_path: Path) -> None:
+    """A delete needs a fresh answer of the source."""
+    source, target, replication = rounds(tmp_path)
+    whole = source.list_objects
+
+    def lacking(prefix: str, *, start_after: str = "") -> object:
+        found = whole(prefix, start_after=start_after)
+        return (one for one in found if one.key != "k005")
+
+    source.list_objects = lacking  # type: ignore[method-assign, assignment]
+    replication.run(60)
+    assert "k005" in target.objects
+    assert "delete" not in target.calls
+
+
+def test_a_round_goes_on_where_the_listing_failed(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    source.write("k001", b"other")
+    source.write("z", b"z")
+    failures = iter([True, False, True, False])
+
+    def before(name: str, _key: str) -> None:
+        if name in {"list", "properties"} and next(failures, False):
+            raise StoreUnavailableError("503")
+
+    source.faults = replace(source.faults, before=before)
+    replication.run(200)
+    assert next(failures, None) is None
+    assert held(target) == held(source)
+
+
+def test_a_failed_write_holds_back_what_is_known_of_the_target(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+
+    def before(name: str, _key: str) -> None:
+        if name.startswith("put"):
+            raise StoreUnavailableError("503")
+
+    target.faults = replace(target.faults, before=before)
+    replication.clock.pass_s(5)
+    changed_ms = replication.clock.ms
+    source.write("new", b"new")
+    replication.run(100)
+    unproven = replication.engine.report().oldest_unproven_ms
+    assert unproven is not None
+    assert unproven <= changed_ms + 1_000
+    target.faults = replace(target.faults, before=lambda _name, _key: None)
+    replication.run(200)
+    assert held(target) == held(source)
+    proven = replication.engine.report().oldest_unproven_ms
+    assert proven is not None
+    assert proven > changed_ms
+
+
+def test_only_the_prefixes_are_read(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path, prefixes=("k00", "k02"))
+    source.write("k010", b"outside")
+    source.write("k029", b"inside")
+    source.remove("k000")
+    replication.run(60)
+    assert set(target.objects) == {k for k in source.objects if k.startswith(("k00", "k02"))}
+
+
+def test_others_writes_at_the_target_are_found_by_the_comparison(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    target.write("k001", b"foreign")
+    replication.run(60)
+    assert held(target) != held(source)
+    replication.engine.close()
+    replication.start()
+    replication.run(60)
+    assert held(target) == held(source)
+
+
+class _SlowReads(MemoryStore):
+    """A source whose properties take time to read."""
+
+    clock: StepClock | None = None
+
+    def properties_of(self, facts: object) -> ObjectProperties:
+        if self.clock is not None:
+            self.clock.pass_s(0.1)
+        return super().properties_of(facts)  # type: ignore[arg-type]
+
+
+def test_reading_takes_no_more_than_its_share_of_time(tmp_path: Path) -> None:
+    source, target = _SlowReads("memory:a", has_feed=False), MemoryStore("memory:b")
+    for number in range(KEYS):
+        source.write(f"k{number:03}", b"x%d" % number)
+    replication = Replication(
+        source.store(),
+        target.store(),
+        tmp_path,
+        options=ReplicationOptions(interval_s=1.0),
+        limits=replace(step_limits(), prove_every_s=1e9),
+    )
+    replication.run(60)
+    source.clock = replication.clock
+    replication.run(600)
+    source.calls.clear()
+    began_s = replication.clock.monotonic_s()
+    replication.run(1_000)
+    spent_s = 0.1 * source.calls.count("properties")
+    assert spent_s <= 0.55 * (replication.clock.monotonic_s() - began_s)
+    source.touch("k007", ObjectProperties(tags=(("team", "x"),)))
+    replication.run(2_000)
+    assert held(target) == held(source)
+
+
+@pytest.mark.parametrize("covers", [True, False])
+def test_properties_are_read_where_stamps_do_not_show_them(tmp_path: Path, covers: bool) -> None:
+    source, _, replication = rounds(tmp_path, covers=covers)
+    replication.run(60)
+    assert ("properties" in source.calls) is not covers
+
+
+def test_the_rounds_of_a_machine_that_was_stopped_begin_with_a_comparison(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    replication.engine.close()
+    source.write("new", b"new")
+    replication.start()
+    replication.run(20)
+    assert "list" in target.calls
+    assert held(target) == held(source)
