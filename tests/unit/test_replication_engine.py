@@ -341,7 +341,7 @@ def test_what_is_queued_and_not_applied_is_not_acknowledged_at_the_end(tmp_path:
 
 
 def test_other_prefixes_are_compared_from_their_start(tmp_path: Path) -> None:
-    """OZ-056, OZ-161: the last key is of the prefixes that were compared up to it."""
+    """OZ-056, OZ-161: a last key is about the prefixes that were compared so far."""
     source, target = pair()
     for key in ("in/a", "out/b"):
         source.write(key, key.encode())
