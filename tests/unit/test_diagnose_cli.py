@@ -296,3 +296,28 @@ def test_status_says_what_scm_knows_and_what_to_do(cluster: LiveTwin) -> None:
 )
 def test_a_cluster_goes_alone(words: list[str]) -> None:
     assert run(*words, "--cluster", "127.0.0.1:1").exit_code == 2
+
+
+def test_a_damaged_stripe_is_printed_with_the_index_that_lacks_it(cluster: LiveTwin) -> None:
+    cluster.add_erasure_coded(1, {20: 40_000})[1].flip(BLOCK, 100)
+    assert diagnose(cluster)[1]["data"]["notCompared"] == 1
+    status, document = diagnose(cluster, "--deep")
+    [found] = document["data"]["findings"]
+    assert (status, found["verdict"]) == (3, "REPAIRABLE")
+    assert found["stripes"] == {
+        "count": 2,
+        "readable": 2,
+        "damaged": [
+            {
+                "blockID": "20",
+                "stripe": 0,
+                "lackingIndexes": [2],
+                "conflictingIndexes": [],
+                "readable": True,
+            }
+        ],
+    }
+    assert [one["replicaIndex"] for one in found["replicas"]] == [1, 2, 3]
+    printed = run("diagnose", "--deep", "--cluster", cluster.address).stdout
+    assert "2 of 2 stripes are readable" in printed
+    assert "block 20 stripe 0: lacked by replica index 2; readable" in printed
