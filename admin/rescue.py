@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -40,6 +40,8 @@ from runtime.setting_values import parse_rate, split_address
 
 # Of all datanodes together.
 _RATE = "100MB/s"
+# Below those that the kernel gives to outgoing connections, from 32768.
+_PORT_FIRST, _PORTS = 24_000, 8_000
 _UNHEALTHY = (
     "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
     " service by `treefold reconcile`, each while its datanode is stopped"
@@ -73,7 +75,7 @@ class _Options:
 @click.option(
     "--listen",
     metavar="HOST:PORT",
-    help="Where datanodes read from us. Default: the address from which we reach SCM, any port.",
+    help="Where datanodes read from us. Default: our address for SCM, one port for ever.",
 )
 @click.option(
     "--datanode-port",
@@ -133,6 +135,9 @@ def rescue(
             options = _Options(dry_run, plan, yes, where, datanode_port, limit)
             folder = state_home() / "rescue" / identity.cluster_id
             with RescueFolder(folder, Disk()) as rescues:
+                if not listen:
+                    host = where.rpartition(":")[0]
+                    options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
                 run = _Run(directory, rescues, options, answer)
                 if clean:
                     run.clean()
@@ -147,6 +152,13 @@ def rescue(
                     raw = json.dumps(document | {"containers": run.plans}, indent=1)
                     Disk().replace(plan, raw.encode() + b"\n")
                 answer.exit_status = answer.exit_status or run.status
+
+
+def _port_of(node: PeerId) -> int:
+    """The port at which a node listens by default, always the same: SCM keeps the ports
+    of the first registration of a UUID.
+    """
+    return _PORT_FIRST + int(node.replace("-", ""), 16) % _PORTS
 
 
 def _local_address(scm_address: str) -> str:
@@ -182,7 +194,7 @@ class _Run:
         left = len(self.folder.leftovers())
         self.folder.clean()
         if self.folder.has_joined:
-            member = self._join(1)
+            member = self._join(split_address(self.options.listen)[1] or 1)
             try:
                 withdraw(member)
             finally:
