@@ -108,13 +108,10 @@ def reconcile(
 ) -> None:
     """Make the replicas of containers equal, repairing each from the others.
 
-    IDs are arguments; with `-` they are read from standard input, one per line. The
-    plan is printed first. To continue, give --yes or confirm on a terminal. The verdict
-    UNRECOVERABLE in a plan is preliminary: a file whose block record is lost is in no
-    tree, and the reconciliation may find good data in it.
-
-    With --cluster Ozone's own reconciliation is requested of SCM, without agents, and
-    watched until all roots are equal, or Ozone turns out not to make them equal.
+    IDs are arguments or lines of standard input (`-`). The plan is printed first; to
+    continue, give --yes or confirm on a terminal. UNRECOVERABLE in a plan is not final:
+    a file whose block record is lost is in no tree, and may have good data. --cluster
+    has Ozone itself reconcile, without agents, and watches until all roots are equal.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
     beyond repair, 5 partly done, or by a plan that lacks a datanode, 6 refused, 7

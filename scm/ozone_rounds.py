@@ -19,7 +19,7 @@ from scm.policy import Knowledge, RootComparison, Roots, compare, roots
 OZONE_ROUNDS_MAX = 4
 # SCM loses a request if its leader changes, and the scan that ends a round can show
 # damage that no tree had. One round without a change proves nothing; two do.
-UNCHANGED_ROUNDS_MAX = 2
+_UNCHANGED_ROUNDS_MAX = 2
 
 
 class OzoneOutcome(Enum):
@@ -124,7 +124,7 @@ def observe(
 
 def _end_round(run: OzoneRun) -> tuple[OzoneRun, RoundStep]:
     unchanged = _unchanged_rounds(run)
-    if unchanged >= UNCHANGED_ROUNDS_MAX:
+    if unchanged >= _UNCHANGED_ROUNDS_MAX:
         why = f"{unchanged} rounds in a row changed no root"
     elif run.round >= OZONE_ROUNDS_MAX:
         why = f"the roots still differ after {run.round} rounds"
