@@ -110,12 +110,11 @@ def reconcile(
 
     IDs are arguments or lines of standard input (`-`). The plan is printed first; to
     continue, give --yes or confirm on a terminal. UNRECOVERABLE in a plan is not final:
-    a file whose block record is lost is in no tree, and may have good data. --cluster
-    has Ozone itself reconcile, without agents, and watches until all roots are equal.
+    a file whose block record is lost may have good data. --cluster has Ozone itself
+    reconcile, and watches until all roots are equal.
 
     Exit status: 0 done, 1 failed, 2 usage, 3 replicas differ (--status), 4 damage
-    beyond repair, 5 partly done, or by a plan that lacks a datanode, 6 refused, 7
-    controller unreachable or no agent reports to it, 8 already running.
+    beyond repair, 5 partly done, 6 refused, 7 no controller or agent, 8 running.
     """
     if status:
         if dry_run or plan_file or apply_file or wait or reason:

@@ -24,13 +24,13 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import BlockId, ContainerTree
 
 # A datanode gets the order with its next heartbeat, of every second to half a minute.
-ATTEMPT_S = 60.0
+_ATTEMPT_S = 60.0
 # Ozone needs a second round where a repair shows further damage.
 ATTEMPTS_MAX = 3
 # SCM lists a reported replica, or forgets it, within 1.5 s.
-REPORT_S = 30.0
+_REPORT_S = 30.0
 # Far below the 9 s after which SCM calls a datanode stale at the shortest.
-BEAT_S = 1.0
+_BEAT_S = 1.0
 # Failed requests one after the other before the rescue gives up and leaves.
 _FAILURES_MAX = 10
 
@@ -142,7 +142,7 @@ class RescueOutcome:
         return bool(self.healed) and not self.unhealed and self.has_left
 
 
-def holds_staged(
+def _holds_staged(
     tree: ContainerTree, staged: ContainerTree, places: Collection[tuple[BlockId, int]]
 ) -> bool:
     """Whether a tree has all staged chunks, healthy and with the staged checksum."""
@@ -207,7 +207,7 @@ class Rescue:
             case TreeRead(tree):
                 assert isinstance(self._request, ReadTree)
                 watched = self._watched[self._request.peer]
-                watched.is_healed = holds_staged(tree, self.staged, self.places)
+                watched.is_healed = _holds_staged(tree, self.staged, self.places)
                 watched.is_read_back = watched.is_healed
                 return self._watch(now_s)
             case Succeeded():
@@ -229,7 +229,7 @@ class Rescue:
             case OrderReconcile():
                 self._attempts += 1
                 self._enter(RescuePhase.WATCHING, now_s)
-                return self._ask(Wait(BEAT_S))
+                return self._ask(Wait(_BEAT_S))
             case ReportNothing():
                 return self._ask(ListReplicas())
             case Wait():
@@ -254,15 +254,15 @@ class Rescue:
                 self._unread.clear()
                 self._enter(RescuePhase.ORDERING, now_s)
                 return self._ask(OrderReconcile())
-            case RescuePhase.ANNOUNCING if self._is_late(REPORT_S, now_s):
+            case RescuePhase.ANNOUNCING if self._is_late(_REPORT_S, now_s):
                 return self.leave("SCM does not list the staged replica", now_s)
-            case RescuePhase.LEAVING if not is_listed or self._is_late(REPORT_S, now_s):
+            case RescuePhase.LEAVING if not is_listed or self._is_late(_REPORT_S, now_s):
                 self._finish(has_left=not is_listed)
                 return None
             case RescuePhase.WATCHING:
                 return self._watch(now_s)
             case _:
-                return self._ask(Wait(BEAT_S))
+                return self._ask(Wait(_BEAT_S))
 
     def _note(self, peer: PeerId, watched: _Watched, replica: ContainerReplica | None) -> None:
         root = replica.data_checksum if replica else None
@@ -287,12 +287,12 @@ class Rescue:
                 return self._ask(ReadTree(peer))
         if all(watched.is_read_back for watched in self._watched.values()):
             return self.leave("", now_s)
-        if self._is_late(ATTEMPT_S, now_s):
+        if self._is_late(_ATTEMPT_S, now_s):
             if self._attempts >= ATTEMPTS_MAX:
                 return self.leave(f"not healed after {self._attempts} reconciles", now_s)
             self._enter(RescuePhase.ORDERING, now_s)
             return self._ask(OrderReconcile())
-        return self._ask(Wait(BEAT_S))
+        return self._ask(Wait(_BEAT_S))
 
     def _failed(self, message: str, now_s: float, *, is_final: bool) -> Request | None:
         self._failures += 1
@@ -301,7 +301,7 @@ class Rescue:
                 self._reason = self._reason or message
                 self._finish(has_left=False)
                 return None
-            return self._ask(Wait(BEAT_S))
+            return self._ask(Wait(_BEAT_S))
         if isinstance(self._request, ReadTree):
             # Read again after the next heartbeat.
             return self._watch(now_s, has_failed=True)
@@ -312,7 +312,7 @@ class Rescue:
         if self._failures > _FAILURES_MAX:
             self._failures = 0
             return self.leave(message, now_s)
-        return self._ask(Wait(BEAT_S))
+        return self._ask(Wait(_BEAT_S))
 
     def _finish(self, *, has_left: bool) -> None:
         self.phase = RescuePhase.DONE

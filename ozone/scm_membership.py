@@ -20,7 +20,7 @@ from protos import ozone_heartbeat_pb2 as pb
 from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 from runtime.rpc import printable
 
-SCM_DATANODE_PORT = 9861
+_SCM_DATANODE_PORT = 9861
 _PROTOCOL = "org.apache.hadoop.ozone.protocol.StorageContainerDatanodeProtocol"
 # Of Ozone 2.2: SCM refuses a datanode of another software layout.
 _LAYOUT_VERSION = 10

@@ -29,7 +29,7 @@ from runtime.rate_limit import Clock
 
 # At most so much of all time is spent on reading the source: a round that takes longer
 # than its interval is followed by a pause of its own length.
-READING_SHARE_MAX = 0.5
+_READING_SHARE_MAX = 0.5
 # Keys read before others get their turn: one page of a listing.
 _KEYS_AT_ONCE = 1_000
 # Keys that wait to be applied, and reads of properties under way.
@@ -94,7 +94,7 @@ class SourceRounds:
     @property
     def pause_s(self) -> float:
         """The least time between the beginnings of the last round and the next one."""
-        return max(self._interval_s, self._spent_s / READING_SHARE_MAX)
+        return max(self._interval_s, self._spent_s / _READING_SHARE_MAX)
 
     @property
     def is_under_way(self) -> bool:
@@ -156,9 +156,9 @@ class SourceRounds:
         more where there is time.
         """
         share, before = self._spent_s / self._interval_s, self._slices
-        if share > READING_SHARE_MAX:
+        if share > _READING_SHARE_MAX:
             self._slices = min(2 * self._slices, _SLICES_MAX)
-        elif share < READING_SHARE_MAX / 4:
+        elif share < _READING_SHARE_MAX / 4:
             self._slices = max(self._slices // 2, 1)
         if self._slices != before:
             self._cycle = deque(maxlen=self._slices)
