@@ -40,7 +40,7 @@ _CONTROLLER_ONLY = ("status", "plan_file", "apply_file", "wait", "reason")
 _PLAN_ROWS_MAX = 100
 _NOT_CONVERGING_HINT = (
     "Ozone's reconciliation takes a chunk only whole, from a replica that has all of it. `treefold"
-    " diagnose ID --deep --cluster ...` shows which windows each replica still has."
+    " rescue ID --cluster ... --dry-run` shows what the replicas still have together."
 )
 
 

@@ -193,13 +193,16 @@ class _Run:
         """Remove what killed rescues left."""
         left = len(self.folder.leftovers())
         self.folder.clean()
-        if self.folder.has_joined:
+        own = self.folder.node()
+        # Whoever never joined would leave a DEAD datanode by withdrawing.
+        is_listed = any(node.peer == own for node in self.directory.nodes())
+        if is_listed:
             member = self._join(split_address(self.options.listen)[1] or 1)
             try:
                 withdraw(member)
             finally:
                 member.close()
-        self.answer.data = {"removed": left, "withdrawn": self.folder.has_joined}
+        self.answer.data = {"removed": left, "withdrawn": is_listed}
         self.answer.print(f"{left} staged containers were removed; SCM has no replica of ours")
 
     def rescue(self, container_id: ContainerId) -> None:

@@ -141,11 +141,6 @@ class RescueFolder:
                 f"{path} has no UUID", hint="Remove the file: the next rescue joins with a new one."
             ) from error
 
-    @property
-    def has_joined(self) -> bool:
-        """Whether a rescue of this cluster ever got a UUID."""
-        return self._disk.length(self._folder / _NODE_FILE) is not None
-
     def leftovers(self) -> list[Path]:
         """The folders that earlier rescues left."""
         return [

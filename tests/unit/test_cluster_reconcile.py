@@ -89,7 +89,7 @@ def test_what_ozone_never_makes_equal_is_said_after_two_rounds_without_a_change(
     assert status == 5
     assert document["data"]["results"][0]["outcome"] == "not_converging"
     assert document["errors"][0]["code"] == "not_converging"
-    assert "diagnose ID --deep" in document["errors"][0]["hint"]
+    assert "treefold rescue ID" in document["errors"][0]["hint"]
     assert cluster.reconciled == [1, 1]
 
 

@@ -212,6 +212,12 @@ def test_a_second_rescue_of_the_cluster_is_refused(cluster: RescueTwin, home: Pa
     assert (status, document["errors"][0]["code"]) == (8, "busy")
 
 
+def test_clean_of_a_cluster_that_was_never_joined_does_not_join_it(cluster: RescueTwin) -> None:
+    status, document = rescue(cluster, "--clean")
+    assert (status, document["data"]) == (0, {"removed": 0, "withdrawn": False})
+    assert cluster.live.scm.registrations == []
+
+
 def test_clean_withdraws_what_a_killed_rescue_left(cluster: RescueTwin, home: Path) -> None:
     replicas, _ = complementary(cluster)
     rescue(cluster, "1", "--yes")
