@@ -13,9 +13,9 @@ import pytest
 
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
-from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone import OzoneCluster
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
 
 SIZES = (300_000, 400_000)
 WINDOW = 16_384
@@ -30,30 +30,15 @@ def containers(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    ozone_cluster.shell("volume create /vol2", "bucket create /vol2/buck2")
-    client = ScmClient([ozone_cluster.scm_address])
-    known = {one.container_id for one in client.containers()}
+    ozone_cluster.close_open()
+    ozone_cluster.shell("volume create /driven", "bucket create /driven/kept")
     made = list[int]()
     for number in range(CONTAINERS):
         ozone_cluster.shell(
-            *(f"key put /vol2/buck2/{number}-{size} {folder / str(size)}" for size in SIZES)
+            *(f"key put /driven/kept/{number}-{size} {folder / str(size)}" for size in SIZES)
         )
-        opened = [one for one in client.containers() if one.state.value == "OPEN"]
-        for one in opened:
-            ozone_cluster.admin("container", "close", str(one.container_id))
-            if one.container_id not in known:
-                made.append(one.container_id)
-
-    def are_known() -> bool:
-        found = client.replicas(list(map(ContainerId, made)))
-        return all(
-            [one.data_checksum is not None for one in replicas] == [True] * 3
-            for replicas in found.values()
-        )
-
-    eventually("SCM knows the roots of all replicas", are_known)
-    client.close()
-    assert len(made) == CONTAINERS
+        closed = ozone_cluster.close_open()
+        made.append(next(one for one in closed if len(files(ozone_cluster, 1, one)) == len(SIZES)))
     return made
 
 
@@ -107,7 +92,7 @@ def test_an_open_container_and_an_unknown_one_are_refused_by_ozones_rules(
 ) -> None:
     key = tmp_path / "key"
     key.write_bytes(b"open")
-    ozone_cluster.shell(f"key put /vol2/buck2/open {key}")
+    ozone_cluster.shell(f"key put /driven/kept/open {key}")
     client = ScmClient([ozone_cluster.scm_address])
     [opened] = [one for one in client.containers() if one.state.value == "OPEN"]
     refusals = client.reconcile([opened.container_id, ContainerId(containers[0])])

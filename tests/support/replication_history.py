@@ -46,8 +46,7 @@ class History:
 
     def note(self, source: MemoryStore, index: int) -> None:
         """The source has changed; this is the index of its newest change."""
-        while len(self.times) < index:
-            change = source.changes[len(self.times)]
+        for change in source.changes[len(self.times) :]:
             self.times.append((change.time_ms, change.index))
         for key in sorted(source.objects.keys() | self.states.keys()):
             states = self.states.setdefault(key, [(0, None)])

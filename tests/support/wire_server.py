@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -28,14 +28,15 @@ class Arrived:
 
 @dataclass
 class WireServer:
-    """Answers each request with the next of `answers`, then with OK. An empty answer
-    closes the connection.
+    """Answers each request with what `answer_to` its method and target has, else with
+    the next of `answers`, then with OK. An empty answer closes the connection.
     """
 
     port: int
     answers: list[bytes] = field(default_factory=list)
     arrived: list[Arrived] = field(default_factory=list)
     connections: int = 0
+    answer_to: Callable[[str, str], bytes | None] = lambda _method, _target: None
 
     @property
     def url(self) -> str:
@@ -56,7 +57,9 @@ class WireServer:
                 body = stream.read(int(headers.get("content-length", "0")))
                 length += len(b"\r\n") + len(body)
                 self.arrived.append(Arrived(method, target, headers, body, length))
-                said = self.answers.pop(0) if self.answers else OK
+                said = self.answer_to(method, target)
+                if said is None:
+                    said = self.answers.pop(0) if self.answers else OK
                 if not said:
                     return
                 connection.sendall(said)

@@ -121,7 +121,15 @@ def test_an_old_gateway_that_takes_tags_for_content_is_not_sent_any(
     etag = 'ETag: "0cc175b9c0f1b6a831c399e269772661"\r\nServer: Ozone\r\n'
     server.answers.append(answer(200, listing(), etag))
     ok = answer(200, b"", etag + "x-amz-meta-treefold-pro_be: 1\r\n")
-    server.answers += [ok] * 4 + [ok, answer(200, b"the object itself", etag), ok]
+    itself = answer(200, b"the object itself", etag)
+    # Questions of a probe are asked at a time, in any order.
+    server.answer_to = lambda method, target: (
+        None
+        if server.answers
+        else itself
+        if (method, "?tagging" in target) == ("GET", True)
+        else ok
+    )
     with pytest.raises(StoreError):
         open_s3("s3://bucket", may_write=True, client=client)
     assert [one.method for one in server.arrived if "tagging" in one.target] == ["GET"]
