@@ -29,7 +29,7 @@ from tests.support.stores import put
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=2), pytest.mark.timeout(900)]
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
 BODY = random.Random(1).randbytes(10_000)
 KEYS = [f"d/{number}" for number in range(12)]
@@ -44,11 +44,19 @@ def buckets(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Iterator[
 
 
 @pytest.fixture
-def om(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
-    """An OM that may be stopped: afterwards it runs as before."""
+def om(ozone_cluster: OzoneCluster, buckets: OzoneBuckets) -> Iterator[OzoneCluster]:
+    """An OM that may be stopped: afterwards it runs and leads as before."""
     yield ozone_cluster
     ozone_cluster.stop_om()
     ozone_cluster.start_om()
+
+    def leads() -> bool:
+        with suppress(ReconcileError):
+            buckets.fresh(FLAT)
+            return True
+        return False
+
+    wait_until(leads, "the OM leads again", timeout_s=120.0)
 
 
 def follower_of(buckets: OzoneBuckets, layout: BucketLayout, folder: Path) -> OzoneFollower:

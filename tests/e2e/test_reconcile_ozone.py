@@ -15,7 +15,7 @@ from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster
 
-pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=4), pytest.mark.timeout(900)]
 
 SIZES = (300_000, 400_000)
 WINDOW = 16_384

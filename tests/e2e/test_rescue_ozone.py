@@ -18,7 +18,7 @@ from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
 
-pytestmark = [pytest.mark.ozone(is_last=True), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]
 
 SIZES = (300_000, 5_242_883)
 # Another window of the first chunk on each datanode.

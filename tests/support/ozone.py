@@ -230,10 +230,14 @@ def second_cluster() -> OzoneCluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the modules that damage replicas or stop datanodes after all others, which
-    share the cluster with them.
+    """Put the modules that damage replicas, stop datanodes or join the cluster after all
+    others, which share it with them, in the order of what they leave behind.
     """
-    items.sort(key=lambda item: any(mark.kwargs for mark in item.iter_markers("ozone")))
+    items.sort(
+        key=lambda item: max(
+            (mark.kwargs.get("is_last", 0) for mark in item.iter_markers("ozone")), default=0
+        )
+    )
 
 
 @pytest.fixture(scope="session")
@@ -242,7 +246,8 @@ def ozone_cluster() -> Iterator[OzoneCluster]:
 
     A module closes what is open and writes what it closes or damages to containers of
     its own (`close_open`), names its own volumes and buckets, and starts again what it
-    stops. One that damages or stops anything is marked `ozone(is_last=True)`.
+    stops. One that damages or stops anything is marked `ozone(is_last=N)`: the higher,
+    the later.
     """
     with first_cluster() as started:
         yield started

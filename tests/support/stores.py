@@ -244,7 +244,8 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
     cluster: OzoneCluster = request.getfixturevalue("ozone_cluster")
     endpoint: S3Endpoint = request.getfixturevalue("ozone_gateway")
     with fresh_ozone_store(cluster.om_address, endpoint, layout) as found:
-        yield found
+        # An OM that writes its cache to disk may list a key once more: seen once.
+        yield replace(found, lists_deletes_at_once=False)
 
 
 @contextmanager
