@@ -230,7 +230,7 @@ def second_cluster() -> OzoneCluster:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the modules that damage replicas, stop datanodes or join the cluster after all
+    """Put modules that damage replicas, stop datanodes or join the cluster after all
     others, which share it with them, in the order of what they leave behind.
     """
     items.sort(
