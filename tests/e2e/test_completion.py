@@ -56,7 +56,7 @@ def completed(folder: Path, *words: str) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["treefold", "re"], ["reconcile", "replication-master"]),
+        (["treefold", "re"], ["reconcile", "replication-master", "rescue"]),
         (["treefold", "agent", "r"], ["run"]),
         *((["treefold", *c.split(), "--check"], ["--check-config"]) for c in LONG_RUNNING),
         (["treefold", "completion", ""], ["bash", "fish", "zsh"]),
