@@ -39,24 +39,14 @@ def container(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
+    ozone_cluster.close_open()
     ozone_cluster.shell(
         "volume create /healing",
         "bucket create /healing/kept",
         *(f"key put /healing/kept/{size} {folder / str(size)}" for size in SIZES),
     )
-    client = ScmClient([ozone_cluster.scm_address])
-    opened = [one.container_id for one in client.containers() if one.state.value == "OPEN"]
-    found = next(one for one in opened if len(files(ozone_cluster, 1, one)) == len(SIZES))
-    ozone_cluster.admin("container", "close", str(found))
-
-    def is_known() -> bool:
-        return [one.data_checksum is not None for one in client.replicas([found])[found]] == [
-            True
-        ] * 3
-
-    eventually("SCM knows the roots of all replicas", is_known)
-    client.close()
-    return found
+    closed = ozone_cluster.close_open()
+    return next(one for one in closed if len(files(ozone_cluster, 1, one)) == len(SIZES))
 
 
 def files(cluster: OzoneCluster, datanode: int, container_id: int) -> list[Path]:
