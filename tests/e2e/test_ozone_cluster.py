@@ -44,7 +44,7 @@ from tests.support.ozone import OzoneCluster, eventually
 from tests.support.processes import TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 
-pytestmark = [pytest.mark.ozone(is_last=3), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.ozone(is_last=6), pytest.mark.timeout(900)]
 
 # The gateway of a cluster without security takes any.
 S3_CREDENTIALS = {
