@@ -175,6 +175,7 @@ class _Reconciliation:
                         for run in ended:
                             self._note(run)
                 if self._driver.runs:
+                    # SCM tells nobody of reports: it is asked again, until Ctrl-C.
                     time.sleep(_POLL_S)
 
     def _note(self, run: OzoneRun) -> None:

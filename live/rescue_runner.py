@@ -334,8 +334,10 @@ class RescueRunner:
                     return TreeRead(self.peers[peer].tree(container_id))
                 case Wait(seconds):
                     if self.cancelled.is_set():
+                        # It leaves the cluster step by step: these waits are not cut.
                         time.sleep(seconds)
-                    self.cancelled.wait(seconds)
+                    else:
+                        self.cancelled.wait(seconds)
                 case _:
                     assert_never(request)
         except ReconcileError as error:
@@ -351,6 +353,7 @@ def withdraw(member: ClusterMember, settle_s: float = 2.0) -> None:
         As ClusterMember.register.
     """
     member.register(())
+    # SCM answers before it has taken a report in; the second one finds that done.
     time.sleep(settle_s)
     if member.heartbeat(()):
         member.register(())

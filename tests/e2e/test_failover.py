@@ -74,6 +74,7 @@ def test_a_source_fails_and_all_comes_back(tmp_path: Path) -> None:
         put(target, "both", b"newer, of the target")
         put(target, "new", b"of the target")
         put(source, "late", b"of a client that has not moved")
+        # A fence that leaks would let it through within this time.
         time.sleep(3)
         assert set(pair.objects(pair.target)) == {"both", "only-at-source", "new"}
 
