@@ -3,7 +3,6 @@
 import os
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -125,6 +124,10 @@ def verification_of(
     pair: OpenPair, level: EvidenceLevel, readers: Executor, stop: threading.Event
 ) -> BucketVerification:
     """A verification of an open pair, which ends early once `stop` is set."""
+
+    def wait(seconds: float) -> None:
+        stop.wait(seconds)
+
     return BucketVerification(
         pair.source,
         pair.target,
@@ -132,7 +135,7 @@ def verification_of(
         level=level,
         readers=readers,
         clock=SystemClock(),
-        sleep=time.sleep,
+        sleep=wait,
         backoff=Backoff(),
         is_cancelled=stop.is_set,
     )
