@@ -199,6 +199,10 @@ class _Run:
     plans: list[JsonObject] = field(default_factory=list)
     status: ExitCode = ExitCode.CLEAN
 
+    def __post_init__(self) -> None:
+        rate = self.options.bytes_per_second
+        self.limiter = RateLimiter(rate, SystemClock(), threading.Event().wait)
+
     def clean(self) -> None:
         """Remove what killed rescues left."""
         left = len(self.folder.leftovers())
@@ -222,9 +226,6 @@ class _Run:
         with ExitStack() as stack:
             peers = self._peers(container_id, own, stack)
             staging = stack.enter_context(self.folder.staging(container_id))
-            limiter = RateLimiter(
-                self.options.bytes_per_second, SystemClock(), threading.Event().wait
-            )
             staged = stage(
                 container_id,
                 own,
@@ -232,7 +233,7 @@ class _Run:
                 staging,
                 Disk(),
                 bcs_id=container.bcs_id,
-                reserve=limiter.take,
+                reserve=self.limiter.take,
             )
             self._show_plan(container_id, staged)
             if not staged.replica.staged:
@@ -295,7 +296,14 @@ class _Run:
     def _carry_out(
         self, container_id: ContainerId, own: PeerId, peers: dict[PeerId, Peer], staged: Staged
     ) -> None:
-        runner = RescueRunner(self.directory, peers, own, self.options.listen, self._join)
+        runner = RescueRunner(
+            self.directory,
+            peers,
+            own,
+            self.options.listen,
+            self._join,
+            reserve=self.limiter.take,
+        )
 
         def show(phase: RescuePhase) -> None:
             self.answer.print(f"container {container_id}: {phase.value}")
@@ -414,6 +422,7 @@ def _outcome_json(outcome: RescueOutcome) -> JsonObject:
         "unhealthy": list(outcome.unhealthy),
         "left": outcome.has_left,
         "reconciles": outcome.attempts,
+        "bytesReadBack": outcome.bytes_read_back,
         "reason": outcome.reason,
     }
 

@@ -234,3 +234,10 @@ def test_clean_withdraws_what_a_killed_rescue_left(cluster: RescueTwin, home: Pa
     assert cluster.extra_replicas(1) == []
     assert not list((home / "CID-twin").glob("container-*"))
     assert replicas[0].records
+
+
+def test_all_staged_chunks_are_read_back_from_every_replica(cluster: RescueTwin) -> None:
+    complementary(cluster)
+    _, document = rescue(cluster, "1", "--yes")
+    [container] = document["data"]["containers"]
+    assert container["bytesReadBack"] == 3 * CHUNK_BYTES
