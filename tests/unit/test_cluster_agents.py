@@ -5,24 +5,35 @@ than the datanodes.
 import json
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 from click.testing import CliRunner, Result
 
 from admin.cli import treefold
 from admin.client_config import ClientConfig
 from admin.cluster_agents import ClusterAgents
+from dnagent.ports import AgentStatus
+from dnagent.server import AgentService
+from live.agent_peer import AgentFirstPeer
 from live.diagnosis import Diagnosis
 from merkle.outcome import Verdict
 from merkle.replica import ContainerState, PeerId
 from merkle.tree import BlockId, ContainerId
+from ozone.datanode_client import DatanodeClient
+from ozone.ports import ByteRange
 from ozone.scm_client import ClusterNode, NodeHealth, NodeOperation
 from protos.convert import tree_from_bytes
+from repair.peers import AgentPeer, DatanodePeer
+from runtime.access import Access
 from runtime.errors import UsageError
-from runtime.rpc import RpcServer
+from runtime.roles import RoleTable
+from runtime.rpc import RpcServer, open_channel, start_server
+from tests.support.identities import certificate, tls_in
 from tests.support.live_twin import PEERS, LiveTwin, agents_beside, live_twin
-from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES
+from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES, MemoryScans, MemoryStatus
 
 BLOCK = BlockId(20)
 
@@ -218,3 +229,68 @@ def test_without_tls_no_agent_beyond_loopback_is_looked_for() -> None:
     found = ClusterAgents("9893", ClientConfig())
     assert found._address_of(node) is None
     assert ClusterAgents("9893", ClientConfig(insecure=True))._address_of(node) == "192.0.2.1:9893"
+
+
+@contextmanager
+def secured_agent(
+    cluster: LiveTwin, authority: trustme.CA, folder: Path, identity: str
+) -> Iterator[str]:
+    """The address of an agent beside the first datanode, whose certificate says so or
+    something else.
+    """
+    tls = tls_in(certificate(authority, folder, "agent", identity))
+    source, status = cluster.sources[0], MemoryStatus(AgentStatus(PEERS[0], False))
+    server = start_server(
+        "127.0.0.1:0",
+        [AgentService(source, MemoryScans(source), status).register],
+        tls=tls,
+        access=Access(RoleTable(), is_enforced=True),
+    )
+    try:
+        yield server.address
+    finally:
+        server.stop(0)
+
+
+@pytest.mark.parametrize(("identity", "is_used"), [(PEERS[0], True), (PEERS[1], False)])
+def test_with_tls_an_agent_proves_whose_it_is(
+    cluster: LiveTwin, tmp_path: Path, identity: PeerId, *, is_used: bool
+) -> None:
+    """An operator reads its trees and orders its scans; no certificate, no agent."""
+    cluster.add(1)
+    authority = trustme.CA()
+    place = certificate(authority, tmp_path, "alice", "operator/alice")
+    lines = [f'{name} = "{place / name}.pem"' for name in ("cert", "key", "ca")]
+    with secured_agent(cluster, authority, tmp_path, f"datanode/{identity}") as address:
+        assert diagnose(cluster, address)[1]["data"]["agents"] == []
+        (tmp_path / "client.toml").write_text("\n".join(("[tls]", *lines)))
+        status, document = diagnose(cluster, address, "--deep")
+    assert (status, document["data"]["verdicts"]["MATCH"]) == (0, 1)
+    assert document["data"]["agents"] == ([PEERS[0]] if is_used else [])
+    assert len(document["warnings"]) == (not is_used)
+
+
+def test_bytes_that_an_agent_withholds_come_from_the_datanode(
+    cluster: LiveTwin, tmp_path: Path
+) -> None:
+    """An operator's certificate reads no bytes of users."""
+    cluster.add(1)
+    authority = trustme.CA()
+    tls = tls_in(certificate(authority, tmp_path, "alice", "operator/alice"))
+    content = bytes(cluster.sources[0].replicas[ContainerId(1)].files[BLOCK])
+    with secured_agent(cluster, authority, tmp_path, f"datanode/{PEERS[0]}") as address:
+        agent = AgentPeer(PEERS[0], open_channel(address, tls=tls), address)
+        node = cluster.scm.nodes[0]
+        datanode = DatanodePeer(PEERS[0], DatanodeClient(open_channel(node.address), node.host))
+        peer = AgentFirstPeer(datanode, agent)
+        [record] = peer.records(ContainerId(1), [BLOCK]).values()
+        first = record.chunks[0]
+        wanted = [ByteRange(0, WINDOW_BYTES), ByteRange(2 * WINDOW_BYTES, WINDOW_BYTES)]
+        read = {
+            piece.offset: bytes(piece.data)
+            for piece in peer.read(ContainerId(1), BLOCK, first, wanted)
+        }
+        peer.close()
+    assert read == {
+        offset: content[offset : offset + WINDOW_BYTES] for offset in (0, 2 * WINDOW_BYTES)
+    }
