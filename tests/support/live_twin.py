@@ -2,7 +2,7 @@
 on real sockets.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -164,11 +164,15 @@ def live_twin() -> Iterator[LiveTwin]:
 
 
 @contextmanager
-def agents_beside(cluster: LiveTwin) -> Iterator[list[RpcServer]]:
-    """An agent beside each of its datanodes, which scans what they hold."""
+def agents_beside(
+    cluster: LiveTwin, sources: Sequence[CountingSource] = ()
+) -> Iterator[list[RpcServer]]:
+    """An agent beside each of its datanodes, which scans what they hold; `sources`
+    count what the agents read apart from what the datanodes do.
+    """
     with ExitStack() as stack:
         servers = list[RpcServer]()
-        for peer, source in zip(PEERS, cluster.sources, strict=True):
+        for peer, source in zip(PEERS, sources or cluster.sources, strict=True):
             status = MemoryStatus(AgentStatus(peer, repair_enabled=False))
             service = AgentService(source, MemoryScans(source), status)
             servers.append(start_server("127.0.0.1:0", [service.register]))

@@ -19,6 +19,7 @@ from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.scm_client import NodeHealth
 from protos import ozone_heartbeat_pb2 as beat
 from runtime.disk import Disk
+from tests.support.live_twin import CountingSource, agents_beside
 from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES, MemoryReplica
 from tests.support.rescue_twin import RescueTwin, rescue_twin
 
@@ -241,3 +242,18 @@ def test_all_staged_chunks_are_read_back_from_every_replica(cluster: RescueTwin)
     _, document = rescue(cluster, "1", "--yes")
     [container] = document["data"]["containers"]
     assert container["bytesReadBack"] == 3 * CHUNK_BYTES
+
+
+def test_bytes_come_from_agents_and_trees_from_datanodes(cluster: RescueTwin) -> None:
+    """The tree is what a datanode decides by; to read it costs no disk."""
+    replicas, content = complementary(cluster)
+    sources = [CountingSource(*one.replicas.values()) for one in cluster.live.sources]
+    with agents_beside(cluster.live, sources) as agents:
+        addresses = ",".join(server.address for server in agents)
+        status, document = rescue(cluster, "1", "--agents", addresses, "--yes")
+    assert status == 0, document
+    assert all(bytes(one.files[BLOCK]) == content for one in replicas)
+    # For the plan, and what was healed.
+    assert sum(source.reads for source in sources) >= 4
+    assert [source.trees for source in sources] == [0, 0, 0]
+    assert [source.reads for source in cluster.live.sources] == [0, 0, 0]
