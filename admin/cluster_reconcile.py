@@ -22,8 +22,9 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle, progress_sink
 from runtime.setting_values import parse_duration
+from scm.container_reports import ContainerReport, read_reports, ruling_of
 from scm.eligibility import Eligibility, Ruling
-from scm.ozone_driver import ContainerReport, OzoneDriver, read_reports, ruling_of
+from scm.ozone_driver import OzoneDriver
 from scm.ozone_rounds import OzoneOutcome, OzoneRun
 from scm.pace import PaceLimits
 from scm.policy import RootComparison, compare

@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias
 
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
+from scm.datanodes import Datanode
 from scm.jobs import Job, JobId
 from scm.policy import Visit
-from scm.registry import Datanode
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from google.protobuf.message import Message
 from merkle.limits import TEXT_CHARACTERS_MAX
 from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
+from ozone.scm_client import ScmClient
 from protos import controller_pb2 as pb
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
@@ -34,6 +35,8 @@ from runtime.rpc import start_server
 from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
+from scm.cluster_controller import ClusterController
+from scm.cluster_feed import ClusterFeed
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
 from scm.dashboard.start import start_dashboard
@@ -56,6 +59,7 @@ from scm.messages import (
 from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
 from scm.ports import AnyOrder, JobStore, ScanOrder
+from scm.replica_trees import fetch_cluster_trees
 from scm.ticker import Ticker
 from scm.views import ControllerStatus
 
@@ -80,6 +84,8 @@ _TICK_S = 1.0
 # A process that missed so many ticks was stopped, or waited for its disk. It cannot say
 # that its datanodes were silent.
 _PAUSE_AFTER_S = 10 * _TICK_S
+# Less than a failover takes; then the next SCM is tried, or the same one again.
+_SCM_DEADLINE_S = 10.0
 
 E = TypeVar("E", bound=Enum)
 _log = get_logger("scm", CONTROLLER_EVENTS)
@@ -376,7 +382,8 @@ class ControllerService:
                 self._limits(),
                 unserved=queries.unserved(_UNSERVED_MAX),
                 started_age_s=now_s - self._started_s,
-                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
+                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX)
+                or self._controller.fault(now_s),
                 automatic=queries.is_automatic,
                 roles_enforced=self._access.is_enforced,
             )
@@ -413,6 +420,8 @@ class ControllerServer:
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         self._dashboard: DashboardServer | None = None
+        self._scm: ScmClient | None = None
+        self._feed: ClusterFeed | None = None
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
@@ -422,19 +431,7 @@ class ControllerServer:
             self._audit = ControllerAudit(config.audit_path)
             self._upkeep = AuditUpkeep(self._audit, self._metrics, PROCESS, self.thread_health)
             outbox = Outbox()
-            self._controller = Controller(
-                rules=config.rules,
-                store=self._store,
-                sink=outbox,
-                leadership=SoleLeader(self._store),
-                audit=self._audit,
-                new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
-                now_s=self._clock(),
-                pause_after_s=_PAUSE_AFTER_S,
-                on_finished=lambda job: self._metrics.count(
-                    "scm_jobs_finished_total", state=job.state.value
-                ),
-            )
+            self._controller = self._make_controller(config, outbox, self._audit)
             access = self._serve(config, outbox, self._audit)
         except BaseException:
             self._close()
@@ -442,7 +439,7 @@ class ControllerServer:
         self.address = self._rpc.address
         self._ticker = Ticker(
             self._controller.tick,
-            self._controller.queries.gauges,
+            self._controller.gauges,
             self._lock,
             self._clock,
             self._metrics,
@@ -450,6 +447,8 @@ class ControllerServer:
             thread_health=self.thread_health,
         )
         self._ticker.start()
+        if self._feed:
+            self._feed.start()
         _log.info(
             "server_started",
             address=self.address,
@@ -460,6 +459,52 @@ class ControllerServer:
         if self._dashboard:
             self.thread_health.watch(self._dashboard.thread)
             _log.info("dashboard_started", port=self.dashboard_port)
+
+    def _make_controller(
+        self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit
+    ) -> Controller:
+        def count_job(job: Job) -> None:
+            self._metrics.count("scm_jobs_finished_total", state=job.state.value)
+
+        def new_job_id() -> JobId:
+            return JobId(uuid.uuid4().hex[:12])
+
+        if config.cluster is None:
+            return Controller(
+                rules=config.rules,
+                store=self._store,
+                sink=outbox,
+                leadership=SoleLeader(self._store),
+                audit=audit,
+                new_job_id=new_job_id,
+                now_s=self._clock(),
+                pause_after_s=_PAUSE_AFTER_S,
+                on_finished=count_job,
+            )
+        controller = ClusterController(
+            rules=config.rules,
+            settle_s=config.cluster.settle_s,
+            requests_per_hour=config.cluster.requests_per_hour,
+            store=self._store,
+            leadership=SoleLeader(self._store),
+            audit=audit,
+            new_job_id=new_job_id,
+            now_s=self._clock(),
+            pause_after_s=_PAUSE_AFTER_S,
+            on_finished=count_job,
+        )
+        self._scm = ScmClient(config.cluster.scms, deadline_s=_SCM_DEADLINE_S)
+        self._feed = ClusterFeed(
+            self._scm,
+            controller,
+            self._lock,
+            self._clock,
+            self._metrics,
+            poll_s=config.cluster.poll_s,
+            read_every_s=config.cluster.read_every_s,
+            thread_health=self.thread_health,
+        )
+        return controller
 
     def _serve(self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit) -> Access:
         access = Access(
@@ -481,7 +526,11 @@ class ControllerServer:
         )
         local = LocalController(self._controller, self._lock, self._clock, service.status)
         self._dashboard = start_dashboard(
-            config.dashboard, local, tls=config.rpc_tls, insecure=config.insecure
+            config.dashboard,
+            local,
+            fetch_cluster_trees if config.cluster else None,
+            tls=config.rpc_tls,
+            insecure=config.insecure,
         )
         if config.metrics:
             host, port = split_address(config.metrics)
@@ -513,6 +562,8 @@ class ControllerServer:
         """Stop serving, wait for the running tick, and close the store."""
         self._rpc.stop()
         self._ticker.stop()
+        if self._feed:
+            self._feed.stop()
         self._close()
 
     def _close(self) -> None:
@@ -520,6 +571,8 @@ class ControllerServer:
             self._dashboard.close()
         if self._metrics_server:
             self._metrics_server.close()
+        if self._scm:
+            self._scm.close()
         if self._upkeep:
             self._upkeep.stop()
         if self._audit:
