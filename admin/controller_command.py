@@ -1,5 +1,7 @@
 """`treefold scm`: the controller's commands, with clusters named in client.toml."""
 
+from functools import partial
+
 import click
 
 from admin.clusters import cluster_addresses
@@ -7,7 +9,7 @@ from scm.cli import controller_commands
 
 
 def _addresses(_context: click.Context, _option: click.Parameter, text: str | None) -> object:
-    return cluster_addresses(text) if text else ()
+    return partial(cluster_addresses, text) if text else None
 
 
 scm = controller_commands(

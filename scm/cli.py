@@ -1,7 +1,7 @@
 """The command `treefold scm run`: the controller process."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -25,8 +25,8 @@ from scm.server import ControllerServer
 
 
 def controller_commands(cluster_option: Callable[[Callable[..., None]], object]) -> click.Group:
-    """The commands of a controller. `cluster_option` adds an option that gives the
-    addresses of SCMs as `cluster`.
+    """The commands of a controller. `cluster_option` adds an option whose value,
+    `cluster`, returns the addresses of SCMs.
     """
     text = "The controller receives reports, compares replicas and runs jobs."
     group = click.Group("scm", help=text)
@@ -58,7 +58,7 @@ def controller_commands(cluster_option: Callable[[Callable[..., None]], object])
 )
 @process_options
 def _run(
-    cluster: tuple[str, ...],
+    cluster: Callable[[], Sequence[str]] | None,
     config_path: Path | None,
     listen: str | None,
     dashboard: str | None,
@@ -81,7 +81,7 @@ def _run(
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
-        "cluster.scms": cluster or None,
+        "cluster.scms": cluster() if cluster else None,
         "listen": listen,
         "dashboard.listen": dashboard,
         "state_folder": state_folder,

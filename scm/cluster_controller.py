@@ -45,22 +45,6 @@ _SILENT_AFTER_S = 10.0
 _log = get_logger("scm", CONTROLLER_EVENTS)
 
 
-class NoReplicaOrders:
-    """SCM can order nothing of one replica alone (scm.ports.CommandSink)."""
-
-    def send(self, order: AnyOrder) -> bool:
-        """Accept no order."""
-        assert order.peer
-        return False
-
-    def withdraw(self, peer: PeerId, command_id: str) -> None:
-        """There is nothing to withdraw."""
-
-    def is_undelivered(self, peer: PeerId, command_id: str) -> bool:
-        """No order is known."""
-        return not peer and not command_id
-
-
 class ClusterController(Controller):
     """The decisions for one cluster. Not thread-safe."""
 
@@ -98,7 +82,7 @@ class ClusterController(Controller):
             # cost its datanodes a scan.
             rules=replace(rules, visit_every_s=math.inf),
             store=store,
-            sink=NoReplicaOrders(),
+            sink=_NoReplicaOrders(),
             leadership=leadership,
             audit=audit,
             new_job_id=new_job_id,
@@ -370,3 +354,19 @@ class ClusterController(Controller):
             _log.warning("container_not_converging", job=job.job_id, container_id=job.container_id)
         else:
             self._not_converging.discard(job.container_id)
+
+
+class _NoReplicaOrders:
+    """SCM can order nothing of one replica alone (scm.ports.CommandSink)."""
+
+    def send(self, order: AnyOrder) -> bool:
+        """Accept no order."""
+        assert order.peer
+        return False
+
+    def withdraw(self, peer: PeerId, command_id: str) -> None:
+        """There is nothing to withdraw."""
+
+    def is_undelivered(self, peer: PeerId, command_id: str) -> bool:
+        """No order is known."""
+        return not peer and not command_id

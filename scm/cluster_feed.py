@@ -65,10 +65,13 @@ class ClusterFeed:
         self._thread_health.watch(self._thread, self._guard)
         self._thread.start()
 
-    def stop(self) -> None:
-        """Wait for the running poll; there is no other."""
+    def close(self) -> None:
+        """Wait for the running poll, and close the connections."""
         self._stopping.set()
-        self._thread.join()
+        # It may not have begun.
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._cluster.close()
 
     def poll(self) -> None:
         """Read the next page and the containers of jobs, and request what is due.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from runtime.config import (
     Address,
@@ -17,7 +17,7 @@ from runtime.config import (
 )
 from runtime.rpc import check_exposure, is_loopback
 from runtime.tls_files import Tls
-from scm.quiet_hours import QuietHours, parse_quiet_hours
+from scm.quiet_hours import check_quiet_hours, parse_quiet_hours
 from scm.rules import Rules
 
 # The limits that a controller takes over from its file while it runs.
@@ -42,14 +42,14 @@ class AutomaticSettings(Settings):
     jobs_max: Limit = 4
     visit_every_s: Seconds = 60.0
     # Nothing is started in these hours of the day, by the clock of this machine.
-    quiet_hours: Annotated[QuietHours, BeforeValidator(parse_quiet_hours)] | None = None
+    quiet_hours: Annotated[str, AfterValidator(check_quiet_hours)] | None = None
 
 
-class ClusterSettings(Settings):
+class OzoneClusterSettings(Settings):
     """An Ozone cluster without agents: its SCMs report, and Ozone reconciles."""
 
-    # Tried in order.
-    scms: Annotated[tuple[Address, ...], Field(min_length=1, max_length=16)]
+    # Their client ports, tried in order. Without one, agents report and repair.
+    scms: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
     # A round has ended when no root has changed for so long: a command and its report
     # each wait for a heartbeat, every 30 s by default.
     settle_s: Seconds = 90.0
@@ -96,14 +96,13 @@ class ControllerConfig(Settings):
     orders_per_datanode: Limit = 2
     command_deadline_s: Seconds = 3600.0
     automatic: AutomaticSettings = AutomaticSettings()
-    # Without it, agents report and repair.
-    cluster: ClusterSettings | None = None
+    cluster: OzoneClusterSettings = OzoneClusterSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.dead_after_s < self.stale_after_s:
             raise ValueError("dead_after_s: must not be less than stale_after_s")
-        if self.cluster:
+        if self.cluster.scms:
             for name in self.model_fields_set.intersection(_NOT_WITH_CLUSTER):
                 raise ValueError(f"{name}: has no effect with [cluster]; remove it")
             if "visit_every_s" in self.automatic.model_fields_set:
@@ -130,6 +129,7 @@ class ControllerConfig(Settings):
     @property
     def rules(self) -> Rules:
         """The settings that affect decisions."""
+        quiet = self.automatic.quiet_hours
         return Rules(
             required_nodes=self.required_replicas,
             stale_after_s=self.stale_after_s,
@@ -140,7 +140,7 @@ class ControllerConfig(Settings):
             automatic=self.automatic.enabled,
             automatic_jobs=self.automatic.jobs_max,
             visit_every_s=self.automatic.visit_every_s,
-            quiet_hours=self.automatic.quiet_hours,
+            quiet_hours=parse_quiet_hours(quiet) if quiet else None,
         )
 
     @property

@@ -54,6 +54,9 @@ class ClusterListing(ClusterReports, Protocol):
     def containers(self, after: int = 0) -> Iterator[ClusterContainer]:
         """All containers above an ID, in ascending order."""
 
+    def close(self) -> None:
+        """Close all connections."""
+
 
 @dataclass(frozen=True, slots=True)
 class ContainerReport:

@@ -1,8 +1,8 @@
 """The ports of a controller: a sink for orders, leadership, and a store.
 
-Reports need no port: their source calls `Controller.heartbeat`. Ozone's SCM can order
-only the reconciliation of a whole container. An adapter for it would execute the first
-order of a job, and report the others as done, without roots; no further round follows.
+Reports of agents need no port: their source calls `Controller.heartbeat`. Orders here
+are for one replica. Ozone's SCM can order only the reconciliation of a container as a
+whole; its port is in scm.container_reports.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -28,18 +28,26 @@ class QuietHours:
         return minute >= self.begin_minute or minute < self.end_minute
 
 
-def parse_quiet_hours(value: object) -> QuietHours:
+def parse_quiet_hours(text: str) -> QuietHours:
     """The hours in text such as "08:00-18:30".
 
     Raises:
         ValueError: it is something else, or begins when it ends.
     """
-    if isinstance(value, QuietHours):
-        return value
-    found = _TEXT.fullmatch(value) if isinstance(value, str) else None
+    found = _TEXT.fullmatch(text)
     if found is None:
-        raise ValueError(f'expected hours such as "08:00-18:30", found {value!r}')
+        raise ValueError(f'expected hours such as "08:00-18:30", found {text!r}')
     begin, end = (60 * int(found[at]) + int(found[at + 1]) for at in (1, 3))
     if begin == end:
-        raise ValueError(f"{value!r} begins when it ends")
+        raise ValueError(f"{text!r} begins when it ends")
     return QuietHours(begin, end)
+
+
+def check_quiet_hours(text: str) -> str:
+    """The text, if it is that of quiet hours.
+
+    Raises:
+        ValueError: it is not.
+    """
+    parse_quiet_hours(text)
+    return text

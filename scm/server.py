@@ -7,7 +7,6 @@ response loses nothing.
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -21,7 +20,6 @@ from google.protobuf.message import Message
 from merkle.limits import TEXT_CHARACTERS_MAX
 from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
-from ozone.scm_client import ScmClient
 from protos import controller_pb2 as pb
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
@@ -35,14 +33,13 @@ from runtime.rpc import start_server
 from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
-from scm.cluster_controller import ClusterController
 from scm.cluster_feed import ClusterFeed
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
 from scm.dashboard.start import start_dashboard
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
-from scm.jobs import Job, JobId, JobState, ThrottleRequested
+from scm.jobs import Job, JobState, ThrottleRequested
 from scm.local_controller import LocalController
 from scm.messages import (
     command_to,
@@ -58,8 +55,9 @@ from scm.messages import (
 )
 from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
-from scm.ports import AnyOrder, JobStore, ScanOrder
+from scm.ports import AnyOrder, ScanOrder
 from scm.replica_trees import fetch_cluster_trees
+from scm.start_controller import Surroundings, make_controller
 from scm.ticker import Ticker
 from scm.views import ControllerStatus
 
@@ -84,8 +82,6 @@ _TICK_S = 1.0
 # A process that missed so many ticks was stopped, or waited for its disk. It cannot say
 # that its datanodes were silent.
 _PAUSE_AFTER_S = 10 * _TICK_S
-# Less than a failover takes; then the next SCM is tried, or the same one again.
-_SCM_DEADLINE_S = 10.0
 
 E = TypeVar("E", bound=Enum)
 _log = get_logger("scm", CONTROLLER_EVENTS)
@@ -126,17 +122,6 @@ class Outbox:
         found = list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
         self._delivered.setdefault(peer, set()).update(order.command_id for order in found)
         return found
-
-
-class SoleLeader:
-    """The leadership of a single controller: it leads from its start, in a new term."""
-
-    def __init__(self, store: JobStore) -> None:
-        self._term = store.next_term()
-
-    def term(self) -> int | None:
-        """The term that began at the start."""
-        return self._term
 
 
 class ControllerService:
@@ -420,7 +405,6 @@ class ControllerServer:
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         self._dashboard: DashboardServer | None = None
-        self._scm: ScmClient | None = None
         self._feed: ClusterFeed | None = None
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
@@ -431,7 +415,16 @@ class ControllerServer:
             self._audit = ControllerAudit(config.audit_path)
             self._upkeep = AuditUpkeep(self._audit, self._metrics, PROCESS, self.thread_health)
             outbox = Outbox()
-            self._controller = self._make_controller(config, outbox, self._audit)
+            surroundings = Surroundings(
+                self._store,
+                self._audit,
+                self._lock,
+                self._clock,
+                self._metrics,
+                self.thread_health,
+                _PAUSE_AFTER_S,
+            )
+            self._controller, self._feed = make_controller(config, outbox, surroundings)
             access = self._serve(config, outbox, self._audit)
         except BaseException:
             self._close()
@@ -460,52 +453,6 @@ class ControllerServer:
             self.thread_health.watch(self._dashboard.thread)
             _log.info("dashboard_started", port=self.dashboard_port)
 
-    def _make_controller(
-        self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit
-    ) -> Controller:
-        def count_job(job: Job) -> None:
-            self._metrics.count("scm_jobs_finished_total", state=job.state.value)
-
-        def new_job_id() -> JobId:
-            return JobId(uuid.uuid4().hex[:12])
-
-        if config.cluster is None:
-            return Controller(
-                rules=config.rules,
-                store=self._store,
-                sink=outbox,
-                leadership=SoleLeader(self._store),
-                audit=audit,
-                new_job_id=new_job_id,
-                now_s=self._clock(),
-                pause_after_s=_PAUSE_AFTER_S,
-                on_finished=count_job,
-            )
-        controller = ClusterController(
-            rules=config.rules,
-            settle_s=config.cluster.settle_s,
-            requests_per_hour=config.cluster.requests_per_hour,
-            store=self._store,
-            leadership=SoleLeader(self._store),
-            audit=audit,
-            new_job_id=new_job_id,
-            now_s=self._clock(),
-            pause_after_s=_PAUSE_AFTER_S,
-            on_finished=count_job,
-        )
-        self._scm = ScmClient(config.cluster.scms, deadline_s=_SCM_DEADLINE_S)
-        self._feed = ClusterFeed(
-            self._scm,
-            controller,
-            self._lock,
-            self._clock,
-            self._metrics,
-            poll_s=config.cluster.poll_s,
-            read_every_s=config.cluster.read_every_s,
-            thread_health=self.thread_health,
-        )
-        return controller
-
     def _serve(self, config: ControllerConfig, outbox: Outbox, audit: ControllerAudit) -> Access:
         access = Access(
             config.roles.table,
@@ -528,7 +475,7 @@ class ControllerServer:
         self._dashboard = start_dashboard(
             config.dashboard,
             local,
-            fetch_cluster_trees if config.cluster else None,
+            fetch_cluster_trees if config.cluster.scms else None,
             tls=config.rpc_tls,
             insecure=config.insecure,
         )
@@ -562,8 +509,6 @@ class ControllerServer:
         """Stop serving, wait for the running tick, and close the store."""
         self._rpc.stop()
         self._ticker.stop()
-        if self._feed:
-            self._feed.stop()
         self._close()
 
     def _close(self) -> None:
@@ -571,8 +516,8 @@ class ControllerServer:
             self._dashboard.close()
         if self._metrics_server:
             self._metrics_server.close()
-        if self._scm:
-            self._scm.close()
+        if self._feed:
+            self._feed.close()
         if self._upkeep:
             self._upkeep.stop()
         if self._audit:

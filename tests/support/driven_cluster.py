@@ -52,6 +52,9 @@ class Listing:
     ) -> dict[ContainerId, tuple[ContainerReplica, ...]]:
         return self.twin.replicas(container_ids)
 
+    def close(self) -> None:
+        """There is no connection."""
+
     def reconcile(
         self, container_ids: Sequence[ContainerId]
     ) -> dict[ContainerId, PeerRefusedError | ContainerNotFoundError | None]:
