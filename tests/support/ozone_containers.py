@@ -18,7 +18,9 @@ from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, eventually
 from tests.support.s3_servers import S3Bucket
 
-KEY_BYTES = 200_000
+_KEY_BYTES = 200_000
+# For each container.
+_KEYS_MAX = 3
 _PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
 
 
@@ -35,24 +37,35 @@ def _close_request(container_id: int) -> Message:
 
 
 def make_closed(cluster: OzoneCluster, bucket: S3Bucket, count: int) -> list[ContainerId]:
-    """So many closed containers with a key of KEY_BYTES each, whose roots SCM knows."""
+    """So many closed containers with one key each, whose roots SCM knows. Blocks are
+    allocated ahead of keys, so that a container may get two: it is left out.
+    """
     cluster.close_open()
     made = list[ContainerId]()
     client = ScmClient([cluster.scm_address])
     closer = HadoopRpcClient(cluster.scm_address, _PROTOCOL)
     with closing(client), closing(closer), bucket.endpoint.client() as s3:
         known = {one.container_id for one in client.containers()}
-        for number in range(count):
-            data = random.Random(number).randbytes(KEY_BYTES)
+        for number in range(_KEYS_MAX * count):
+            data = random.Random(number).randbytes(_KEY_BYTES)
             s3.put_object(Bucket=bucket.name, Key=f"key-{number}", Body=data)
-            [opened] = [
+            opened = [
                 one.container_id
                 for one in client.containers()
                 if one.container_id not in known and one.state is ContainerState.OPEN
             ]
-            known.add(opened)
-            closer.call(_close_request(opened))
-            made.append(opened)
+            known.update(opened)
+            for container_id in opened:
+                closer.call(_close_request(container_id))
+            made += opened
+            # The last one may still get its second block.
+            if len(made) > count:
+                found = client.get_containers(made[:-1])
+                made = [one for one in made if one not in found or found[one].block_count <= 1]
+            if len(made) > count:
+                break
+        made = made[:count]
+        assert len(made) == count
 
         def are_closed() -> bool:
             found, replicas = client.get_containers(made), client.replicas(made)
