@@ -10,6 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from merkle.tree import ContainerId
@@ -17,7 +18,7 @@ from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, eventually
 from tests.support.ozone_containers import block_file, damage, diverged, make_closed
 from tests.support.processes import TreefoldProcess
-from tests.support.s3_servers import S3Bucket
+from tests.support.s3_servers import S3Endpoint
 
 pytestmark = [pytest.mark.ozone(is_last=4), pytest.mark.timeout(900)]
 
@@ -50,12 +51,35 @@ def jobs(controller: str) -> list[dict[str, Any]]:
     return found["jobs"] if isinstance(found, dict) else found
 
 
-def test_a_hundred_diverged_containers_are_healed_unattended(
-    ozone_cluster: OzoneCluster, ozone_bucket: S3Bucket, tmp_path: Path
-) -> None:
-    containers = make_closed(ozone_cluster, ozone_bucket, CONTAINERS)
-    intact = {one: block_file(ozone_cluster, 1, one).read_bytes() for one in containers}
+@pytest.fixture(scope="module")
+def intact(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> dict[ContainerId, bytes]:
+    """What the block of each diverged container was before its damage."""
+    containers = make_closed(ozone_cluster, ozone_gateway.fresh_bucket(), CONTAINERS)
+    found = {one: block_file(ozone_cluster, 1, one).read_bytes() for one in containers}
     damage(ozone_cluster, containers)
+    return found
+
+
+def test_a_sweep_of_the_cluster_gives_the_verdicts_of_a_diagnosis(
+    ozone_cluster: OzoneCluster, intact: dict[ContainerId, bytes], tmp_path: Path
+) -> None:
+    place = ("--cluster", ozone_cluster.scm_address)
+    status, document = treefold("sweep", "run", *place, "--out", str(tmp_path))
+    assert status == 3
+    assert document["cluster"]["datanodes"] == 3
+    _, diagnosed = treefold("diagnose", *place, *map(str, intact))
+    [verdicts] = (tmp_path / "verdicts").iterdir()
+    rows = pq.read_table(verdicts, partitioning=None).to_pylist()
+    swept = {row["container_id"]: row["verdict"] for row in rows}
+    findings = {one["containerID"]: one["verdict"] for one in diagnosed["data"]["findings"]}
+    assert findings == {number: swept[number] for number in intact}
+    assert set(findings.values()) == {"REPAIRABLE"}
+
+
+def test_a_hundred_diverged_containers_are_healed_unattended(
+    ozone_cluster: OzoneCluster, intact: dict[ContainerId, bytes], tmp_path: Path
+) -> None:
+    containers = [*intact]
     settings = tmp_path / "controller.toml"
     settings.write_text(SETTINGS.format(scm=ozone_cluster.scm_address))
     state = ("--state-folder", str(tmp_path / "state"))
@@ -82,7 +106,7 @@ def test_a_hundred_diverged_containers_are_healed_unattended(
             eventually("all jobs have ended", are_ended, 120)
             ended = Counter(one["containerID"] for one in jobs(controller))
             assert all(ended[number] == 1 for number in containers)
-            _, shown = treefold("container", "list", "--controller", controller)
+            _, shown = treefold("container", "list", "--controller", controller, "--limit", "10000")
     for container_id, data in intact.items():
         for datanode in (1, 2, 3):
             assert block_file(ozone_cluster, datanode, container_id).read_bytes() == data
