@@ -105,6 +105,15 @@ class ClusterSurvey:
         for batch in _batches(containers):
             yield self._diagnose_batch(batch)
 
+    def read_trees(
+        self, node: ClusterNode, replicas: Sequence[ContainerReplica]
+    ) -> list[ReplicaReading]:
+        """The trees of replicas of one datanode, or why not, in their order.
+
+        Different datanodes may be read by several threads at once.
+        """
+        return self._read(_Wanted(node, list(replicas))) if replicas else []
+
     def _diagnose_batch(self, batch: Sequence[ClusterContainer]) -> list[Diagnosis]:
         compared = [one.container_id for one in batch if not self._reason_not_compared(one)]
         replicas = self._directory.replicas(compared) if compared else {}
