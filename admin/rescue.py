@@ -4,6 +4,7 @@ cannot heal.
 
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -31,21 +32,23 @@ from merkle.outcome import OutcomeState, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId, root_hex
 from ozone.errors import ContainerNotFoundError, ContainerStateError, ContainerUnsupportedError
-from ozone.scm_client import ClusterContainer, ScmClient
+from ozone.scm_client import ClusterContainer, ClusterIdentity, ScmClient
 from ozone.scm_membership import ScmMembership
 from repair.peers import DatanodePeer
 from repair.ports import Peer
 from runtime.disk import Disk
-from runtime.errors import PeerUnavailableError, UsageError
+from runtime.errors import PeerUnavailableError, RemoteProtocolError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
 from runtime.rate_limit import RateLimiter, SystemClock
-from runtime.setting_values import parse_rate, split_address
+from runtime.setting_values import check_address, parse_rate, split_address
 
 # Of all datanodes together.
 _RATE = "100MB/s"
 # Below those that the kernel gives to outgoing connections, from 32768.
 _PORT_FIRST, _PORTS = 24_000, 8_000
+# A folder of rescues bears the cluster's ID.
+_FOLDER_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,99}")
 _UNHEALTHY = (
     "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
     " service by `treefold reconcile`, each while its datanode is stopped"
@@ -130,38 +133,59 @@ def rescue(
       8  another rescue of this cluster runs
     """
     with command_result("rescue", as_json=as_json) as answer:
-        if bool(arguments) == clean:
-            raise UsageError("give the IDs of containers, or --clean alone")
+        if bool(arguments) == clean or (clean and (dry_run or plan)):
+            raise UsageError("give the IDs of containers, or --clean without --dry-run and --plan")
+        ids = None if clean else sorted(map(ContainerId, container_ids(arguments)))
         try:
             limit = parse_rate(rate)
         except ValueError as error:
             raise UsageError(f"--rate: {error}") from error
+        try:
+            check_address(listen or "127.0.0.1:0")
+        except ValueError as error:
+            raise UsageError(f"--listen: {error}") from error
+        found = ClusterAgents(agents, client_config(os.environ))
+        options = _Options(dry_run, plan, yes, listen or "", datanode_port, limit, found)
         with open_cluster(cluster) as directory:
-            identity = directory.identity()
-            where = listen or _local_address(directory.addresses[0])
-            found = ClusterAgents(agents, client_config(os.environ))
-            options = _Options(dry_run, plan, yes, where, datanode_port, limit, found)
-            folder = state_home() / "rescue" / identity.cluster_id
-            with RescueFolder(folder, Disk()) as rescues:
-                if not listen:
-                    host = where.rpartition(":")[0]
-                    options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
-                run = _Run(directory, rescues, options, answer)
-                if clean:
-                    run.clean()
-                    return
-                if identity.in_safe_mode:
-                    answer.warn("SCM is in safe mode: it may not know all replicas yet")
-                for number in sorted(map(ContainerId, container_ids(arguments))):
-                    run.rescue(number)
-                answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
-                for problem in found.problems:
-                    answer.warn(problem)
-                if plan:
-                    document = {"schema_version": 1, "clusterID": identity.cluster_id}
-                    raw = json.dumps(document | {"containers": run.plans}, indent=1)
-                    Disk().replace(plan, raw.encode() + b"\n")
-                answer.exit_status = answer.exit_status or run.status
+            _rescue_all(directory, ids, options, answer)
+
+
+def _rescue_all(
+    directory: ScmClient, ids: list[ContainerId] | None, options: _Options, answer: CommandResult
+) -> None:
+    """Rescue the containers, or clean up if `ids` is None."""
+    identity = directory.identity()
+    with RescueFolder(state_home() / "rescue" / _folder_name(identity), Disk()) as rescues:
+        if not options.listen:
+            host = _local_address(directory.addresses[0]).rpartition(":")[0]
+            options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
+        run = _Run(directory, rescues, options, answer, identity.cluster_id)
+        if ids is None:
+            run.clean()
+            return
+        if identity.in_safe_mode:
+            answer.warn("SCM is in safe mode: it may not know all replicas yet")
+        # What is said of the first ones must not be lost with an error at the last.
+        answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
+        for container in [run.container(number) for number in ids]:
+            run.rescue(container)
+        for problem in options.agents.problems:
+            answer.warn(problem)
+        answer.exit_status = answer.exit_status or run.status
+
+
+def _folder_name(identity: ClusterIdentity) -> str:
+    """The cluster's ID as the name of a folder.
+
+    Raises:
+        RemoteProtocolError: SCM sent one that would be a path.
+    """
+    if not _FOLDER_NAME.fullmatch(identity.cluster_id):
+        raise RemoteProtocolError(
+            f"SCM sent cluster ID {identity.cluster_id[:100]!r}, which cannot name a folder",
+            hint="Is this address really that of an SCM? Its cluster ID begins with CID-.",
+        )
+    return identity.cluster_id
 
 
 def _port_of(node: PeerId) -> int:
@@ -195,6 +219,7 @@ class _Run:
     folder: RescueFolder
     options: _Options
     answer: CommandResult
+    cluster_id: str
     results: list[JsonObject] = field(default_factory=list)
     plans: list[JsonObject] = field(default_factory=list)
     status: ExitCode = ExitCode.CLEAN
@@ -219,10 +244,9 @@ class _Run:
         self.answer.data = {"removed": left, "withdrawn": is_listed}
         self.answer.print(f"{left} staged containers were removed; SCM has no replica of ours")
 
-    def rescue(self, container_id: ContainerId) -> None:
+    def rescue(self, container: ClusterContainer) -> None:
         """Plan and carry out the rescue of one container."""
-        own = self.folder.node()
-        container = self._container(container_id)
+        own, container_id = self.folder.node(), container.container_id
         with ExitStack() as stack:
             peers = self._peers(container_id, own, stack)
             staging = stack.enter_context(self.folder.staging(container_id))
@@ -248,7 +272,14 @@ class _Run:
                 return
             self._carry_out(container_id, own, peers, staged)
 
-    def _container(self, container_id: ContainerId) -> ClusterContainer:
+    def container(self, container_id: ContainerId) -> ClusterContainer:
+        """The container as SCM knows it.
+
+        Raises:
+            ContainerNotFoundError: SCM does not know it.
+            ContainerUnsupportedError: it is erasure-coded.
+            ContainerStateError: it is not closed.
+        """
         container = self.directory.get_containers([container_id]).get(container_id)
         if container is None:
             raise ContainerNotFoundError(f"container {container_id} is not known to SCM")
@@ -291,6 +322,11 @@ class _Run:
         plan = _plan_json(container_id, staged)
         self.plans.append(plan)
         self.results.append(dict(plan))
+        if self.options.plan:
+            # Before anything changes: a plan that cannot be written stops the rescue.
+            document = {"schema_version": 1, "clusterID": self.cluster_id, "containers": self.plans}
+            raw = json.dumps(document, indent=1)
+            Disk().replace(self.options.plan, raw.encode() + b"\n")
         self.answer.print(_plan_text(container_id, staged))
 
     def _carry_out(

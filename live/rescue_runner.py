@@ -49,14 +49,18 @@ from ozone.ports import ByteRange
 from ozone.scm_membership import ReportedReplica
 from repair.ports import LACKING_RESULTS, Peer
 from repair.runner import RepairJob, Runner
+from runtime.call_limits import CallLimits
 from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.errors import ConfigError, PeerRefusedError
 from runtime.folder_lock import FolderLock
-from runtime.rpc import start_server
+from runtime.rpc import RpcServer, start_server
 
 # Peers are asked for chunks with so many requests at a time.
 _THREADS = 8
+# Datanodes read chunk after chunk, each by a stream of its own.
+_SERVER_THREADS = 8
+_SERVER_LIMITS = CallLimits(idle_s=15, stream_s=300)
 _NODE_FILE = "node.json"
 _PROGRAM = "treefold rescue"
 
@@ -239,6 +243,24 @@ def _settled_records(
     return records
 
 
+def serve_staged(listen: str, replica: StagingReplica, container_id: ContainerId) -> RpcServer:
+    """Serve one staged replica to datanodes, and to whoever finds the port: no caller
+    gets more than half of the threads, and none can hold one for ever.
+
+    Raises:
+        ConfigError: the address to listen on is unusable.
+    """
+    source = StagingSource(replica, container_id)
+    return start_server(
+        listen,
+        [XceiverService(source).register],
+        insecure=True,
+        threads=_SERVER_THREADS,
+        limits=_SERVER_LIMITS,
+        share_threads=True,
+    )
+
+
 @dataclass(slots=True)
 class RescueRunner:
     """Serves one staged replica and drives the rescue's machine.
@@ -267,8 +289,7 @@ class RescueRunner:
         Raises:
             ConfigError: the address to listen on is unusable.
         """
-        source = StagingSource(replica, container_id)
-        server = start_server(self.listen, [XceiverService(source).register], insecure=True)
+        server = serve_staged(self.listen, replica, container_id)
         try:
             member = self.join(server.port)
             try:

@@ -18,7 +18,7 @@ from merkle.tree import BlockId, ContainerId
 from ozone.datanode import BODIES, ENVELOPE_BYTES, SERVICE, Request, Response
 from ozone.ports import ByteRange
 from ozone.site import SECURED_HINT
-from protos.convert import record_from_proto
+from protos.convert import has_too_many_parts, record_from_proto
 from protos.ozone_datanode_pb2 import (
     ChecksumData,
     ChunkInfo,
@@ -189,12 +189,18 @@ class DatanodeClient:
                 raise self._protocol_error(
                     f"sent {len(rows)} blocks, requested were {page}", container_id
                 )
-            fresh = [
-                record for record in map(record_from_proto, rows) if record.block_id not in seen
-            ]
-            yield from fresh
-            seen.update(record.block_id for record in fresh)
-            if len(rows) < page or not fresh:
+            for index, record in enumerate(map(record_from_proto, rows)):
+                block_id = record.block_id
+                # The first of a page may be the last of the page before.
+                if index == 0 and seen and block_id == body.startLocalID:
+                    continue
+                # Otherwise a listing could go on for ever.
+                if block_id in seen or block_id < 0 or record.container_id != container_id:
+                    text = f"listed block {block_id} of container {record.container_id} out of turn"
+                    raise self._protocol_error(text, container_id)
+                seen.add(block_id)
+                yield record
+            if len(rows) < page:
                 return
             body = ListBlockRequestProto(count=page, startLocalID=rows[-1].blockID.localID)
 
@@ -374,13 +380,16 @@ class DatanodeClient:
                 call.cancel()
 
     def _parse(self, raw: bytes, request: Request) -> Response:
-        # A message within the size limit can have millions of empty pieces, and each
-        # becomes an object when parsed.
+        # A message within the size limit can have millions of empty pieces or chunks,
+        # and each becomes an object when parsed.
         if (
             request.cmdType == ReadChunk
             and len(raw) > 2 * request.readChunk.chunkData.len + ENVELOPE_BYTES
         ):
             raise self._protocol_error(f"sent {len(raw)} bytes for a chunk", request.containerID)
+        path = _RECORD_PATHS.get(request.cmdType)
+        if path and has_too_many_parts(raw, *path):
+            raise self._protocol_error("sent records of too many parts", request.containerID)
         try:
             reply = Response.FromString(raw)
         except DecodeError as error:
@@ -402,6 +411,11 @@ class DatanodeClient:
         return RemoteProtocolError(f"{self._target} {what}", container_id=container_id)
 
 
+# Where a response has records, as a path of field numbers.
+_RECORD_PATHS = {
+    GetBlock: (Response.GETBLOCK_FIELD_NUMBER, 1),
+    ListBlock: (Response.LISTBLOCK_FIELD_NUMBER, 1),
+}
 # Results that concern one block, not the container or our request.
 _NO_RECORD = frozenset({
     Result.NO_SUCH_BLOCK, Result.UNKNOWN_BCSID, Result.BCSID_MISMATCH, Result.IO_EXCEPTION,
