@@ -48,6 +48,7 @@ from replicator.syncer.stages import (
     WorkDone,
     WorkProgressed,
 )
+from replicator.syncer.two_way import SupersededKeys
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
@@ -69,7 +70,8 @@ class EngineLimits:
     """How a replication is carried out: what is copied at once, attempts of one request
     before its key or round is tried again later, and the time between two proofs.
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
-    is how long one unit of work waits for copies that run.
+    is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
+    a key that only the target has changed is left to the other direction of a pair.
     """
 
     copier: CopierLimits = field(default_factory=CopierLimits)
@@ -78,6 +80,7 @@ class EngineLimits:
     prove_every_s: float = 3600.0
     deletes_extras: bool = True
     wait_s: float = 0.1
+    superseded_wait_s: float = 86_400.0
 
 
 class RoundRunner:
@@ -122,6 +125,7 @@ class RoundRunner:
         self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: StoreComparing | None = None
+        self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
@@ -233,7 +237,14 @@ class RoundRunner:
         if phase is not None and phase.snapshot == snapshot:
             return phase
         self.end_phase()
-        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        phase = SyncPhase(
+            self._tools,
+            self.policy.options,
+            self.policy.prefixes,
+            snapshot,
+            self._superseded,
+            is_first=self._machine.checkpoint.stage is Stage.INITIAL_BATCH,
+        )
         self._phase = phase
         self._workers.begin(phase.applier)
         return phase
