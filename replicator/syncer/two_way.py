@@ -4,6 +4,7 @@ Reads the origins of both objects, which costs a request for each, and asks the 
 replicator.syncer.conflict.
 """
 
+from proof.item import EvidenceLevel
 from replicator.deletes import Retrying
 from replicator.difference import Action, KeyState
 from replicator.origin import Origin, OriginMarks
@@ -67,18 +68,26 @@ class TwoWayRules:
         """
         facts, target, row = state.source, state.target, state.row
         assert facts is not None
+        if row is not None and row.level is EvidenceLevel.LISTED:
+            # Of one size, and nobody has shown that they were equal.
+            row = None
         source = self._read(self._source, facts)
         target_was_seen = row is not None and target is not None and row.target.agrees(target)
         if target_was_seen and not source.is_copy and action is not Action.PROPERTIES:
             # A client wrote it over what the target has still: the rank does not count.
             return True
+        theirs = self._read(self._target, target) if target is not None else None
+        agreed = row.properties if row is not None else b""
+        if not agreed and is_found and theirs is not None:
+            # The other direction may not see that they differ, where stamps do not tell.
+            agreed = theirs.properties
         sides = KeySides(
             source=source,
-            target=self._read(self._target, target) if target is not None else None,
+            target=theirs,
             target_bucket=self._target.bucket,
             source_was_seen=row is not None and row.source.agrees(facts),
             target_was_seen=target_was_seen,
-            agreed=row.properties if row is not None else b"",
+            agreed=agreed,
         )
         standing = sides.standing()
         if standing is not Standing.SUPERSEDED:
