@@ -24,6 +24,7 @@ from replicator.copy_requests import (
 )
 from replicator.crossing import Crossing
 from replicator.hashing import WholeCrc
+from replicator.origin import OriginMarks
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
@@ -54,7 +55,8 @@ class CopyTask:
     the ledger knows them. `source_etags_prove`: an ETag of the source may be made of
     the MD5s of its parts, or its MD5, as S3 does it. `source_records_hashes`: the
     source has hashes of an object that the listing did not tell. `sends_pieces`: the
-    target takes an object as it is read, and checks its MD5.
+    target takes an object as it is read, and checks its MD5. `origins` marks the copy;
+    None where nobody asks where it was written first.
     """
 
     source: ObjectFacts
@@ -70,6 +72,7 @@ class CopyTask:
     source_etags_prove: bool = False
     source_records_hashes: bool = False
     sends_pieces: bool = False
+    origins: OriginMarks | None = None
 
     @property
     def key(self) -> str:
@@ -120,8 +123,13 @@ def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
     Raises:
         CopyFailedError: the target cannot keep it.
     """
-    properties = task.crossing.of(found)
-    length = sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
+    plain = properties = task.crossing.of(found)
+    if task.origins is not None:
+        properties = task.origins.marked(task.source, found, plain)
+        has_room = _length(properties) <= task.capabilities.metadata_bytes_max
+        if task.origins.may_leave_out and not has_room:
+            properties = plain
+    length = _length(properties)
     if length > task.capabilities.metadata_bytes_max:
         raise CopyFailedError(
             FailureReason.UNSUPPORTED,
@@ -129,6 +137,11 @@ def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
             f" {task.capabilities.metadata_bytes_max}",
         )
     return properties
+
+
+def _length(properties: ObjectProperties) -> int:
+    """Bytes of the user metadata, as S3 counts them."""
+    return sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
 
 
 def read_range(

@@ -345,6 +345,14 @@ class BucketRows:
         snapshot_id, position, created_ms, log = of_types(row, str, int, int, str)
         return SnapshotFacts(name, snapshot_id, FeedPosition(log, position), created_ms)
 
+    def snapshot_names(self, prefix: str) -> list[str]:
+        """The names of snapshots that begin so, in order."""
+        rows = self._execute(
+            "SELECT name FROM snapshots WHERE substr(name, 1, ?) = ? ORDER BY name",
+            (len(prefix), prefix),
+        )
+        return [of_types(row, str)[0] for row in rows]
+
     def snapshot_position(self, snapshot: SnapshotFacts) -> int:
         """The position that a snapshot shows.
 

@@ -151,5 +151,6 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         lists_all_keys=True,
         stamps_cover_properties=True,
         records_hashes=True,
+        tells_whole_seconds=False,
         reasons=tuple(sorted(reasons.items())),
     )

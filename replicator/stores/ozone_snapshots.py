@@ -57,6 +57,13 @@ class OzoneSnapshots:
             found = self._bucket.manager.snapshot(*self._bucket.place, name)
         return self._facts(found) if found is not None and found.is_active else None
 
+    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """See SnapshotStore."""
+        with translated(f"cannot list the snapshots below {prefix!r}"):
+            for found in self._bucket.manager.snapshots(*self._bucket.place, prefix=prefix):
+                if found.is_active:
+                    yield self._facts(found)
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""
         root = f"{SNAPSHOT_ROOT}{snapshot.name}/"

@@ -505,6 +505,13 @@ class SnapshotStore(Protocol):
             StoreError: the store did not say.
         """
 
+    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """The snapshots whose names begin so, by name, as far as they can be read.
+
+        Raises:
+            StoreError: the store did not say.
+        """
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """What the snapshot holds. Its methods raise SnapshotLostError once it is gone:
         it never looks empty.

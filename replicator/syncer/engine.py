@@ -404,8 +404,7 @@ class ReplicationEngine:
     def _cancel(self) -> None:
         """Let go of everything but what is at the target (OZ-126)."""
         if not self._is_over:
-            for snapshot in self._machine.snapshots:
-                self._rounds.delete_snapshot(snapshot)
+            self._rounds.delete_snapshots(())
             self._end()
 
     def _end(self) -> None:

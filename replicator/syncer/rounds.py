@@ -6,7 +6,7 @@ changes of one key never overtake each other.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -48,6 +48,7 @@ from replicator.syncer.stages import (
     WorkDone,
     WorkProgressed,
 )
+from replicator.syncer.two_way import SupersededKeys
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
@@ -69,7 +70,8 @@ class EngineLimits:
     """How a replication is carried out: what is copied at once, attempts of one request
     before its key or round is tried again later, and the time between two proofs.
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
-    is how long one unit of work waits for copies that run.
+    is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
+    a key that only the target has changed is left to the other direction of a pair.
     """
 
     copier: CopierLimits = field(default_factory=CopierLimits)
@@ -78,6 +80,7 @@ class EngineLimits:
     prove_every_s: float = 3600.0
     deletes_extras: bool = True
     wait_s: float = 0.1
+    superseded_wait_s: float = 86_400.0
 
 
 class RoundRunner:
@@ -112,7 +115,10 @@ class RoundRunner:
         self._clock = clock
         self._limits = limits
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
-        self._is_difference_open = False
+        self._is_difference_open = self._has_cleaned = False
+        digest = blake3_of(policy.policy_id.encode()).hex()[:12]
+        # How the names of this replication's snapshots begin.
+        self._names = f"treefold-{digest}-"
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved: Checkpoint | None = None
@@ -122,6 +128,7 @@ class RoundRunner:
         self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: StoreComparing | None = None
+        self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
@@ -171,6 +178,9 @@ class RoundRunner:
             LeaseLostError: another syncer works on this.
             ReconcileError: it could not be done; the next call tries it again.
         """
+        if not self._has_cleaned:
+            self.delete_snapshots(self._machine.snapshots)
+            self._has_cleaned = True
         if not self._todo:
             return False
         self._settle_source_rounds()
@@ -213,6 +223,22 @@ class RoundRunner:
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
 
+    def delete_snapshots(self, kept: Sequence[SnapshotFacts]) -> None:
+        """Let go of all snapshots of this replication but these: a syncer that ended
+        between a record and a deletion has left one that nobody knows of.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            StoreError: the source did not answer.
+        """
+        snapshots, known = self._tools.source.snapshots, {one.snapshot_id for one in kept}
+        if snapshots is None:
+            return
+        for one in list(snapshots.below(self._names)):
+            if one.snapshot_id not in known:
+                self._lease.check()
+                snapshots.delete(one.name)
+
     def record(self) -> None:
         """Save what is to be saved next.
 
@@ -233,7 +259,14 @@ class RoundRunner:
         if phase is not None and phase.snapshot == snapshot:
             return phase
         self.end_phase()
-        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        phase = SyncPhase(
+            self._tools,
+            self.policy.options,
+            self.policy.prefixes,
+            snapshot,
+            self._superseded,
+            is_first=self._machine.checkpoint.stage is Stage.INITIAL_BATCH,
+        )
         self._phase = phase
         self._workers.begin(phase.applier)
         return phase
@@ -311,16 +344,10 @@ class RoundRunner:
     def _take_snapshot(self) -> SnapshotTaken:
         snapshots = self._tools.source.snapshots
         assert snapshots is not None
+        self.delete_snapshots(self._machine.snapshots)
         known = [_number(one.name) for one in self._machine.snapshots]
-        digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
-        left = f"treefold-{digest}-{min(known, default=1) - 1}"
-        self._lease.check()
-        # A syncer that ended just after it had recorded the next one has left it.
-        if min(known, default=1) > 1 and snapshots.find(left) is not None:
-            self._lease.check()
-            snapshots.delete(left)
         for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
-            name = f"treefold-{digest}-{number}"
+            name = f"{self._names}{number}"
             self._lease.check()
             try:
                 made = self._tools.retried(partial(snapshots.create, name))
@@ -332,7 +359,7 @@ class RoundRunner:
             if position is None and self._capture is not None:
                 position = self._capture.position()
             return SnapshotTaken(made, position)
-        raise StoreError(f"the snapshots treefold-{digest}-... cannot be deleted")
+        raise StoreError(f"the snapshots {self._names}... cannot be deleted")
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if checkpoint == self._saved:

@@ -983,6 +983,8 @@ def test_a_snapshot_shows_what_was_there(target: ContractStore) -> None:
         assert made.position == store.feed.position()
     assert snapshots.find("one") == made
     assert snapshots.find("two") is None
+    assert list(snapshots.below("on")) == list(snapshots.below("one")) == [made]
+    assert list(snapshots.below("two")) == []
     with pytest.raises(PreconditionFailedError):
         snapshots.create("one")
     put(store, "a", b"new")

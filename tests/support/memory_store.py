@@ -660,6 +660,13 @@ class MemorySnapshots:
             found = store.snapshots.get(name)
             return found[0] if found else None
 
+    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("snapshots_below", prefix), store._lock:
+            found = sorted(store.snapshots.items())
+        yield from (facts for name, (facts, _) in found if name.startswith(prefix))
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""
         view = _MemoryView(self._store, snapshot)

@@ -132,6 +132,9 @@ class ReplicationStorm:
         if record is None:
             self._add_policy()
         elif record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
+            # What is cancelled ends only where something runs at all (OZ-124).
+            if not state.settings.is_enabled:
+                self.host.order(lambda master: master.set_enabled(ORDER, is_enabled=True))
             self.host.order(lambda master: master.delete_policy(_POLICY, ORDER, force=False))
         elif record.failed_over_ms is not None:
             self.host.order(lambda master: master.end_failover(_POLICY, ORDER))

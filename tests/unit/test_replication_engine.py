@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from replicator.origin import unmarked
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -32,7 +33,11 @@ def pair(**choices: bool) -> tuple[MemoryStore, MemoryStore]:
 
 
 def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
-    return {key: (one.body, one.properties) for key, one in store.objects.items()}
+    """Bodies and properties, without the marks of copies."""
+    return {
+        key: (one.body, replace(one.properties, metadata=unmarked(one.properties.metadata)))
+        for key, one in store.objects.items()
+    }
 
 
 def live(folder: Path, **choices: bool) -> tuple[MemoryStore, MemoryStore, Replication]:
