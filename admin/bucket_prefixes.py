@@ -81,9 +81,12 @@ def prefixes(
             answer.print(f"replication {known}: these are its prefixes already")
             return
         answer.print(f"Change the keys of replication {known}, {condition_text(view)}:")
-        for what, found in (("copy and follow", added), ("follow no more", removed)):
+        for what, found, others in (
+            ("copy and follow", added, before),
+            ("follow no more", removed, after),
+        ):
             for one in found:
-                answer.print(f"  {what}: {f'keys below {one}' if one else 'all keys'}")
+                answer.print(f"  {what}: {_keys_text(one, others)}")
         with open_target(view.record.policy.target, may_write=False, is_trial=True) as target:
             other = _other_key(target, added, before or ALL)
         if other is not None:
@@ -96,6 +99,14 @@ def prefixes(
         if dry_run or not is_confirmed(answer, "Change these keys?", yes=yes):
             return
         print_wanted(answer, master.set_prefixes(known, after, reason))
+
+
+def _keys_text(prefix: str, others: Sequence[str]) -> str:
+    """The keys below a prefix, but for those below others of which it is the start."""
+    scope = f"keys below {prefix}" if prefix else "keys"
+    if any(one.startswith(prefix) for one in others):
+        return f"all other {scope}"
+    return f"all {scope}"
 
 
 def _other_key(target: Store, added: Sequence[str], known: Sequence[str]) -> str | None:
