@@ -299,6 +299,18 @@ class SetOptionsRequest(_message.Message):
     reason: str
     def __init__(self, policy_id: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
+class SetPrefixesRequest(_message.Message):
+    __slots__ = ("policy_id", "prefixes", "requested_by", "reason")
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    prefixes: _containers.RepeatedScalarFieldContainer[str]
+    requested_by: str
+    reason: str
+    def __init__(self, policy_id: _Optional[str] = ..., prefixes: _Optional[_Iterable[str]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class SetEnabledRequest(_message.Message):
     __slots__ = ("enabled", "requested_by", "reason")
     ENABLED_FIELD_NUMBER: _ClassVar[int]

@@ -53,6 +53,7 @@ class Crossing:
             tags=properties.tags if self.tags else (),
             headers=headers if self.headers else (),
             acl=properties.acl if self.acl else (),
+            replaces_acl=self.acl,
         )
 
     def digest(self, properties: ObjectProperties) -> bytes:

@@ -64,6 +64,8 @@ class ReplicationFault(Enum):
     OBJECT_FAILED = "object_failed"
     LEASE_LOST = "lease_lost"
     STATE_DAMAGED = "state_damaged"
+    LOCAL_DISK = "local_disk"
+    """The syncer's own disk is full, or fails."""
     DEFECT = "defect"
 
 

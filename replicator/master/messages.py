@@ -115,8 +115,8 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         _snapshot_from(message.snapshot) if message.HasField("snapshot") else None,
         message.last_key,
         _position_from(message.position) if message.HasField("position") else None,
-        _prefixes_from(message.prefixes),
-        _prefixes_from(message.compared),
+        prefixes_from(message.prefixes),
+        prefixes_from(message.compared),
     )
 
 
@@ -230,14 +230,19 @@ def policy_from(message: pb.Policy) -> Policy:
         policy_id_from(message.policy_id),
         _text(message.source, "source", _ADDRESS_MAX, is_needed=True),
         _text(message.target, "target", _ADDRESS_MAX, is_needed=True),
-        _prefixes_from(message.prefixes),
+        prefixes_from(message.prefixes),
         options_from(message.options),
         desired_from(message.desired),
         message.revision,
     )
 
 
-def _prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+def prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+    """The prefixes of a policy; none is all keys.
+
+    Raises:
+        UsageError: they are not sorted, or too many or too long.
+    """
     prefixes = tuple(given)
     if list(prefixes) != sorted(set(prefixes)):
         raise UsageError("the prefixes of a policy are sorted, and none is there twice")

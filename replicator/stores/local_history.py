@@ -73,11 +73,11 @@ class LocalSnapshots:
         with self._database.view() as rows:
             return rows.snapshot(name)
 
-    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
         """See SnapshotStore."""
         with self._database.view() as rows:
-            found = [rows.snapshot(name) for name in rows.snapshot_names(prefix)]
-        yield from (one for one in found if one is not None)
+            found = rows.snapshots(prefix)
+        yield from found
 
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""

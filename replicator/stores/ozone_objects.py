@@ -132,7 +132,7 @@ class OzoneWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.put(key, body, given, condition)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return _with_md5(made)
 
     def put_properties(
@@ -151,11 +151,12 @@ class OzoneWriter:
             with translated(f"cannot set the tags of {facts.key!r}"):
                 self._bucket.manager.put_tags(*self._bucket.place, name, properties.tags)
             return replace(pinned, modified_ms=0)
-        if properties.acl and without_acl(properties_of(found)) == given:
-            self._bucket.keep_acl(facts, properties.acl)
+        has_acl = properties.acl or properties.replaces_acl
+        if has_acl and without_acl(properties_of(found)) == given:
+            self._bucket.keep_acl(facts, properties)
             return replace(pinned, modified_ms=0)
         made = self._gateway.put_properties(pinned, given, tags_only=tags_only)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return replace(_with_md5(made), version="")
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -239,7 +240,7 @@ class OzoneUploadWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.complete(key, upload, parts, given, condition, whole)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return made
 
     def abort(self, key: str, upload: UploadId) -> None:
@@ -266,7 +267,7 @@ class OzonePieceWriter:
         given = without_acl(properties)
         with _named_conflicts(facts.key):
             made = self._gateway.put_pieces(facts, md5, pieces, given, condition)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return _with_md5(made)
 
     def write_part_pieces(

@@ -57,12 +57,11 @@ class OzoneSnapshots:
             found = self._bucket.manager.snapshot(*self._bucket.place, name)
         return self._facts(found) if found is not None and found.is_active else None
 
-    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
         """See SnapshotStore."""
-        with translated(f"cannot list the snapshots below {prefix!r}"):
-            for found in self._bucket.manager.snapshots(*self._bucket.place, prefix=prefix):
-                if found.is_active:
-                    yield self._facts(found)
+        with translated("cannot list snapshots"):
+            found = list(self._bucket.manager.snapshots(*self._bucket.place, prefix=prefix))
+        yield from (self._facts(one) for one in found if one.is_active)
 
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""

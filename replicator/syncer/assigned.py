@@ -24,6 +24,7 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.address import check_outside
+from replicator.stores.errors import StoreError
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
 from replicator.syncer.duties import HeldReplication
@@ -35,7 +36,7 @@ from replicator.syncer.master_lease import MasterLease
 from replicator.syncer.rounds import EngineLimits
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
-from runtime.errors import BusyError, InternalError
+from runtime.errors import BusyError, DiskError, InternalError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.rate_limit import Clock
@@ -295,6 +296,9 @@ def _opened(address: str, *, may_write: bool, create: bool) -> Iterator[Store]:
 
 
 def _opening_verdict(error: ReconcileError, *, is_source: bool) -> FaultVerdict:
+    if isinstance(error, DiskError):
+        # That of a bucket in a folder, and not the syncer's own.
+        error = StoreError(error.message, hint=error.hint, **error.facts)
     found, fault = verdict(error, source_answers=not is_source), ReplicationFault
     if found.is_of_key:
         # No key was asked for: the bucket itself is not what it should be.

@@ -6,7 +6,7 @@ changes of one key never overtake each other.
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
@@ -61,7 +61,7 @@ FIRST_PROOF_S = 5.0
 _PROOF_RETRY_S = 60.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
-# Snapshots that crashes have left, of which nobody knows.
+# Names of snapshots that a store may still reserve after they were deleted.
 _NAME_TRIES = 100
 
 
@@ -116,9 +116,6 @@ class RoundRunner:
         self._limits = limits
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
         self._is_difference_open = self._has_cleaned = False
-        digest = blake3_of(policy.policy_id.encode()).hex()[:12]
-        # How the names of this replication's snapshots begin.
-        self._names = f"treefold-{digest}-"
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved: Checkpoint | None = None
@@ -179,7 +176,7 @@ class RoundRunner:
             ReconcileError: it could not be done; the next call tries it again.
         """
         if not self._has_cleaned:
-            self.delete_snapshots(self._machine.snapshots)
+            self.delete_left()
             self._has_cleaned = True
         if not self._todo:
             return False
@@ -223,21 +220,23 @@ class RoundRunner:
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
 
-    def delete_snapshots(self, kept: Sequence[SnapshotFacts]) -> None:
-        """Let go of all snapshots of this replication but these: a syncer that ended
-        between a record and a deletion has left one that nobody knows of.
+    def delete_left(self) -> list[SnapshotFacts]:
+        """Let go of what syncers have left that were killed: snapshots of which no
+        checkpoint says anything. Returns what they were.
 
         Raises:
             LeaseLostError: another syncer works on this.
             StoreError: the source did not answer.
         """
-        snapshots, known = self._tools.source.snapshots, {one.snapshot_id for one in kept}
+        snapshots = self._tools.source.snapshots
         if snapshots is None:
-            return
-        for one in list(snapshots.below(self._names)):
-            if one.snapshot_id not in known:
-                self._lease.check()
-                snapshots.delete(one.name)
+            return []
+        needed = {one.snapshot_id for one in self._machine.snapshots}
+        found = self._tools.retried(lambda: list(snapshots.named(self._snapshot_prefix)))
+        left = [one for one in found if one.snapshot_id not in needed and _number(one.name)]
+        for one in left:
+            self.delete_snapshot(one)
+        return left
 
     def record(self) -> None:
         """Save what is to be saved next.
@@ -344,22 +343,27 @@ class RoundRunner:
     def _take_snapshot(self) -> SnapshotTaken:
         snapshots = self._tools.source.snapshots
         assert snapshots is not None
-        self.delete_snapshots(self._machine.snapshots)
-        known = [_number(one.name) for one in self._machine.snapshots]
-        for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
-            name = f"{self._names}{number}"
+        known = (*self._machine.snapshots, *self.delete_left())
+        last = max((_number(one.name) for one in known), default=0)
+        for number in range(last + 1, last + _NAME_TRIES):
+            name = f"{self._snapshot_prefix}{number}"
             self._lease.check()
             try:
                 made = self._tools.retried(partial(snapshots.create, name))
             except PreconditionFailedError:
-                # One of ours, made just before a crash: nobody knows of it.
+                # An answer was lost, or a store still reserves a name that was deleted.
                 snapshots.delete(name)
                 continue
             position = made.position
             if position is None and self._capture is not None:
                 position = self._capture.position()
             return SnapshotTaken(made, position)
-        raise StoreError(f"the snapshots {self._names}... cannot be deleted")
+        raise StoreError(f"the snapshots {self._snapshot_prefix}... cannot be deleted")
+
+    @property
+    def _snapshot_prefix(self) -> str:
+        """How the names of all snapshots of this replication begin."""
+        return f"treefold-{blake3_of(self.policy.policy_id.encode()).hex()[:12]}-"
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if checkpoint == self._saved:

@@ -64,7 +64,7 @@ def report(
     log: str = "log",
 ) -> ReplicationReport:
     position = None if index is None else FeedPosition(log, index)
-    checkpoint = Checkpoint(Stage.LIVE, position=position)
+    checkpoint = Checkpoint(Stage.LIVE, position=position, prefixes=("",))
     return ReplicationReport(condition, checkpoint, fault, "message" if fault else "")
 
 

@@ -660,12 +660,14 @@ class MemorySnapshots:
             found = store.snapshots.get(name)
             return found[0] if found else None
 
-    def below(self, prefix: str) -> Iterator[SnapshotFacts]:
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
         """See SnapshotStore."""
         store = self._store
-        with store._operation("snapshots_below", prefix), store._lock:
-            found = sorted(store.snapshots.items())
-        yield from (facts for name, (facts, _) in found if name.startswith(prefix))
+        with store._operation("find_snapshots", prefix), store._lock:
+            found = [
+                facts for name, (facts, _) in store.snapshots.items() if name.startswith(prefix)
+            ]
+        yield from found
 
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""

@@ -269,8 +269,10 @@ class ReplicationStorm:
                 is_taken = host.order(lambda one: one.set_enabled(ORDER, is_enabled=is_enabled))
             case 7 | 8:
                 what = "prefixes"
-                self._prefixes = rng.choice(_WANTED)
-                is_taken = host.want_prefixes(_POLICY, self._prefixes)
+                chosen = rng.choice(_WANTED)
+                wished = tuple(sorted(chosen))
+                is_taken = host.order(lambda one: one.set_prefixes(_POLICY, wished, ORDER))
+                self._prefixes = chosen if is_taken else self._prefixes
             case _:
                 what, is_taken = "all", True
                 self._want_all()

@@ -82,7 +82,7 @@ def test_an_index_of_64_bits_keeps_its_digits() -> None:
 
 
 def test_status_says_up_to_where_it_is_equal() -> None:
-    text = "\n".join(status_lines(FINE))
+    text = "\n".join(status_lines(with_report(FINE, oldest_unproven_ms=FINE.now_ms)))
     assert "equal up to position 4" in text
     assert "RPO 0" in text
     assert "UNKNOWN" not in text
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_unknown_with_reason_and_age() -> None:
 
 @pytest.mark.parametrize(
     ("oldest_ms", "proven", "expected"),
-    [(4, True, 8), (4, False, 8), (None, True, 0), (None, False, None), (99, True, 0)],
+    [(4, True, 8), (4, False, 8), (None, True, None), (None, False, None), (99, True, 0)],
 )
 def test_the_rpo_is_the_age_of_the_oldest_change_that_is_not_proven(
     oldest_ms: int | None, proven: bool, expected: int | None
@@ -127,6 +127,23 @@ def test_the_rpo_is_the_age_of_the_oldest_change_that_is_not_proven(
     position = FeedPosition("log", 4) if proven else None
     view = with_report(FINE, oldest_unproven_ms=oldest_ms, proven_position=position)
     assert rpo_ms(view) == expected
+
+
+def test_the_rpo_is_not_known_while_keys_are_compared_that_were_added() -> None:
+    """OZ-161: changes there may be of any age."""
+    view = with_report(FINE, oldest_unproven_ms=4, checkpoint=Checkpoint(prefixes=("a/",)))
+    record = view.record
+    for wanted, is_known in (
+        (("a/",), True),
+        (("a/b/",), True),
+        (("a/", "b/"), False),
+        ((), False),
+    ):
+        policy = replace(record.policy, prefixes=wanted)
+        found = replace(view, record=replace(record, policy=policy))
+        assert (rpo_ms(found) is not None) is is_known
+        text = "\n".join(status_lines(found))
+        assert ("compared for the first time" in text) is not is_known
 
 
 @pytest.mark.parametrize(
