@@ -19,7 +19,19 @@ from signal import SIGKILL
 from urllib.parse import quote
 
 from benchmarks.measure import Report, Samples
-from benchmarks.replication_runs import Replicator
+from benchmarks.replication_runs import (
+    BURST_OBJECTS,
+    CHANGE_BYTES_MAX,
+    IDLE_BYTES_MAX,
+    IDLE_S,
+    LARGE_BYTES,
+    OBJECT_BYTES,
+    RESTART_S_MAX,
+    SMALL_RATIO_MAX,
+    TRICKLE_OBJECTS,
+    TRICKLE_PER_S,
+    Replicator,
+)
 from ozone.manager_values import BucketLayout
 from replicator.master.client import MasterClient
 from replicator.replication import Policy, PolicyId, Stage
@@ -31,18 +43,7 @@ from tests.support.syncers import syncer_process
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-OBJECT_BYTES = 4 << 10
-TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
-BURST_OBJECTS = 2_000
-LARGE_BYTES = 64 << 20
-IDLE_S = 60.0
-
 LAG_S_MAX = 1.0
-IDLE_BYTES_MAX = 60_000
-SMALL_RATIO_MAX = 1.25
-PATCH_BYTES_MAX = 32_000
-TAG_BYTES_MAX = 1_500
-RESTART_S_MAX = 10.0
 
 _POLICY = PolicyId("bench")
 _START_S = 120.0
@@ -117,9 +118,8 @@ def _burst(run: _Run) -> None:
 
 def _changes(run: _Run) -> None:
     """Small changes of a large object."""
-    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
     for name, crossed in run.ours.changes(LARGE_BYTES).items():
-        run.add(f"64 MiB, {name}", "B", crossed, bars.get(name))
+        run.add(f"64 MiB, {name}", "B", crossed, CHANGE_BYTES_MAX.get(name))
 
 
 def _kill(run: _Run) -> None:

@@ -22,6 +22,19 @@ from tests.support.rgw import RgwMultisite
 from tests.support.s3_servers import S3Bucket
 from tests.support.wan import WanLink
 
+# What is written, and how long nothing is, whatever the stores are.
+OBJECT_BYTES = 4 << 10
+TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
+BURST_OBJECTS = 2_000
+LARGE_BYTES = 64 << 20
+IDLE_S = 60.0
+# Bars on all stores: bytes of an idle minute, bytes crossed by byte of small objects,
+# bytes of each change of a large object, seconds after a kill.
+IDLE_BYTES_MAX = 60_000
+SMALL_RATIO_MAX = 1.25
+CHANGE_BYTES_MAX = {"one byte": 32_000, "one tag": 1_500}
+RESTART_S_MAX = 10.0
+
 _WRITERS = 8
 # Looks at the target: lags are rounded up by so much, and by the time of a listing.
 _LOOK_S = 0.1
