@@ -145,24 +145,10 @@ def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
 
 def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
     """The replicator is killed and started again while an object waits."""
-    mine, theirs = (_samples(one, _restarted_s(one)) for one in (ours, peer))
+    mine, theirs = (_samples(one, one.restarted_s()) for one in (ours, peer))
     report.add("kill -9 and start: the next object", "s", mine, theirs)
     bar = Samples("the bar", (RESTART_S_MAX,))
     report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
-
-
-def _restarted_s(one: Replicator) -> float:
-    one.many("before", 50, OBJECT_BYTES)
-    with one.source.endpoint.client() as client:
-        client.put_object(Bucket=one.source.name, Key="after", Body=b"x")
-    one.kill_and_start()
-    with one.target.endpoint.client() as client:
-
-        def has_it() -> bool:
-            client.head_object(Bucket=one.target.name, Key="after")
-            return True
-
-        return one.wait(has_it)
 
 
 def _samples(one: Replicator, value: float) -> Samples:

@@ -124,17 +124,8 @@ def _changes(run: _Run) -> None:
 
 def _kill(run: _Run) -> None:
     """The syncer that has the replication is killed while objects are written."""
-    run.ours.many("before", 50, OBJECT_BYTES)
-    run.ours.kill_and_start()
-    with run.ours.source.endpoint.client() as client:
-        client.put_object(Bucket=run.ours.source.name, Key="after", Body=b"x")
-    with run.ours.target.endpoint.client() as client:
-
-        def has_it() -> bool:
-            client.head_object(Bucket=run.ours.target.name, Key="after")
-            return True
-
-        run.add("kill -9 of a syncer: the next object", "s", run.ours.wait(has_it), RESTART_S_MAX)
+    seconds = run.ours.restarted_s()
+    run.add("kill -9 of a syncer: the next object", "s", seconds, RESTART_S_MAX)
 
 
 class _Syncers:
@@ -153,16 +144,20 @@ class _Syncers:
         self.client = MasterClient([self._address])
         stack.callback(self.client.close)
         self._processes = dict[str, tuple[str, TreefoldProcess]]()
+        self._killed = ""
         for name in ("one", "other"):
             self._start(name)
 
-    def kill_and_start(self) -> None:
-        """As a crash of the one that has the replication, and whoever restarts it."""
+    def kill(self) -> None:
+        """As a crash of the one that has the replication."""
         holder = self.client.replication(_POLICY).state.holder
         assert holder is not None
-        name, process = self._processes.pop(holder.syncer_id)
+        self._killed, process = self._processes.pop(holder.syncer_id)
         process.stop(SIGKILL)
-        self._start(name)
+
+    def start(self) -> None:
+        """Start what was killed, as whoever watches it does."""
+        self._start(self._killed)
 
     def is_live(self) -> bool:
         """Whether the log is followed."""
@@ -205,9 +200,8 @@ def _replication(*, delay_ms: float, mbit: float) -> Iterator[tuple[Replicator, 
         wait_until(syncers.is_live, "the log to be followed", timeout_s=_START_S)
         sides = zip(endpoints, places, strict=True)
         source, target_bucket = (S3Bucket(*one) for one in sides)
-        kill = syncers.kill_and_start
-        feed = stores[1].feed
-        ours = Replicator("Treefold", source, target_bucket, links, kill, feed)
+        kill, start, feed = syncers.kill, syncers.start, stores[1].feed
+        ours = Replicator("Treefold", source, target_bucket, links, kill, start, feed)
         # The first comparison of both sides comes soon after the start.
         time.sleep(_FIRST_PROOF_S)
         yield ours, lambda: _grpc_requests(clusters[0])

@@ -66,7 +66,7 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class Replicator:
     """A running replicator: where one writes, where it arrives, what links it uses, and
-    how it is killed and started again. Arrivals are seen in the target's log where it
+    how it is killed, and started again. Arrivals are seen in the target's log where it
     has one, `feed`, otherwise by listings.
     """
 
@@ -74,7 +74,8 @@ class Replicator:
     source: S3Bucket
     target: S3Bucket
     links: Sequence[WanLink]
-    kill_and_start: Callable[[], None]
+    kill: Callable[[], None]
+    start: Callable[[], None]
     feed: ChangeFeed | None = None
 
     def crossed(self) -> int:
@@ -169,6 +170,25 @@ class Replicator:
         found["deleted"] = self.change(lambda client: client.delete_object(**source), is_gone)
         return found
 
+    def restarted_s(self) -> float:
+        """Kill it, write an object, and start it again: the seconds from the kill until
+        the target has the object.
+        """
+        self.many("before", 50, OBJECT_BYTES)
+        begun, key = time.monotonic(), "after"
+        self.kill()
+        with self.source.endpoint.client() as client:
+            client.put_object(Bucket=self.source.name, Key=key, Body=b"x")
+        self.start()
+        with self.target.endpoint.client() as client:
+
+            def has_it() -> bool:
+                client.head_object(Bucket=self.target.name, Key=key)
+                return True
+
+            self.wait(has_it)
+        return time.monotonic() - begun
+
     def wait_for_bucket(self) -> None:
         """Wait until the second site has heard of the target."""
         with self.target.endpoint.client() as client:
@@ -220,11 +240,13 @@ def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
     source = sites.site("a").endpoint.fresh_bucket()
     target = S3Bucket(sites.site("b").endpoint, source.name)
 
-    def kill_and_start() -> None:
+    def kill() -> None:
         sites.kill("b", "rgw")
+
+    def start() -> None:
         sites.start("b", "rgw")
 
-    peer = Replicator("Ceph multisite", source, target, sites.links, kill_and_start)
+    peer = Replicator("Ceph multisite", source, target, sites.links, kill, start)
     peer.wait_for_bucket()
     sites.wait_until_synced()
     yield peer
@@ -244,7 +266,7 @@ def watched_sync(
         ours = _Watch(
             source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
         )
-        replicator = Replicator("Treefold", source, target, (link,), ours.kill_and_start)
+        replicator = Replicator("Treefold", source, target, (link,), ours.kill, ours.start)
         replicator.wait_for_bucket()
         ours.start()
         try:
@@ -293,12 +315,11 @@ class _Watch:
                 stderr=log,
             )
 
-    def kill_and_start(self) -> None:
-        """As a crash and whoever restarts it do."""
+    def kill(self) -> None:
+        """As a crash does."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        self.start()
 
     def stop(self) -> None:
         """Ask it to end.
