@@ -7,8 +7,7 @@ must agree with what was sent, or the copy has failed.
 
 from dataclasses import dataclass, field, replace
 
-from merkle.object_checksum import Crc
-from proof.item import ContentHash, HashAlgorithm
+from proof.item import ContentHash
 from replicator.copy_requests import (
     Answer,
     CopyFailedError,
@@ -23,7 +22,7 @@ from replicator.copy_requests import (
     UploadRecord,
 )
 from replicator.crossing import Crossing
-from replicator.hashing import WholeCrc
+from replicator.hashing import WholeCrc, declared_crc
 from replicator.origin import OriginMarks
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
@@ -186,12 +185,7 @@ def recorded_crc(task: CopyTask) -> WholeCrc:
     """Computes the CRC that is recorded of the source, but for CRC32C, which every copy
     computes.
     """
-    names = [
-        one.algorithm.value
-        for one in task.source.hashes
-        if one.algorithm.name in Crc.__members__ and one.algorithm is not HashAlgorithm.CRC32C
-    ]
-    return WholeCrc(names[0] if names else "")
+    return WholeCrc(declared_crc(task.source.hashes))
 
 
 def target_facts(key: str) -> Steps[ObjectFacts | None]:

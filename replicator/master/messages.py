@@ -28,6 +28,7 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.port import FeedPosition, SnapshotFacts
+from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from runtime.errors import RemoteProtocolError, UsageError
 
 # What one syncer works on at once; its heartbeat has them all.
@@ -141,6 +142,7 @@ def report_to(report: ReplicationReport) -> pb.Report:
         last_applied_ms=report.last_applied_ms,
         lag_p50_ms=report.lag_p50_ms,
         lag_p99_ms=report.lag_p99_ms,
+        target_probe=report.target_probe,
     )
 
 
@@ -169,7 +171,12 @@ def report_from(message: pb.Report) -> ReplicationReport:
         last_applied_ms=_known(message, "last_applied_ms"),
         lag_p50_ms=_known(message, "lag_p50_ms"),
         lag_p99_ms=_known(message, "lag_p99_ms"),
+        target_probe=_probe_from(message.target_probe),
     )
+
+
+def _probe_from(text: str) -> str:
+    return _text(text, "probe of the target", PROBE_CHARACTERS_MAX)
 
 
 def options_to(options: ReplicationOptions) -> pb.Options:
@@ -366,6 +373,7 @@ def assignment_to(assignment: Assignment, known: dict[PolicyId, int]) -> pb.Assi
         return pb.Assignment(policy_id=assignment.policy.policy_id, digest=digest)
     message.digest = digest
     message.checkpoint.CopyFrom(_checkpoint_to(assignment.checkpoint))
+    message.target_probe = assignment.target_probe
     return message
 
 
@@ -380,7 +388,8 @@ def assignment_from(message: pb.Assignment) -> Assignment | None:
     policy = policy_from(message.policy)
     if policy.policy_id != message.policy_id or not message.epoch:
         raise UsageError("an assignment is of another policy, or has no epoch")
-    return Assignment(policy, _number(message.epoch), _checkpoint_from(message.checkpoint))
+    checkpoint, probe = _checkpoint_from(message.checkpoint), _probe_from(message.target_probe)
+    return Assignment(policy, _number(message.epoch), checkpoint, probe)
 
 
 def known_from(message: pb.HeartbeatRequest) -> dict[PolicyId, int]:

@@ -139,20 +139,23 @@ class OzoneWriter:
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter. The OM replaces tags or the ACL; else the gateway copies
-        the object to a scratch object and back.
+        the object to a scratch object and back. What it has already is not written: a
+        syncer that was killed has written it, and could not record that.
         """
         given = without_acl(properties)
         found = self._bucket.key(facts.key)
         if found is None or not same_stamp(facts_of(facts.key, found), facts):
             raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
-        pinned = replace(facts, version="")
+        pinned, known = replace(facts, version=""), properties_of(found)
+        has_acl = properties.acl or properties.replaces_acl
+        if known == properties or (not has_acl and without_acl(known) == given):
+            return replace(pinned, modified_ms=0)
         if tags_only and properties.tags:
             name = self._bucket.name(facts.key)
             with translated(f"cannot set the tags of {facts.key!r}"):
                 self._bucket.manager.put_tags(*self._bucket.place, name, properties.tags)
             return replace(pinned, modified_ms=0)
-        has_acl = properties.acl or properties.replaces_acl
-        if has_acl and without_acl(properties_of(found)) == given:
+        if has_acl and without_acl(known) == given:
             self._bucket.keep_acl(facts, properties)
             return replace(pinned, modified_ms=0)
         made = self._gateway.put_properties(pinned, given, tags_only=tags_only)

@@ -96,8 +96,8 @@ class ChangeApplier:
         self._prefixes = prefixes
         self._two_way = two_way
         self._check_snapshot = check_snapshot
-        # Where both sides are written to, a key that is new here may be there already.
-        self._absent = 0 if two_way is not None else _ABSENT_IN_A_ROW
+        # The first changes may be those that a syncer before this one has applied.
+        self._absent = 0
         # Keys that the source was seen without: a change from before must not bring an
         # old state back for a moment.
         self._seen_gone = set[str]()

@@ -65,7 +65,8 @@ def report(
 ) -> ReplicationReport:
     position = None if index is None else FeedPosition(log, index)
     checkpoint = Checkpoint(Stage.LIVE, position=position, prefixes=("",))
-    return ReplicationReport(condition, checkpoint, fault, "message" if fault else "")
+    message = "message" if fault else ""
+    return ReplicationReport(condition, checkpoint, fault, message, target_probe='{"store":"x"}')
 
 
 def state_of(records: Iterable[Record], now_ms: int = 1_000_000) -> StoredState:
