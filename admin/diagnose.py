@@ -13,7 +13,12 @@ import click
 from admin.answer import container_ids, json_option
 from admin.client_config import client_config
 from admin.cluster_agents import ClusterAgents, agents_option
-from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.clusters import (
+    UNKNOWN_CONTAINER_HINT,
+    cluster_option,
+    open_cluster,
+    open_datanode,
+)
 from admin.command_result import CommandResult, command_result
 from admin.diagnosis_picture import (
     DRAWN_MAX,
@@ -27,6 +32,7 @@ from admin.paths import LocalPath
 from live.diagnosis import Diagnosis, reason_not_compared
 from live.results import ResultsFile
 from live.survey import ClusterSurvey
+from merkle.limits import CONTAINER_ID_MAX
 from merkle.outcome import DIVERGED_VERDICTS, Verdict
 from merkle.tree import ContainerId
 from ozone.scm_client import ClusterContainer, ScmClient
@@ -96,7 +102,10 @@ class _Tally:
     help="Also write all results here; the same command continues an interrupted one.",
 )
 @click.option(
-    "--after", type=WholeNumber(0), default=0, help="Without IDs: start after this container ID."
+    "--after",
+    type=WholeNumber(0, CONTAINER_ID_MAX),
+    default=0,
+    help="Without IDs: start after this container ID.",
 )
 @click.option(
     "--svg",
@@ -257,7 +266,11 @@ def _containers(
         if number in found:
             yield found[number]
         else:
-            answer.fail("container_not_found", f"Container {number} is not known to SCM.")
+            answer.fail(
+                "container_not_found",
+                f"Container {number} is not known to SCM.",
+                hint=UNKNOWN_CONTAINER_HINT,
+            )
 
 
 def _result(diagnosis: Diagnosis, *, deep: bool) -> JsonObject:

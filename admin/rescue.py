@@ -19,7 +19,12 @@ import click
 from admin.answer import container_ids, json_option
 from admin.client_config import client_config
 from admin.cluster_agents import ClusterAgents, agents_option
-from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.clusters import (
+    UNKNOWN_CONTAINER_HINT,
+    cluster_option,
+    open_cluster,
+    open_datanode,
+)
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.option_types import WholeNumber
@@ -49,6 +54,9 @@ _RATE = "100MB/s"
 _PORT_FIRST, _PORTS = 24_000, 8_000
 # A folder of rescues bears the cluster's ID.
 _FOLDER_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,99}")
+_INCOMPLETE_HINT = (
+    "Check --datanode-port, and that datanodes reach --listen; then run the same command again."
+)
 _UNHEALTHY = (
     "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
     " service by `treefold reconcile`, each while its datanode is stopped"
@@ -133,8 +141,10 @@ def rescue(
       8  another rescue of this cluster runs
     """
     with command_result("rescue", as_json=as_json) as answer:
-        if bool(arguments) == clean or (clean and (dry_run or plan)):
-            raise UsageError("give the IDs of containers, or --clean without --dry-run and --plan")
+        if bool(arguments) == clean:
+            raise UsageError("give the IDs of containers, or --clean alone")
+        if clean and (dry_run or plan):
+            raise UsageError("--clean has no plan", hint="Leave out --dry-run and --plan.")
         ids = None if clean else sorted(map(ContainerId, container_ids(arguments)))
         try:
             limit = parse_rate(rate)
@@ -171,7 +181,7 @@ def _rescue_all(
             run.rescue(container)
         for problem in options.agents.problems:
             answer.warn(problem)
-        answer.exit_status = answer.exit_status or run.status
+        answer.exit_status = run.status or answer.exit_status
 
 
 def _folder_name(identity: ClusterIdentity) -> str:
@@ -282,7 +292,9 @@ class _Run:
         """
         container = self.directory.get_containers([container_id]).get(container_id)
         if container is None:
-            raise ContainerNotFoundError(f"container {container_id} is not known to SCM")
+            raise ContainerNotFoundError(
+                f"container {container_id} is not known to SCM", hint=UNKNOWN_CONTAINER_HINT
+            )
         if container.is_erasure_coded:
             raise ContainerUnsupportedError(
                 f"container {container_id} is erasure-coded ({container.replication}): its replicas"
@@ -348,6 +360,9 @@ class _Run:
             outcome = runner.run(container_id, staged.replica, show)
         self.results[-1] |= _outcome_json(outcome)
         self.answer.print(_outcome_text(container_id, outcome))
+        if not outcome.is_complete and outcome.reason and not runner.cancelled.is_set():
+            text = f"container {container_id}: {outcome.reason}"
+            self.answer.fail("rescue_incomplete", text, hint=_INCOMPLETE_HINT)
         if not outcome.has_left:
             self.answer.warn(
                 "SCM may list our replica until it calls our datanode DEAD;"

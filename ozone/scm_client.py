@@ -17,7 +17,7 @@ from typing import TypeGuard
 from google.protobuf.message import DecodeError, Message
 
 from merkle.errors import ReconcileError
-from merkle.limits import CHECKSUM_MAX, PEERS_MAX
+from merkle.limits import CHECKSUM_MAX, CONTAINER_ID_MAX, PEERS_MAX
 from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError
@@ -46,7 +46,6 @@ _CONTAINER_BYTES_MAX = 1 << 10
 _REPLICA_BYTES_MAX = 2 << 10
 # Of all datanodes, of which each takes some 500 bytes.
 _NODES_BYTES_MAX = 4 << 20
-_CONTAINER_ID_MAX = (1 << 63) - 1
 # The port of a datanode that serves reads.
 _READ_PORT = "STANDALONE"
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
@@ -198,7 +197,7 @@ class ScmClient:
         page.
         """
         last = after
-        while True:
+        while last < CONTAINER_ID_MAX:
             query = pb.SCMListContainerRequestProto(
                 count=_CONTAINERS_PER_CALL, startContainerID=last + 1
             )
@@ -216,7 +215,7 @@ class ScmClient:
                 last = row.containerID
                 yield self._container(row)
             # A page can be shorter than requested: SCM has a limit of its own.
-            if not rows or last == _CONTAINER_ID_MAX:
+            if not rows:
                 return
 
     def get_containers(
