@@ -51,7 +51,9 @@ CHUNK_BYTES, WINDOW_BYTES = 4 << 20, 16 << 10
 OFFSETS = (100, 20_100, 40_100)
 ROUNDS = 5
 # An Ozone closes a container in seconds; the few are diagnosed again and again.
-OZONE_CONTAINERS, OZONE_REPEAT = 24, 20
+OZONE_CONTAINERS, OZONE_REPEAT = 4, 100
+# Below the size at which a container of the test bed closes by itself.
+OZONE_LARGE_BYTES = 40 << 20
 
 CONTAINERS_PER_S_MIN = 300.0
 DEEP_RATIO_MIN = 0.8
@@ -138,7 +140,7 @@ def ozone_target() -> Iterator[Target]:
     with first_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         small, large, broken = (Path(folder) / name for name in ("small", "large", "broken"))
         small.write_bytes(os.urandom(1_000))
-        large.write_bytes(os.urandom(LARGE_BYTES))
+        large.write_bytes(os.urandom(OZONE_LARGE_BYTES))
         broken.write_bytes(os.urandom(2 * CHUNK_BYTES))
         place = f"/bench-{secrets.token_hex(4)}/bucket"
         cluster.shell(f"volume create {place[:-7]}", f"bucket create {place}")
@@ -152,7 +154,7 @@ def ozone_target() -> Iterator[Target]:
         found = list[ContainerId]()
         while len(found) < OZONE_CONTAINERS:
             found += put(f"small{len(found)}", small, BLOCKS)
-        [most, *_] = put("large", large, LARGE_BLOCKS)
+        [most, *_] = put("large", large, 1)
         [damaged, *_] = put("broken", broken, 1)
         damage_and_reconcile_twice(cluster, damaged, OFFSETS)
         chunks = len(block_files(cluster, 1, damaged))

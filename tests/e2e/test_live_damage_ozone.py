@@ -29,20 +29,19 @@ from tests.support.processes import TreefoldProcess
 
 pytestmark = [pytest.mark.ozone(is_last=7), pytest.mark.timeout(900)]
 
-SIZES = (200_000, 5_242_883)
+# One block of each size in each container.
+LOST, ROW, CUT, LARGE = SIZES = (200_000, 300_000, 400_000, 5_242_883)
 CHUNK_BYTES = 4 << 20
-# One container for each kind of damage, on the first datanode.
-KINDS = (
-    "healthy", "bit flip", "truncated", "missing file", "missing row", "missing tree",
-    "stale tree", "deleted on one", "missing replica",
-)  # fmt: skip
+# What is damaged of a container's replica on the first datanode. It finds a missing row
+# at its start, when it scans the containers in their order: that one is the last.
+KINDS = ("tree file", "tree entries", "bytes", "replica", "row")
 
 
 @pytest.fixture(scope="module")
 def containers(
     ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, ContainerId]:
-    """A closed container with a block of each size for each kind of damage."""
+    """A closed container for each kind of damage."""
     folder = tmp_path_factory.mktemp("keys")
     for size in SIZES:
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
@@ -65,69 +64,65 @@ def damaged(
     containers: dict[str, ContainerId],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, ContainerId]:
-    """The containers once each has its damage. Rows and replicas vanish while the first
+    """The containers once each has its damage. A row and a replica vanish while the
     datanode is stopped.
     """
-    cluster, disk = ozone_cluster, Disk()
+    cluster, row, gone = ozone_cluster, containers["row"], containers["replica"]
+    folder = tmp_path_factory.mktemp("state")
     cluster.stop(1)
-    state = tmp_path_factory.mktemp("state")
-    with open_volume(cluster.volume(1), hold=Hold.OWNER, state_folder=state, disk=disk) as volume:
+    with open_volume(
+        cluster.volume(1), hold=Hold.OWNER, state_folder=folder, disk=Disk()
+    ) as volume:
         batch = Batch()
-        row = containers["missing row"]
-        batch.delete(OzoneTable.BLOCK_DATA, block_key(row, first_block(cluster, row)))
+        block_id = BlockId(int(file_of(cluster, row, ROW).stem))
+        batch.delete(OzoneTable.BLOCK_DATA, block_key(row, block_id))
         volume.database.write(batch)
-    shutil.rmtree(block_files(cluster, 1, containers["missing replica"])[0].parents[1])
+    shutil.rmtree(block_files(cluster, 1, gone)[0].parents[1])
     cluster.start(1)
-    flip(large(cluster, containers["bit flip"]), CHUNK_BYTES + 100)
-    with large(cluster, containers["truncated"]).open("r+b") as file:
-        file.truncate(CHUNK_BYTES + 20_000)
-    large(cluster, containers["missing file"]).unlink()
-    tree_file(cluster, 1, containers["missing tree"]).unlink()
-    rewrite(cluster, containers["stale tree"], without_last_chunk)
-    rewrite(cluster, containers["deleted on one"], with_tombstone)
     client = ScmClient([cluster.scm_address])
     with closing(client):
-        gone = containers["missing replica"]
-        eventually(
-            "SCM hears of the restarted datanode",
-            lambda: (
-                len(client.replicas([gone])[gone]) == 2
-                and all(
-                    len(client.replicas([one])[one]) == 3
-                    for one in containers.values()
-                    if one != gone
-                )
-            ),
-            120,
-        )
+
+        def is_reported() -> bool:
+            found = client.replicas([*containers.values()])
+            return {number: len(found[number]) for number in found} == {
+                number: 2 if number == gone else 3 for number in containers.values()
+            }
+
+        eventually("SCM hears of the restarted datanode", is_reported, 120)
+    eventually("it scanned the row's container", lambda: row in diagnose(cluster, str(row))[1], 120)
+    number = containers["bytes"]
+    flip(file_of(cluster, number, LARGE), CHUNK_BYTES + 100)
+    with file_of(cluster, number, CUT).open("r+b") as file:
+        file.truncate(20_000)
+    file_of(cluster, number, LOST).unlink()
+    tree_file(cluster, 1, containers["tree file"]).unlink()
+    change_tree(cluster, containers["tree entries"])
     return containers
 
 
-def large(cluster: OzoneCluster, container_id: ContainerId) -> Path:
-    """The file of the large block on the first datanode."""
-    return max(block_files(cluster, 1, container_id), key=lambda path: path.stat().st_size)
+def file_of(cluster: OzoneCluster, container_id: ContainerId, size: int) -> Path:
+    """The file of the block of this size on the first datanode."""
+    return next(
+        path for path in block_files(cluster, 1, container_id) if path.stat().st_size == size
+    )
 
 
-def first_block(cluster: OzoneCluster, container_id: ContainerId) -> BlockId:
-    return BlockId(int(large(cluster, container_id).stem))
-
-
-def rewrite(cluster: OzoneCluster, container_id: ContainerId, change: Any) -> None:
-    """Change the tree file of the first datanode, as an older or newer one."""
+def change_tree(cluster: OzoneCluster, container_id: ContainerId) -> None:
+    """Give the first datanode a tree that lacks a chunk, as an older one does, and has
+    a block deleted, as a newer one does.
+    """
     path = tree_file(cluster, 1, container_id)
     tree = tree_from_bytes(path.read_bytes(), container_id)
-    path.write_bytes(encode_tree(ContainerTree.of(container_id, change(tree))))
-
-
-def without_last_chunk(tree: ContainerTree) -> list[BlockTree]:
-    blocks = [one for one in tree.blocks if len(one.chunks) == 1]
-    [longest] = [one for one in tree.blocks if len(one.chunks) == 2]
-    return [*blocks, BlockTree.live(longest.block_id, longest.chunks[:1])]
-
-
-def with_tombstone(tree: ContainerTree) -> list[BlockTree]:
-    first, *rest = tree.blocks
-    return [BlockTree.tombstone(first.block_id, first.data_checksum), *rest]
+    large, lost = (int(file_of(cluster, container_id, size).stem) for size in (LARGE, LOST))
+    blocks = list[BlockTree]()
+    for block in tree.blocks:
+        if block.block_id == large:
+            blocks.append(BlockTree.live(block.block_id, block.chunks[:1]))
+        elif block.block_id == lost:
+            blocks.append(BlockTree.tombstone(block.block_id, block.data_checksum))
+        else:
+            blocks.append(block)
+    path.write_bytes(encode_tree(ContainerTree.of(container_id, blocks)))
 
 
 def diagnose(cluster: OzoneCluster, *words: str) -> tuple[int, dict[int, dict[str, Any]]]:
@@ -140,33 +135,35 @@ def diagnose(cluster: OzoneCluster, *words: str) -> tuple[int, dict[int, dict[st
     return done.returncode, {one["containerID"]: one for one in data["findings"]}
 
 
-def differences(found: dict[int, dict[str, Any]], container_id: int) -> tuple[str, set[str]]:
-    """The verdict of a container, and the kinds of its differences."""
-    if container_id not in found:
-        return "MATCH", set()
-    one = found[container_id]
-    return one["verdict"], {each["kind"] for each in one["differences"]}
+def verdicts(
+    cluster: OzoneCluster, found: dict[int, dict[str, Any]], containers: dict[str, ContainerId]
+) -> dict[str, tuple[str, set[tuple[str, int]]]]:
+    """The verdict by what is damaged, and each difference with its block's size."""
+    result = {}
+    for kind, number in containers.items():
+        sizes = {path.stem: path.stat().st_size for path in block_files(cluster, 2, number)}
+        one = found.get(number, {"verdict": "MATCH", "differences": []})
+        kinds = {(each["kind"], sizes[each["blockID"]]) for each in one["differences"]}
+        result[kind] = one["verdict"], kinds
+    return result
 
 
+# A datanode builds a tree that is gone from its records. What no scan has seen yet is
+# in no tree.
 TREES = {
-    # What no scan has seen yet is in no tree.
-    "healthy": ("MATCH", set()),
-    "bit flip": ("MATCH", set()),
-    "truncated": ("MATCH", set()),
-    "missing file": ("MATCH", set()),
-    "missing row": ("MATCH", set()),
-    # Its datanode builds one from the records.
-    "missing tree": ("MATCH", set()),
-    "stale tree": ("REPAIRABLE", {"missing_chunk"}),
-    "deleted on one": ("REPAIRABLE", {"deleted_block"}),
-    "missing replica": ("UNKNOWN", set()),
+    "tree file": ("MATCH", set()),
+    "tree entries": ("REPAIRABLE", {("missing_chunk", LARGE), ("deleted_block", LOST)}),
+    "bytes": ("MATCH", set()),
+    "replica": ("UNKNOWN", set()),
+    "row": ("REPAIRABLE", {("missing_block", ROW)}),
 }
+# A deletion stays; of all else the data decide.
 DATA = TREES | {
-    "bit flip": ("REPAIRABLE", {"corrupt_chunk"}),
-    "truncated": ("REPAIRABLE", {"corrupt_chunk"}),
-    "missing file": ("REPAIRABLE", {"missing_chunk"}),
-    "missing row": ("REPAIRABLE", {"missing_block"}),
-    "stale tree": ("MATCH", set()),
+    "tree entries": ("REPAIRABLE", {("deleted_block", LOST)}),
+    "bytes": (
+        "REPAIRABLE",
+        {("corrupt_chunk", LARGE), ("corrupt_chunk", CUT), ("missing_chunk", LOST)},
+    ),
 }
 
 
@@ -174,7 +171,7 @@ def test_each_kind_of_damage_gets_its_verdict_by_trees(
     ozone_cluster: OzoneCluster, damaged: dict[str, ContainerId]
 ) -> None:
     status, found = diagnose(ozone_cluster, "--agents", "none", *map(str, damaged.values()))
-    assert {kind: differences(found, one) for kind, one in damaged.items()} == TREES
+    assert verdicts(ozone_cluster, found, damaged) == TREES
     assert status == 3
 
 
@@ -201,12 +198,12 @@ def test_agents_beside_running_datanodes_find_what_reading_all_data_finds(
     """First the agents, since a failed read over the wire makes a datanode scan."""
     ids = [*map(str, damaged.values())]
     status, found = diagnose(ozone_cluster, "--deep", "--agents", agents, *ids)
-    assert {kind: differences(found, one) for kind, one in damaged.items()} == DATA
+    assert verdicts(ozone_cluster, found, damaged) == DATA
     assert status == 3
     for one in found.values():
         assert {each["readBy"] for each in one["replicas"]} == {"agent"}, one
     status, bare = diagnose(ozone_cluster, "--deep", "--agents", "none", *ids)
-    assert {kind: differences(bare, one) for kind, one in damaged.items()} == DATA
+    assert verdicts(ozone_cluster, bare, damaged) == DATA
     assert {one: each["differences"] for one, each in bare.items()} == {
         one: each["differences"] for one, each in found.items()
     }
