@@ -10,6 +10,8 @@ from replicator.master.errors import (
     PolicyRefusedError,
     SyncerRefusedError,
 )
+from replicator.master.gauges import Gauges
+from replicator.master.metrics import MASTER_METRICS
 from replicator.master.orders import POLICIES_MAX
 from replicator.master.records import SyncerCapacity
 from replicator.master.syncer_rules import SYNCERS_MAX
@@ -24,6 +26,7 @@ from replicator.replication import (
 )
 from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError, UsageError
+from runtime.metrics import Metrics
 from tests.support.master_records import (
     ALICE,
     LEASE_MS,
@@ -576,6 +579,34 @@ def test_silence_is_unknown_with_its_age_and_no_rpo(one: OneMaster) -> None:
     assert view.condition is Condition.UNKNOWN
     assert "s1 was last heard of 66 s ago" in view.reason
     assert rpo_ms(view) is None
+
+
+def test_metrics_have_next_index_lag_and_what_waits_while_these_are_known(one: OneMaster) -> None:
+    """OZ-170, OZ-004: what nobody knows any more has no value."""
+    syncer = working(one)
+    metrics = Metrics(MASTER_METRICS)
+    gauges = Gauges(metrics)
+    now_ms = one.store.read().now_ms
+    known = replace(report(7), queued=3, lag_p99_ms=250, oldest_unproven_ms=now_ms - 2_000)
+    syncer.save(known)
+    gauges.show(one.store.read())
+    of_one = {"replication": "p1"}
+    assert metrics.value("replication_master_next_index", **of_one) == 8
+    assert metrics.value("replication_master_lag_seconds", **of_one) == 0.25
+    assert metrics.value("replication_master_pending_entries", **of_one) == 3
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2
+    assert metrics.value("replication_master_replications", condition="ACTIVE") == 1
+    one.passes(LEASE_S - 1)
+    gauges.show(one.store.read())
+    # It grows while nothing is heard.
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2 + LEASE_S - 1
+    one.passes(2)
+    gauges.show(one.store.read())
+    # Nobody has a queue for it now; what was recorded still holds.
+    assert metrics.value("replication_master_next_index", **of_one) == 8
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2 + LEASE_S + 1
+    for name in ("lag_seconds", "pending_entries"):
+        assert f"replication_master_{name}{{".encode() not in metrics.page()
 
 
 def test_there_is_a_limit_of_policies_and_syncers(one: OneMaster) -> None:
