@@ -33,6 +33,11 @@ class KeyCopier:
         self._limits = limits
         self._origins = origins
 
+    @property
+    def part_bytes(self) -> int:
+        """Larger objects are sent in parts."""
+        return self._limits.part_bytes
+
     def carry_out(
         self, action: Action, source: ObjectFacts, target: ObjectFacts | None
     ) -> CopyResult | None:

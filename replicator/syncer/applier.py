@@ -96,8 +96,8 @@ class ChangeApplier:
         self._prefixes = prefixes
         self._two_way = two_way
         self._check_snapshot = check_snapshot
-        # The first changes may be those that a syncer before this one has applied.
-        self._absent = 0
+        # Where both sides are written to, a key that is new here may be there already.
+        self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
         # Keys that the source was seen without: a change from before must not bring an
         # old state back for a moment.
         self._seen_gone = set[str]()
@@ -161,7 +161,7 @@ class ChangeApplier:
             self._seen_gone.discard(key)
         if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
-        elif not looks and self._expects_absent:
+        elif not looks and self._expects_absent(source):
             target = None
         else:
             target = self._look(key)
@@ -185,11 +185,13 @@ class ChangeApplier:
             FailureReason.TARGET_CHANGED, f"{key} is written at the target again and again"
         )
 
-    @property
-    def _expects_absent(self) -> bool:
-        """Whether a key that is new may be written without a look: the store checks."""
+    def _expects_absent(self, source: ObjectFacts) -> bool:
+        """Whether a key that is new may be written without a look: the store checks. A
+        large object that a killed syncer has sent would cross in vain.
+        """
         checks = self._target.capabilities.creates_conditionally
-        return checks and self._absent >= _ABSENT_IN_A_ROW
+        is_small = source.size_bytes <= self._keys.part_bytes
+        return checks and is_small and self._absent >= _ABSENT_IN_A_ROW
 
     def _settle(self, state: KeyState, *, is_found: bool) -> Outcome:
         decided, two_way = self._comparison.decide_key(state), self._two_way

@@ -26,6 +26,7 @@ from replicator.stores.errors import (
     UnsupportedObjectError,
 )
 from replicator.stores.port import ChangeKind, FeedPosition, ObjectProperties, Store
+from replicator.stores.stamps import same_stamp
 from tests.support.bucket_commands import BucketPair, write_large
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_twin_service import TwinService
@@ -120,6 +121,31 @@ def test_whoever_follows_the_log_has_the_keys_of_the_bucket(
     if layout is FLAT:
         with buckets.opened_again(store) as again:
             assert followed(again, begun, wanted) == wanted
+
+
+@pytest.mark.parametrize("changed", ["tags", "metadata", "nothing"])
+def test_properties_that_are_there_are_not_written_again(
+    buckets: OzoneBuckets, changed: str
+) -> None:
+    """OZ-048: a syncer that was killed has written them, and could not record that."""
+    store = buckets.fresh(FLAT)
+    first = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
+    store.writer.put("k", b"body", first, ANYTHING)
+    given = {
+        "tags": replace(first, tags=(("c", "blue"),)),
+        "metadata": replace(first, metadata=(("a", "other"),)),
+        "nothing": first,
+    }[changed]
+    # What the killed one knew, whose record is of before.
+    known = replace(current(store, "k"), version="", modified_ms=0)
+    tags_only = changed == "tags"
+    store.writer.put_properties(known, given, tags_only=tags_only)
+    before = current(store, "k")
+    again = store.writer.put_properties(known, given, tags_only=tags_only)
+    assert current(store, "k") == before
+    assert same_stamp(again, before)
+    found = store.reader.properties("k")
+    assert (found.metadata, found.tags) == (given.metadata, given.tags)
 
 
 @pytest.mark.parametrize("layout", [FLAT, TREE])
