@@ -1,5 +1,8 @@
 """Carry out what was decided for one key, and record it."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from replicator.copier import Copier
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyResult, Steps
@@ -9,6 +12,9 @@ from replicator.difference import Action
 from replicator.ledger import PairLedger
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store
+
+# Takes the facts of the source's object and of the target's.
+PatchObject: TypeAlias = Callable[[ObjectFacts, ObjectFacts], CopyResult | None]
 
 
 class KeyCopier:
@@ -22,13 +28,17 @@ class KeyCopier:
         *,
         crossing: Crossing,
         limits: CopyLimits,
+        patch: PatchObject | None = None,
     ) -> None:
-        """`copier` is one to this target."""
+        """`copier` is one to this target. `patch` may make the target's object that of
+        the source, given the facts of both, with fewer bytes; None where it does not.
+        """
         self._target = target
         self._ledger = ledger
         self._copier = copier
         self._crossing = crossing
         self._limits = limits
+        self._patch = patch
 
     def carry_out(
         self, action: Action, source: ObjectFacts, target: ObjectFacts | None
@@ -40,7 +50,11 @@ class KeyCopier:
             StoreError: it was not brought there.
             OperationInterruptedError: it was interrupted.
         """
-        result = self._copier.run(self._steps(action, source, target))
+        result = None
+        if self._patch is not None and target is not None and action is not Action.PROPERTIES:
+            result = self._patch(source, target)
+        if result is None:
+            result = self._copier.run(self._steps(action, source, target))
         if result is not None:
             self._ledger.save_copy(result)
         return result

@@ -97,6 +97,8 @@ class ChangeApplier:
         self._check_snapshot = check_snapshot
         # Where both sides are written to, a key that is new here may be there already.
         self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # Keys that a comparison of contents has found different, against the ledger.
+        self._doubted = set[str]()
         # Keys that the source was seen without: a change from before must not bring an
         # old state back for a moment.
         self._seen_gone = set[str]()
@@ -127,6 +129,12 @@ class ChangeApplier:
                 return self._sum(self._delete_below(change))
             case ChangeKind.RENAME_PREFIX:
                 return self._sum(self._rename_below(change))
+
+    def doubt(self, key: str) -> None:
+        """Note that a comparison of contents has shown a key to differ that the ledger
+        takes for equal: once it is applied, the object is sent in any case.
+        """
+        self._doubted.add(key)
 
     def delete(self, changes: Sequence[Change]) -> list[Outcome | StoreError]:
         """Apply deletes in one request (OZ-010), each only if the source does not have
@@ -182,6 +190,9 @@ class ChangeApplier:
 
     def _settle(self, state: KeyState) -> Outcome:
         decided = self._comparison.decide_key(state)
+        if state.key in self._doubted and decided.decision.action is Action.NOTHING:
+            decided = self._comparison.decide_key(replace(state, target_is_damaged=True))
+        self._doubted.discard(state.key)
         action, now = decided.decision.action, decided.state
         if now.source is None:
             return Outcome(Effect.GONE)

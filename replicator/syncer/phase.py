@@ -10,12 +10,15 @@ from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits
 from replicator.crossing import Crossing
 from replicator.difference import DecisionRules
-from replicator.key_copy import KeyCopier
+from replicator.key_copy import KeyCopier, PatchObject
 from replicator.ledger import PairLedger
 from replicator.replication import ReplicationOptions
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
+from replicator.syncer.index_proofs import IndexProofs
+from replicator.syncer.target_verifier import TargetVerifier
+from replicator.syncer.window_patches import WindowPatches
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
 
@@ -24,7 +27,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all phases of a replication share. `target` is fenced."""
+    """What all phases of a replication share. `target` is fenced. With a verifier its
+    small writes go through that, and `proofs` compares by indexes.
+    """
 
     source: Store
     target: Store
@@ -37,6 +42,8 @@ class Tools:
     is_stopped: Callable[[], bool]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
+    verifier: TargetVerifier | None = None
+    proofs: IndexProofs | None = None
 
     def retried(self, call: Callable[[], T]) -> T:
         """Call what may fail for a while, and again if it did."""
@@ -84,12 +91,7 @@ class SyncPhase:
             is_cancelled=tools.is_stopped,
             new_executor=tools.new_executor,
         )
-        kept = tools.target.capabilities
-        rules = DecisionRules(
-            may_delete=all(one.lists_all_keys for one in (source.capabilities, kept)),
-            stamps_cover_properties=source.capabilities.stamps_cover_properties,
-            patches=kept.copies_ranges,
-        )
+        rules = _rules(source, tools.target)
         # Of what a comparison passes over nothing says that it was changed.
         self.comparison, of_changes = (
             KeyComparison(
@@ -106,7 +108,14 @@ class SyncPhase:
             for trusts_times in (True, False)
         )
         target, ledger = tools.target, tools.ledger
-        keys = KeyCopier(target, ledger, self._copier, crossing=crossing, limits=tools.copy_limits)
+        keys = KeyCopier(
+            target,
+            ledger,
+            self._copier,
+            crossing=crossing,
+            limits=tools.copy_limits,
+            patch=_window_patch(tools, source, crossing),
+        )
         self.applier = ChangeApplier(
             source,
             tools.target,
@@ -123,6 +132,24 @@ class SyncPhase:
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
         self._copier.close()
+
+
+def _rules(source: Store, target: Store) -> DecisionRules:
+    both = source.capabilities, target.capabilities
+    return DecisionRules(
+        may_delete=all(one.lists_all_keys for one in both),
+        stamps_cover_properties=source.capabilities.stamps_cover_properties,
+        patches=target.capabilities.copies_ranges,
+    )
+
+
+def _window_patch(tools: Tools, source: Store, crossing: Crossing) -> PatchObject | None:
+    """What patches objects through the verifier; None without one."""
+    if tools.verifier is None:
+        return None
+    return WindowPatches(
+        source, tools.verifier, crossing, take_bytes=tools.rate.take, retried=tools.retried
+    ).patch
 
 
 def _check_snapshot(tools: Tools, snapshot: SnapshotFacts | None) -> None:

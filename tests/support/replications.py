@@ -14,6 +14,7 @@ from replicator.stores.port import Store
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import Lease, LocalLease
 from replicator.syncer.rounds import EngineLimits
+from replicator.verifier.client import VerifierClient
 from runtime.retry import Backoff
 from tests.support.bucket_sync import LIMITS, InlineExecutor
 
@@ -103,6 +104,7 @@ class Replication:
     later: LaterExecutor | None = None
     syncer: SyncerId = SYNCER
     policy_id: PolicyId = POLICY
+    verifier: VerifierClient | None = None
 
     def __post_init__(self) -> None:
         self.start()
@@ -123,6 +125,7 @@ class Replication:
             clock=self.clock,
             limits=self.limits,
             new_executor=self._executor,
+            verifier=self.verifier,
         )
 
     def failed_keys(self) -> set[str]:
