@@ -190,7 +190,7 @@ def _verifier(folder: Path, bucket: str, port: int) -> Iterator[None]:
         f'listen = "127.0.0.1:{port}"\nwrites = true\n'
     )
     with TreefoldProcess(folder / "run", "verifier", "run", "--config", str(path)) as process:
-        assert process.address
+        assert process.address()
         yield
 
 
