@@ -209,12 +209,12 @@ def sync(
       130  interrupted; the same command continues
     """
     if watches:
-        if verifier is not None or dry_run:
-            raise click.UsageError("--watch goes with neither --verifier nor --dry-run")
+        if dry_run:
+            raise click.UsageError("--watch does not go with --dry-run")
         from admin.bucket_watch import WatchOptions, watch
 
         wishes = WatchOptions(prefix, delete, _rate(rate), transfers, interval_s)
-        watch(source, target, state, wishes, style=style, as_json=as_json)
+        watch(source, target, state, wishes, verifier=verifier, style=style, as_json=as_json)
         return
     options = SyncOptions(
         prefix=prefix,

@@ -21,6 +21,7 @@ from admin.replication_output import (
     print_replications,
     view_json,
 )
+from admin.tls_options import check_option_address
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import ReplicationView
@@ -87,6 +88,14 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         help="Where the target has a newer object of a key, leave it.",
     )
     @click.option("--no-acls", is_flag=True, help="Do not copy ACLs of objects.")
+    @click.option(
+        "--verifier",
+        metavar="HOST:PORT",
+        help=(
+            "The verifier beside TARGET, as the syncer reaches it: small writes cross in batches,"
+            " and comparisons by some bytes for each difference."
+        ),
+    )
     @wraps(command)
     def with_options(
         *,
@@ -96,8 +105,11 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         live: bool,
         newest_wins: bool,
         no_acls: bool,
+        verifier: str | None,
         **others: object,
     ) -> None:
+        if verifier is not None:
+            check_option_address("--verifier", verifier)
         options = ReplicationOptions(
             rate_of(rate or "0"),
             queue_entries,
@@ -105,6 +117,7 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
             live,
             newest_wins,
             not no_acls,
+            verifier or "",
         )
         command(options=options, **others)
 

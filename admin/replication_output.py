@@ -68,6 +68,7 @@ def _options_json(options: ReplicationOptions) -> JsonObject:
         "live": options.is_live,
         "newestWins": options.newest_wins,
         "keepsAcls": options.keeps_acls,
+        "verifier": options.verifier or None,
     }
 
 
@@ -257,6 +258,7 @@ def _options_text(options: ReplicationOptions) -> str:
     ]
     parts += ["the newest wins"] if options.newest_wins else []
     parts += [] if options.keeps_acls else ["without ACLs"]
+    parts += [f"verifier {options.verifier}"] if options.verifier else []
     return ", ".join(parts)
 
 

@@ -84,20 +84,22 @@ class Report(_message.Message):
     def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ..., target_probe: _Optional[str] = ...) -> None: ...
 
 class Options(_message.Message):
-    __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls")
+    __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls", "verifier")
     BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
     QUEUE_ENTRIES_MAX_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_S_FIELD_NUMBER: _ClassVar[int]
     IS_LIVE_FIELD_NUMBER: _ClassVar[int]
     NEWEST_WINS_FIELD_NUMBER: _ClassVar[int]
     KEEPS_ACLS_FIELD_NUMBER: _ClassVar[int]
+    VERIFIER_FIELD_NUMBER: _ClassVar[int]
     bytes_per_second: int
     queue_entries_max: int
     interval_s: float
     is_live: bool
     newest_wins: bool
     keeps_acls: bool
-    def __init__(self, bytes_per_second: _Optional[int] = ..., queue_entries_max: _Optional[int] = ..., interval_s: _Optional[float] = ..., is_live: bool = ..., newest_wins: bool = ..., keeps_acls: bool = ...) -> None: ...
+    verifier: str
+    def __init__(self, bytes_per_second: _Optional[int] = ..., queue_entries_max: _Optional[int] = ..., interval_s: _Optional[float] = ..., is_live: bool = ..., newest_wins: bool = ..., keeps_acls: bool = ..., verifier: _Optional[str] = ...) -> None: ...
 
 class Policy(_message.Message):
     __slots__ = ("policy_id", "source", "target", "prefixes", "options", "desired", "revision")

@@ -122,18 +122,33 @@ def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
     Raises:
         CopyFailedError: the target cannot keep it.
     """
-    plain = properties = task.crossing.of(found)
-    if task.origins is not None:
-        properties = task.origins.marked(task.source, found, plain)
-        has_room = _length(properties) <= task.capabilities.metadata_bytes_max
-        if task.origins.may_leave_out and not has_room:
+    return properties_at_target(task.source, found, task.crossing, task.origins, task.capabilities)
+
+
+def properties_at_target(
+    source: ObjectFacts,
+    found: ObjectProperties,
+    crossing: Crossing,
+    origins: OriginMarks | None,
+    target: Capabilities,
+) -> ObjectProperties:
+    """What a copy gets of the properties of the source's object, with the mark of its
+    origin.
+
+    Raises:
+        CopyFailedError: the target cannot keep it.
+    """
+    plain = properties = crossing.of(found)
+    if origins is not None:
+        properties = origins.marked(source, found, plain)
+        if origins.may_leave_out and _length(properties) > target.metadata_bytes_max:
             properties = plain
     length = _length(properties)
-    if length > task.capabilities.metadata_bytes_max:
+    if length > target.metadata_bytes_max:
         raise CopyFailedError(
             FailureReason.UNSUPPORTED,
-            f"{task.key} has {length} bytes of metadata; the target keeps up to"
-            f" {task.capabilities.metadata_bytes_max}",
+            f"{source.key} has {length} bytes of metadata; the target keeps up to"
+            f" {target.metadata_bytes_max}",
         )
     return properties
 

@@ -55,6 +55,8 @@ class ReplicationFault(Enum):
 
     SOURCE_UNAVAILABLE = "source_unavailable"
     TARGET_UNAVAILABLE = "target_unavailable"
+    VERIFIER_UNAVAILABLE = "verifier_unavailable"
+    """The verifier beside the target is passed by; all goes on without it."""
     SOURCE_FORBIDDEN = "source_forbidden"
     TARGET_FORBIDDEN = "target_forbidden"
     TARGET_FULL = "target_full"
@@ -76,7 +78,8 @@ class ReplicationOptions:
     `bytes_per_second` 0 is no limit (OZ-152). `queue_entries_max` is how many changes
     may wait to be applied (OZ-144). `interval_s` is the time between two incremental
     cycles. With `newest_wins` a change is applied only where it is newer than what the
-    target has (OZ-158). `is_live` False stays with incremental cycles.
+    target has (OZ-158). `is_live` False stays with incremental cycles. `verifier` is
+    host and port of the one beside the target, empty without one.
     """
 
     bytes_per_second: int = 0
@@ -85,6 +88,7 @@ class ReplicationOptions:
     is_live: bool = True
     newest_wins: bool = False
     keeps_acls: bool = True
+    verifier: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,6 +140,8 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     _VERIFIER + "WriteBatches": _BUCKET_WRITERS,
     _VERIFIER + "DeleteItems": _BUCKET_WRITERS,
     _VERIFIER + "PatchObject": _BUCKET_WRITERS,
+    _VERIFIER + "BeginRun": _BUCKET_WRITERS,
+    _VERIFIER + "WriteKeys": _BUCKET_WRITERS,
     _MASTER + "Register": _SYNCER,
     _MASTER + "Heartbeat": _SYNCER,
     _MASTER + "SaveReport": _SYNCER,

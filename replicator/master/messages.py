@@ -30,6 +30,7 @@ from replicator.replication import (
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from runtime.errors import RemoteProtocolError, UsageError
+from runtime.setting_values import check_address
 
 # What one syncer works on at once; its heartbeat has them all.
 _HELD_MAX = 256
@@ -188,6 +189,7 @@ def options_to(options: ReplicationOptions) -> pb.Options:
         is_live=options.is_live,
         newest_wins=options.newest_wins,
         keeps_acls=options.keeps_acls,
+        verifier=options.verifier,
     )
 
 
@@ -202,6 +204,12 @@ def options_from(message: pb.Options) -> ReplicationOptions:
         raise UsageError(f"interval_s: expected up to {_INTERVAL_S_MAX:.0f}, found {interval_s}")
     if not 0 < message.queue_entries_max <= _NUMBER_MAX:
         raise UsageError("queue_entries_max: expected 1 or more")
+    verifier = _text(message.verifier, "verifier", _ADDRESS_MAX)
+    try:
+        if verifier:
+            check_address(verifier)
+    except ValueError as error:
+        raise UsageError(f"verifier: {error}") from error
     return ReplicationOptions(
         _number(message.bytes_per_second),
         message.queue_entries_max,
@@ -209,6 +217,7 @@ def options_from(message: pb.Options) -> ReplicationOptions:
         message.is_live,
         message.newest_wins,
         message.keeps_acls,
+        verifier,
     )
 
 

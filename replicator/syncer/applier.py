@@ -96,8 +96,10 @@ class ChangeApplier:
         self._prefixes = prefixes
         self._two_way = two_way
         self._check_snapshot = check_snapshot
-        # Where both sides are written to, a key that is new here may be there already.
-        self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # The first changes may be those that a syncer before this one has applied.
+        self._absent = 0
+        # Keys that a comparison of contents has found different, against the ledger.
+        self._doubted = set[str]()
         # Keys that the source was seen without: a change from before must not bring an
         # old state back for a moment.
         self._seen_gone = set[str]()
@@ -129,6 +131,12 @@ class ChangeApplier:
                 return self._sum(self._delete_below(change))
             case ChangeKind.RENAME_PREFIX:
                 return self._sum(self._rename_below(change))
+
+    def doubt(self, key: str) -> None:
+        """Note that a comparison of contents has shown a key to differ that the ledger
+        takes for equal: once it is applied, the object is sent in any case.
+        """
+        self._doubted.add(key)
 
     def delete(self, changes: Sequence[Change]) -> list[Outcome | StoreError]:
         """Apply deletes in one request (OZ-010), each only if the source does not have
@@ -195,6 +203,9 @@ class ChangeApplier:
 
     def _settle(self, state: KeyState, *, is_found: bool) -> Outcome:
         decided, two_way = self._comparison.decide_key(state), self._two_way
+        if state.key in self._doubted and decided.decision.action is Action.NOTHING:
+            decided = self._comparison.decide_key(replace(state, target_is_damaged=True))
+        self._doubted.discard(state.key)
         action, now = decided.decision.action, decided.state
         if now.source is None:
             return Outcome(Effect.GONE)

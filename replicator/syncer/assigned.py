@@ -36,12 +36,15 @@ from replicator.syncer.folder import folder_name
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.master_lease import MasterLease
 from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.target_verifier import follower_client
 from replicator.syncer.threads import ReplicationThreads
+from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.errors import BusyError, DiskError, InternalError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.rate_limit import Clock
+from runtime.tls_files import Tls
 
 # Between two looks at a replication that runs.
 _LOOK_S = 0.5
@@ -69,9 +72,12 @@ class AssignedReplication:
         clock: Clock,
         copies: int,
         guard: ThreadGuard,
+        tls: Tls | None = None,
+        insecure: bool = False,
     ) -> None:
         """Begin to work. `parent` holds the folders of all replications, `copies` is
-        how many objects are copied at once.
+        how many objects are copied at once. `tls` and `insecure` are for the verifier
+        beside the target.
         """
         self.policy_id: PolicyId = assignment.policy.policy_id
         self._epoch = assignment.epoch
@@ -82,6 +88,8 @@ class AssignedReplication:
         self._clock = clock
         self._limits = EngineLimits(copier=CopierLimits(objects=-(-copies // 2), parts=_PARTS))
         self._guard = guard
+        self._tls = tls
+        self._insecure = insecure
         self._lock = threading.Lock()
         self._policy = assignment.policy
         self._changes = 0
@@ -217,7 +225,7 @@ class AssignedReplication:
 
     def _work(self) -> bool:
         """Open the stores, and follow the source until the end; False where it has to
-        begin again.
+        begin again, as with another verifier.
         """
         with ExitStack() as opened:
             policy = self._policy
@@ -233,15 +241,20 @@ class AssignedReplication:
             is_anew = self._probe.text != known
             wait_s = _PROBE_AGAIN_S if is_anew else _PROBE_KNOWN_S
             self._probe_s = self._clock.monotonic_s() + wait_s
+            verifier = None
+            if policy.options.verifier:
+                verifier = opened.enter_context(
+                    follower_client(policy.options.verifier, tls=self._tls, insecure=self._insecure)
+                )
             with self._guard.idle():
-                is_over = self._follow(source, target)
+                is_over = self._follow(source, target, verifier)
             if self._is_lost:
                 # A running engine finds out by itself, a paused one does not (OZ-050).
                 name = folder_name(source.address, target.address)
                 Disk().remove_folder(self._parent / name)
             return is_over
 
-    def _follow(self, source: Store, target: Store) -> bool:
+    def _follow(self, source: Store, target: Store, verifier: VerifierClient | None) -> bool:
         with self._lock:
             policy = self._policy
         engine = ReplicationEngine(
@@ -254,6 +267,7 @@ class AssignedReplication:
             checkpoint=self._checkpoint,
             clock=self._clock,
             limits=self._limits,
+            verifier=verifier,
         )
         with ReplicationThreads(engine, self.policy_id) as threads:
             with self._lock:
@@ -266,6 +280,8 @@ class AssignedReplication:
                     self._wake.clear()
                     if self._is_wanted() and self._clock.monotonic_s() >= self._probe_s:
                         self._probe_again(policy.target)
+                    if self._policy.options.verifier != policy.options.verifier:
+                        return False
                 if not (engine.is_over or self._stop.is_set()):
                     raise InternalError(f"a thread of replication {self.policy_id} has ended")
                 return True

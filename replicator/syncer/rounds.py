@@ -7,7 +7,7 @@ changes of one key never overtake each other.
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import assert_never
 
@@ -22,9 +22,11 @@ from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
+from replicator.syncer.index_proofs import ProofRequest
 from replicator.syncer.lease import Lease
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.proof import ProofState
+from replicator.syncer.proven_comparing import Comparing, ProvenComparing
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
@@ -61,6 +63,8 @@ FIRST_PROOF_S = 5.0
 _PROOF_RETRY_S = 60.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
+# Small objects that are written at once through a verifier.
+_GROUPED_OBJECTS = 32
 # Names of snapshots that a store may still reserve after they were deleted.
 _NAME_TRIES = 100
 
@@ -81,6 +85,13 @@ class EngineLimits:
     deletes_extras: bool = True
     wait_s: float = 0.1
     superseded_wait_s: float = 86_400.0
+
+    def grouped(self) -> "EngineLimits":
+        """These limits where small writes go together in calls: each waits for its
+        answer in a thread, and more of them fill a call.
+        """
+        objects = max(self.copier.objects, _GROUPED_OBJECTS)
+        return replace(self, copier=replace(self.copier, objects=objects))
 
 
 class RoundRunner:
@@ -124,7 +135,7 @@ class RoundRunner:
         self._source_rounds: SourceRounds | None = None
         self._unproven = 0
         self._phase: SyncPhase | None = None
-        self._comparing: StoreComparing | None = None
+        self._comparing: Comparing | None = None
         self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
@@ -272,6 +283,8 @@ class RoundRunner:
 
     def end_phase(self) -> None:
         """Put away what runs; what was taken from a queue is taken again."""
+        if self._tools.proofs is not None:
+            self._tools.proofs.cancel()
         self._workers.end()
         self._settle_source_rounds()
         phase, self._phase, self._comparing = self._phase, None, None
@@ -283,9 +296,41 @@ class RoundRunner:
 
     def compare(
         self, phase: SyncPhase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
+    ) -> Comparing:
+        """Begin to compare; with `watched` what changes meanwhile is counted. With a
+        verifier it is done by indexes, from the first key on.
+        """
+        policy, proofs = self.policy, self._tools.proofs
+        spares_foreign = policy.options.newest_wins or not self._limits.deletes_extras
+
+        def listed() -> StoreComparing:
+            return self._compare_listings(
+                phase, prefixes, start_after, spares_foreign=spares_foreign, watched=watched
+            )
+
+        if proofs is None:
+            return listed()
+        kept = (phase.source.capabilities, self._tools.target.capabilities)
+        request = ProofRequest(
+            phase.source,
+            prefixes,
+            may_delete=all(one.lists_all_keys for one in kept),
+            spares_foreign=spares_foreign,
+            must_settle=watched,
+        )
+        return ProvenComparing(
+            proofs, request, self._workers, phase.applier, self._clock, listed=listed
+        )
+
+    def _compare_listings(
+        self,
+        phase: SyncPhase,
+        prefixes: tuple[str, ...],
+        start_after: str,
+        *,
+        spares_foreign: bool,
+        watched: bool,
     ) -> StoreComparing:
-        """Begin to compare; with `watched` what changes meanwhile is counted."""
-        policy = self.policy
 
         def new_cut(prefix: str) -> CutCheck:
             return CutCheck(
@@ -303,7 +348,7 @@ class RoundRunner:
             self._clock,
             prefixes=prefixes,
             start_after=start_after,
-            spares_foreign=policy.options.newest_wins or not self._limits.deletes_extras,
+            spares_foreign=spares_foreign,
             new_cut=new_cut if watched else None,
         )
 
@@ -463,7 +508,7 @@ class RoundRunner:
             self._compared = request.prefixes
         return True, event
 
-    def _progressed(self, comparing: StoreComparing) -> Event | None:
+    def _progressed(self, comparing: Comparing) -> Event | None:
         now_s = self._clock.monotonic_s()
         if self._machine.is_live or now_s - self._progress_s < _PROGRESS_S:
             return None

@@ -16,6 +16,7 @@ from replicator.stores.port import ObjectProperties, Store
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import Lease, LocalLease
 from replicator.syncer.rounds import EngineLimits
+from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.retry import Backoff
 from tests.support.bucket_sync import LIMITS, InlineExecutor
@@ -131,6 +132,7 @@ class Replication:
     disk: Disk | None = None
     syncer: SyncerId = SYNCER
     policy_id: PolicyId = POLICY
+    verifier: VerifierClient | None = None
 
     def __post_init__(self) -> None:
         self.start()
@@ -152,6 +154,7 @@ class Replication:
             limits=self.limits,
             disk=self.disk,
             new_executor=self._executor,
+            verifier=self.verifier,
         )
 
     def failed_keys(self) -> set[str]:

@@ -64,7 +64,7 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
 }
 TREES = {"GetContainerHashes", "GetContainerHashPages"}
 PROOFS = {"Describe", "Prove", "Refresh", "GetFacts"}
-WRITES = {"WriteBatches", "DeleteItems", "PatchObject"}
+WRITES = {"WriteBatches", "DeleteItems", "PatchObject", "BeginRun", "WriteKeys"}
 CONTROLLER_OPERATOR = {
     "ListContainers", "GetContainers", "Reconcile", "Scan", "ListJobs", "GetJob", "CancelJob",
     "PauseJob", "ResumeJob", "ThrottleJob", "ListDatanodes", "GetStatus",
