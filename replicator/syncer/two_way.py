@@ -13,7 +13,7 @@ from replicator.stores.port import Change, ObjectFacts
 from replicator.syncer.conflict import KeySides, Standing, delete_wins, wins
 from runtime.rate_limit import Clock
 
-# Keys that the target alone has changed are remembered; of more, none is decided anew.
+# Keys that the target alone has changed: of more the oldest is forgotten.
 _WAITING_MAX = 100_000
 
 
@@ -25,18 +25,19 @@ class SupersededKeys:
     def __init__(self, clock: Clock, wait_s: float) -> None:
         """After `wait_s` seconds no other direction is expected to bring the change."""
         self._clock, self._wait_s = clock, wait_s
-        self._since = dict[str, float]()
+        self._since = dict[str, tuple[ObjectFacts | None, ObjectFacts | None, float]]()
 
-    def has_waited(self, key: str) -> bool:
+    def has_waited(self, state: KeyState) -> bool:
         """Note that a comparison has found the key so; whether that is long ago."""
-        now_s = self._clock.monotonic_s()
-        if key not in self._since and len(self._since) >= _WAITING_MAX:
+        now_s, sides = self._clock.monotonic_s(), (state.source, state.target)
+        known = self._since.get(state.key)
+        if known is None or known[:2] != sides:
+            self._since.pop(state.key, None)
+            self._since[state.key] = (*sides, now_s)
+            if len(self._since) > _WAITING_MAX:
+                self._since.pop(next(iter(self._since)), None)
             return False
-        return now_s - self._since.setdefault(key, now_s) >= self._wait_s
-
-    def forget(self, key: str) -> None:
-        """Note that the key is not so any more."""
-        self._since.pop(key, None)
+        return now_s - known[2] >= self._wait_s
 
 
 class TwoWayRules:
@@ -77,22 +78,24 @@ class TwoWayRules:
             # A client wrote it over what the target has still: the rank does not count.
             return True
         theirs = self._read(self._target, target) if target is not None else None
-        agreed = row.properties if row is not None else b""
+        source_was_seen = row is not None and row.source.agrees(facts)
+        agreed = b""
+        if row is not None and (source_was_seen or target_was_seen):
+            agreed = row.properties
         if not agreed and is_found and theirs is not None:
-            # The other direction may not see that they differ, where stamps do not tell.
+            # The other direction may not see it, where stamps do not tell.
             agreed = theirs.properties
         sides = KeySides(
             source=source,
             target=theirs,
             target_bucket=self._target.bucket,
-            source_was_seen=row is not None and row.source.agrees(facts),
+            source_was_seen=source_was_seen,
             target_was_seen=target_was_seen,
             agreed=agreed,
         )
         standing = sides.standing()
-        if standing is not Standing.SUPERSEDED:
-            self._superseded.forget(state.key)
-        elif is_found and (self._is_first or self._superseded.has_waited(state.key)):
+        may_decide = is_found and standing is Standing.SUPERSEDED
+        if may_decide and (self._is_first or self._superseded.has_waited(state)):
             standing = sides.by_rank()
         return standing is Standing.NEWER
 

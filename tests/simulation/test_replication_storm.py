@@ -78,7 +78,7 @@ def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        # A gap in the log ended a round between a record and the deletion of a snapshot.
+        # A gap ended a round between a record and the deletion of a snapshot.
         265,
         # What was cancelled had to end while the operator had disabled everything.
         1377,

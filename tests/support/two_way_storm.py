@@ -1,8 +1,8 @@
 """Buckets that replicate to each other in a storm: a pair, or a ring of three.
 
-Four writers work at all of them, also between a syncer's look and its write. Syncers are
-killed, and some lose their disk; links are cut, logs lost, clocks jump. When it is over
-the buckets come to rest, all equal, each key as its newest write has left it.
+Four writers work at all of them, also between a syncer's look and its write. Syncers
+are killed, and some lose their disk; links are cut, logs lost, clocks jump. When it is
+over the buckets come to rest, all equal, each key as its newest write has left it.
 """
 
 import random
@@ -70,8 +70,8 @@ class TwoWayStorm:
         self.marks = Counter[str]()
         self.operations = self._bodies = 0
         self._offsets = dict.fromkeys(names, 0)
-        # What the newest write of a client has left of a key, unless a client who saw it
-        # has deleted it: then it may be gone.
+        # What the newest write of a client has left of a key; None where a client who
+        # saw it has deleted it: then it may be gone.
         self.newest = dict[str, bytes | None]()
         self.stores = {name: self._store(name) for name in names}
         self.crossing = Crossing.between(MEMORY, UNPROVEN)
@@ -227,7 +227,7 @@ class TwoWayStorm:
         if is_at_target and name in _WRITES:
             if self.rng.random() < self._races:
                 self.marks["race"] += 1
-                # No store has a conditional delete: what is written there meanwhile is gone.
+                # No store has a conditional delete: what is written meanwhile is gone.
                 self.write(spared=store if name == "delete" else None)
             self._note(f"{link.name} {name} {key or ' '.join(store.deleting)}")
 
