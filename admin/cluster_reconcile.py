@@ -22,8 +22,9 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle, progress_sink
 from runtime.setting_values import parse_duration
+from scm.container_reports import ContainerReport, read_reports, ruling_of
 from scm.eligibility import Eligibility, Ruling
-from scm.ozone_driver import ContainerReport, OzoneDriver, read_reports, ruling_of
+from scm.ozone_driver import OzoneDriver
 from scm.ozone_rounds import OzoneOutcome, OzoneRun
 from scm.pace import PaceLimits
 from scm.policy import RootComparison, compare
@@ -32,7 +33,9 @@ from scm.policy import RootComparison, compare
 # report each wait for at most one heartbeat.
 _SETTLE = "90s"
 _PER_DATANODE = 2
-_POLL_S = 1.0
+# SCM tells nobody of reports: it is asked again, so often in a round's last wait.
+_POLLS_OF_A_ROUND = 5
+_POLL_S_MAX = 1.0
 # A failover of SCM takes seconds; a restart less than this.
 _SILENCE_MAX_S = 180.0
 # Options that only a controller can serve.
@@ -128,9 +131,15 @@ class _Reconciliation:
     """One run of the command, from its plan to its results."""
 
     def __init__(
-        self, scm: ScmClient, answer: CommandResult, limits: PaceLimits, settle_s: float
+        self,
+        scm: ScmClient,
+        answer: CommandResult,
+        limits: PaceLimits,
+        settle_s: float,
     ) -> None:
         self._scm, self._answer = scm, answer
+        # Short rounds need short waits.
+        self._poll_s = min(_POLL_S_MAX, settle_s / _POLLS_OF_A_ROUND)
         self._driver = OzoneDriver(scm, limits, settle_s=settle_s)
         self._nodes = {node.peer: node for node in scm.nodes()}
         self._results = list[JsonObject]()
@@ -182,8 +191,8 @@ class _Reconciliation:
                         for run in ended:
                             self._note(run)
                 if self._driver.runs:
-                    # SCM tells nobody of reports: it is asked again, until Ctrl-C.
-                    time.sleep(_POLL_S)
+                    # Until Ctrl-C.
+                    time.sleep(self._poll_s)
 
     def _note(self, run: OzoneRun) -> None:
         assert run.outcome is not None

@@ -44,7 +44,7 @@ def open_cluster(cluster: str) -> Iterator[ScmClient]:
         ConfigError: client.toml is invalid.
         UsageError: the text is neither a name in it nor addresses.
     """
-    client = ScmClient(_addresses(cluster))
+    client = ScmClient(cluster_addresses(cluster))
     try:
         yield client
     finally:
@@ -61,7 +61,13 @@ def open_datanode(node: ClusterNode) -> DatanodeClient:
     )
 
 
-def _addresses(cluster: str) -> tuple[str, ...]:
+def cluster_addresses(cluster: str) -> tuple[str, ...]:
+    """The addresses of the SCMs of the cluster that `--cluster` names.
+
+    Raises:
+        ConfigError: client.toml is invalid.
+        UsageError: the text is neither a name in it nor addresses.
+    """
     known = client_config(os.environ).clusters
     if cluster in known:
         return known[cluster]

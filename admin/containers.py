@@ -28,9 +28,9 @@ from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
+from scm.datanodes import Datanode
 from scm.eligibility import INVALID_HINT
 from scm.policy import RootComparison
-from scm.registry import Datanode
 from scm.replica_trees import compare_live, fetch_trees
 from scm.views import ContainerStatus, ReplicaStatus
 

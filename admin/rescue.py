@@ -3,6 +3,7 @@ cannot heal.
 """
 
 import json
+import os
 import re
 import signal
 import socket
@@ -16,6 +17,8 @@ from pathlib import Path
 import click
 
 from admin.answer import container_ids, json_option
+from admin.client_config import client_config
+from admin.cluster_agents import ClusterAgents, agents_option
 from admin.clusters import (
     UNKNOWN_CONTAINER_HINT,
     cluster_option,
@@ -26,6 +29,7 @@ from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath, state_home
+from live.agent_peer import AgentFirstPeer
 from live.diagnosis import reason_not_compared, reason_not_read
 from live.rescue import RescueOutcome, RescuePhase
 from live.rescue_runner import RescueFolder, RescueRunner, Staged, stage, withdraw
@@ -67,6 +71,7 @@ class _Options:
     listen: str
     datanode_port: int | None
     bytes_per_second: int
+    agents: ClusterAgents
 
 
 @click.command()
@@ -99,6 +104,7 @@ class _Options:
     show_default=True,
     help="Read at most this much from the cluster in a second; 0 is no limit.",
 )
+@agents_option
 @json_option
 def rescue(
     *,
@@ -111,6 +117,7 @@ def rescue(
     listen: str | None,
     datanode_port: int | None,
     rate: str,
+    agents: str,
     as_json: bool,
 ) -> None:
     """Heal containers of a running cluster that Ozone's own reconcile cannot heal.
@@ -119,7 +126,7 @@ def rescue(
     in a folder of this machine. Each window is proven against its recorded checksum.
     Then joins the cluster for seconds as a datanode that is never written to, lets the
     real datanodes reconcile from it, and leaves. What cannot be proven is named and
-    left alone.
+    left alone. Where an agent runs on a datanode's host, it gives the bytes.
 
     SCM's list keeps one DEAD datanode for each cluster and user.
 
@@ -147,7 +154,8 @@ def rescue(
             check_address(listen or "127.0.0.1:0")
         except ValueError as error:
             raise UsageError(f"--listen: {error}") from error
-        options = _Options(dry_run, plan, yes, listen or "", datanode_port, limit)
+        found = ClusterAgents(agents, client_config(os.environ))
+        options = _Options(dry_run, plan, yes, listen or "", datanode_port, limit, found)
         with open_cluster(cluster) as directory:
             _rescue_all(directory, ids, options, answer)
 
@@ -171,6 +179,8 @@ def _rescue_all(
         answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
         for container in [run.container(number) for number in ids]:
             run.rescue(container)
+        for problem in options.agents.problems:
+            answer.warn(problem)
         answer.exit_status = run.status or answer.exit_status
 
 
@@ -224,6 +234,10 @@ class _Run:
     plans: list[JsonObject] = field(default_factory=list)
     status: ExitCode = ExitCode.CLEAN
 
+    def __post_init__(self) -> None:
+        rate = self.options.bytes_per_second
+        self.limiter = RateLimiter(rate, SystemClock(), threading.Event().wait)
+
     def clean(self) -> None:
         """Remove what killed rescues left."""
         left = len(self.folder.leftovers())
@@ -246,9 +260,6 @@ class _Run:
         with ExitStack() as stack:
             peers = self._peers(container_id, own, stack)
             staging = stack.enter_context(self.folder.staging(container_id))
-            limiter = RateLimiter(
-                self.options.bytes_per_second, SystemClock(), threading.Event().wait
-            )
             staged = stage(
                 container_id,
                 own,
@@ -256,7 +267,7 @@ class _Run:
                 staging,
                 Disk(),
                 bcs_id=container.bcs_id,
-                reserve=limiter.take,
+                reserve=self.limiter.take,
             )
             self._show_plan(container_id, staged)
             if not staged.replica.staged:
@@ -310,9 +321,11 @@ class _Run:
                     f"container {container_id}, replica on {replica.peer}: {reason}",
                     hint="A rescue reads all replicas: a silent one may know of a deletion.",
                 )
-            client = open_datanode(node)
-            stack.callback(client.close)
-            peers[replica.peer] = DatanodePeer(replica.peer, client)
+            peer: Peer = DatanodePeer(replica.peer, open_datanode(node))
+            if agent := self.options.agents.find(node):
+                peer = AgentFirstPeer(peer, agent.peer)
+            stack.callback(peer.close)
+            peers[replica.peer] = peer
         if not peers:
             raise ContainerStateError(f"container {container_id} has no replica")
         return peers
@@ -331,7 +344,14 @@ class _Run:
     def _carry_out(
         self, container_id: ContainerId, own: PeerId, peers: dict[PeerId, Peer], staged: Staged
     ) -> None:
-        runner = RescueRunner(self.directory, peers, own, self.options.listen, self._join)
+        runner = RescueRunner(
+            self.directory,
+            peers,
+            own,
+            self.options.listen,
+            self._join,
+            reserve=self.limiter.take,
+        )
 
         def show(phase: RescuePhase) -> None:
             self.answer.print(f"container {container_id}: {phase.value}")
@@ -453,6 +473,7 @@ def _outcome_json(outcome: RescueOutcome) -> JsonObject:
         "unhealthy": list(outcome.unhealthy),
         "left": outcome.has_left,
         "reconciles": outcome.attempts,
+        "bytesReadBack": outcome.bytes_read_back,
         "reason": outcome.reason,
     }
 

@@ -7,6 +7,7 @@ from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing
 from replicator.difference import Action
 from replicator.ledger import PairLedger
+from replicator.origin import OriginMarks
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store
 
@@ -22,13 +23,15 @@ class KeyCopier:
         *,
         crossing: Crossing,
         limits: CopyLimits,
+        origins: OriginMarks | None = None,
     ) -> None:
-        """`copier` is one to this target."""
+        """`copier` is one to this target. `origins` marks what is copied."""
         self._target = target
         self._ledger = ledger
         self._copier = copier
         self._crossing = crossing
         self._limits = limits
+        self._origins = origins
 
     def carry_out(
         self, action: Action, source: ObjectFacts, target: ObjectFacts | None
@@ -68,6 +71,7 @@ class KeyCopier:
             windows=windows,
             content=row.hashes if row is not None else (),
             properties=row.properties if row is not None else b"",
+            origins=self._origins,
         )
         if action is Action.PROPERTIES:
             return put_properties(task)

@@ -12,10 +12,12 @@ from replicator.crossing import Crossing
 from replicator.difference import DecisionRules
 from replicator.key_copy import KeyCopier
 from replicator.ledger import PairLedger
+from replicator.origin import OriginMarks
 from replicator.replication import ReplicationOptions
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
+from replicator.syncer.two_way import SupersededKeys, TwoWayRules
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
 
@@ -57,8 +59,11 @@ class SyncPhase:
         options: ReplicationOptions,
         prefixes: tuple[str, ...],
         snapshot: SnapshotFacts | None,
+        superseded: SupersededKeys,
+        *,
+        is_first: bool,
     ) -> None:
-        """With a snapshot that is the source.
+        """With a snapshot that is the source. `is_first`: it is the initial batch.
 
         Raises:
             StoreError: the snapshot cannot be opened.
@@ -105,24 +110,47 @@ class SyncPhase:
             )
             for trusts_times in (True, False)
         )
-        target, ledger = tools.target, tools.ledger
-        keys = KeyCopier(target, ledger, self._copier, crossing=crossing, limits=tools.copy_limits)
-        self.applier = ChangeApplier(
-            source,
-            tools.target,
-            tools.ledger,
-            comparison=of_changes,
-            keys=keys,
-            readers=tools.readers,
-            retried=tools.retried,
-            prefixes=prefixes,
-            newest_wins=options.newest_wins,
-            check_snapshot=lambda: _check_snapshot(tools, snapshot),
-        )
+        self.applier = self._applier(of_changes, tools, options, prefixes, superseded, is_first)
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
         self._copier.close()
+
+    def _applier(
+        self,
+        comparison: KeyComparison,
+        tools: Tools,
+        options: ReplicationOptions,
+        prefixes: tuple[str, ...],
+        superseded: SupersededKeys,
+        is_first: bool,
+    ) -> ChangeApplier:
+        crossing, target, snapshot = self.crossing, tools.target, self.snapshot
+        marks = OriginMarks(self.source, crossing.digest, may_leave_out=not options.newest_wins)
+        two_way = None
+        if options.newest_wins:
+            theirs = OriginMarks(target, crossing.digest)
+            two_way = TwoWayRules(marks, theirs, superseded, tools.retried, is_first=is_first)
+        keys = KeyCopier(
+            target,
+            tools.ledger,
+            self._copier,
+            crossing=crossing,
+            limits=tools.copy_limits,
+            origins=marks,
+        )
+        return ChangeApplier(
+            self.source,
+            target,
+            tools.ledger,
+            comparison=comparison,
+            keys=keys,
+            readers=tools.readers,
+            retried=tools.retried,
+            prefixes=prefixes,
+            two_way=two_way,
+            check_snapshot=lambda: _check_snapshot(tools, snapshot),
+        )
 
 
 def _check_snapshot(tools: Tools, snapshot: SnapshotFacts | None) -> None:

@@ -335,18 +335,23 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
 def test_acls_cross_with_their_objects_and_alone(
     buckets: OzoneBuckets, layout: BucketLayout, tmp_path: Path
 ) -> None:
-    """OZ-029: of objects in one request and in parts; another ACL moves no byte."""
+    """OZ-029: of objects in one request and in parts; another ACL moves no byte. An
+    empty one crosses too: the target must not give its own.
+    """
     source, target = buckets.fresh(layout), buckets.fresh(layout)
+    put(source, "d/closed")
     put(source, "d/small")
     write_large(source, "d/large", random.Random(4).randbytes(12 * MIB), NOTHING)
     acl = (("group:staff", "rl"), ("user:alice", "rw"), *OWN)
     place = buckets.place(source)
     for key in ("d/small", "d/large"):
         buckets.manager.set_acl(*place, key, tuple(sorted(acl)))
+    buckets.manager.set_acl(*place, "d/closed", ())
     commands = BucketPair(source.address, target.address, tmp_path / "state", buckets.endpoint)
     assert commands.sync().last["equal"]
     for key in ("d/small", "d/large"):
         assert target.reader.properties(key).acl == tuple(sorted(acl))
+    assert target.reader.properties("d/closed").acl == ()
     etags = [current(target, key).etag for key in ("d/small", "d/large")]
     for key in ("d/small", "d/large"):
         buckets.manager.set_acl(*place, key, OWN)
@@ -355,6 +360,11 @@ def test_acls_cross_with_their_objects_and_alone(
     for key in ("d/small", "d/large"):
         assert target.reader.properties(key).acl == OWN
     assert [current(target, key).etag for key in ("d/small", "d/large")] == etags
+    buckets.manager.set_acl(*place, "d/small", ())
+    report = commands.sync()
+    assert (report.last["metadataOnly"], report.last["bytes"], report.last["equal"]) == (1, 0, True)
+    assert target.reader.properties("d/small").acl == ()
+    assert commands.sync().last["metadataOnly"] == 0
 
 
 def test_an_acl_that_ozone_does_not_have_is_refused_before_a_byte(buckets: OzoneBuckets) -> None:

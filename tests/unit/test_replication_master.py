@@ -395,6 +395,37 @@ def test_a_pair_of_buckets_has_one_replication(one: OneMaster) -> None:
             one.master.add_policy(same, ALICE)
 
 
+def test_an_order_lets_other_keys_cross(one: OneMaster) -> None:
+    """OZ-161: the holder hears of it, with a new revision."""
+    syncer = working(one)
+    one.master.set_prefixes(P1, ("a/", "b/"), ALICE)
+    [assignment] = syncer.beat().assignments
+    assert assignment.policy.prefixes == ("a/", "b/")
+    assert assignment.policy.revision == 2
+    assert one.master.replication(P1).record.changed_by == ALICE.who
+    with pytest.raises(PolicyRefusedError) as refused:
+        one.master.add_policy(replace(policy(), policy_id=P2), ALICE)
+    # The way that it names is a command.
+    assert "treefold bucket prefixes p1" in refused.value.hint
+
+
+def test_the_keys_of_a_failover_and_of_its_way_back_stay_the_same(one: OneMaster) -> None:
+    """OZ-151: the way forth would delete at the target what never came back."""
+    syncer = working(one)
+    one.master.fail_over(P1, ALICE)
+    syncer.beat()
+    with pytest.raises(PolicyRefusedError, match="writers of its own"):
+        one.master.set_prefixes(P1, ("a/",), ALICE)
+    forth = one.master.replication(P1).record.policy
+    back = replace(forth, policy_id=P2, source=forth.target, target=forth.source)
+    one.master.add_policy(back, ALICE, P1)
+    with pytest.raises(PolicyRefusedError, match="brings back"):
+        one.master.set_prefixes(P2, ("a/",), ALICE)
+    one.master.set_desired(P2, DesiredState.CANCELLED, ALICE)
+    with pytest.raises(PolicyRefusedError, match="cancelled"):
+        one.master.set_prefixes(P2, ("a/",), ALICE)
+
+
 def test_cancelled_is_not_paused(one: OneMaster) -> None:
     """OZ-128: it ends once its syncer says so, and does not go on from there."""
     syncer = working(one)
