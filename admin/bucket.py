@@ -91,6 +91,9 @@ _LAZY = {
     "index": LazyCommand("admin.bucket_index:index", "Build, refresh or check a verifier's index."),
     "list": LazyCommand("admin.bucket_policies:list_command", "List replications."),
     "pause": LazyCommand("admin.bucket_policies:pause", "Stop a replication until it is resumed."),
+    "prefixes": LazyCommand(
+        "admin.bucket_prefixes:prefixes", "Choose which keys of a replication cross."
+    ),
     "receipts": LazyCommand(
         "admin.bucket_receipts:receipts", "Show and check signed outcomes, offline."
     ),
@@ -206,12 +209,12 @@ def sync(
       130  interrupted; the same command continues
     """
     if watches:
-        if verifier is not None or dry_run:
-            raise click.UsageError("--watch goes with neither --verifier nor --dry-run")
+        if dry_run:
+            raise click.UsageError("--watch does not go with --dry-run")
         from admin.bucket_watch import WatchOptions, watch
 
         wishes = WatchOptions(prefix, delete, _rate(rate), transfers, interval_s)
-        watch(source, target, state, wishes, style=style, as_json=as_json)
+        watch(source, target, state, wishes, verifier=verifier, style=style, as_json=as_json)
         return
     options = SyncOptions(
         prefix=prefix,

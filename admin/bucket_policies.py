@@ -21,6 +21,7 @@ from admin.replication_output import (
     print_replications,
     view_json,
 )
+from admin.tls_options import check_option_address
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import ReplicationView
@@ -87,6 +88,14 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         help="Where the target has a newer object of a key, leave it.",
     )
     @click.option("--no-acls", is_flag=True, help="Do not copy ACLs of objects.")
+    @click.option(
+        "--verifier",
+        metavar="HOST:PORT",
+        help=(
+            "The verifier beside TARGET, as the syncer reaches it: small writes cross in batches,"
+            " and comparisons by some bytes for each difference."
+        ),
+    )
     @wraps(command)
     def with_options(
         *,
@@ -96,8 +105,11 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
         live: bool,
         newest_wins: bool,
         no_acls: bool,
+        verifier: str | None,
         **others: object,
     ) -> None:
+        if verifier is not None:
+            check_option_address("--verifier", verifier)
         options = ReplicationOptions(
             rate_of(rate or "0"),
             queue_entries,
@@ -105,6 +117,7 @@ def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
             live,
             newest_wins,
             not no_acls,
+            verifier or "",
         )
         command(options=options, **others)
 
@@ -275,7 +288,7 @@ def pause(*, master: MasterClient, policy_id: str, reason: str, as_json: bool) -
     """
     with command_result("bucket pause", as_json=as_json) as answer:
         view = master.set_desired(policy_id_from(policy_id), DesiredState.PAUSED, reason)
-        _print_wanted(answer, view)
+        print_wanted(answer, view)
 
 
 @click.command(short_help="Let a replication go on.")
@@ -287,7 +300,7 @@ def resume(*, master: MasterClient, policy_id: str, reason: str, as_json: bool) 
     """
     with command_result("bucket resume", as_json=as_json) as answer:
         view = master.set_desired(policy_id_from(policy_id), DesiredState.ENABLED, reason)
-        _print_wanted(answer, view)
+        print_wanted(answer, view)
 
 
 @click.command(short_help="Limit the rate of a replication while it runs.")
@@ -304,7 +317,7 @@ def throttle(
         known = policy_id_from(policy_id)
         before = master.replication(known).record.policy.options
         options = replace(before, bytes_per_second=rate_of(rate))
-        _print_wanted(answer, master.set_options(known, options, reason))
+        print_wanted(answer, master.set_options(known, options, reason))
 
 
 @click.command(short_help="End a replication.")
@@ -333,7 +346,7 @@ def cancel(
         _print_plan(answer, view, "End")
         if dry_run or not is_confirmed(answer, "End this replication?", yes=yes):
             return
-        _print_wanted(answer, master.set_desired(known, DesiredState.CANCELLED, reason))
+        print_wanted(answer, master.set_desired(known, DesiredState.CANCELLED, reason))
 
 
 @click.command(short_help="End a replication, and forget it.")
@@ -433,7 +446,8 @@ def _print_plan(answer: CommandResult, view: ReplicationView, what: str) -> None
     answer.print(f"  {policy.source}\n  to {policy.target}")
 
 
-def _print_wanted(answer: CommandResult, view: ReplicationView) -> None:
+def print_wanted(answer: CommandResult, view: ReplicationView) -> None:
+    """Print what is wanted of a replication now; the answer's data gets the view."""
     answer.data = {"replication": view_json(view)}
     desired = view.record.policy.desired.value
     answer.print(f"replication {view.policy_id}: wanted {desired}, now {condition_text(view)}")

@@ -7,7 +7,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import click
 
@@ -31,7 +30,7 @@ from replicator.proven_receipt import proven_receipt
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
 from replicator.refresh import READ_ALL_S, IndexedBucket
-from replicator.stores.address import canonical_address
+from replicator.stores.address import canonical_address, same_bucket
 from replicator.stores.opening import open_store
 from replicator.sync import SyncOptions
 from replicator.verifier.client import VerifierClient
@@ -106,7 +105,7 @@ def _open_proven_pair(
     source, target = canonical_address(source), canonical_address(target)
     check_addresses(source, target)
     said = client.describe()
-    if _bucket_of(said.address) != _bucket_of(target):
+    if not same_bucket(said.address, target):
         raise UsageError(
             f"the verifier at {client.address} is of {said.address}, not of {target}",
             hint="Name its bucket as TARGET, or another verifier.",
@@ -248,12 +247,3 @@ def _proof_notes(
         )
     # An item has none: they name accounts of one store.
     return [*notes, *uncompared_notes((*groups, "acl")), "ACLs were not compared."]
-
-
-def _bucket_of(address: str) -> tuple[str, ...]:
-    """Which bucket an address names, whatever the endpoint that it is reached by."""
-    address = canonical_address(address)
-    if address.startswith("local:"):
-        return (address,)
-    parts = urlsplit(address)
-    return (parts.scheme, parts.netloc, parts.path.strip("/"))

@@ -3,6 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -24,6 +25,7 @@ from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.folder import syncer_id
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.target_verifier import check_verifier
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
@@ -31,6 +33,9 @@ from runtime.output import print_json, print_line
 from runtime.process import StopSignals
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
+
+if TYPE_CHECKING:
+    from replicator.verifier.client import VerifierClient
 
 # Between two looks at how far it is.
 _LOOK_S = 0.5
@@ -53,10 +58,12 @@ def watch(
     state: Path | None,
     options: WatchOptions,
     *,
+    verifier: "VerifierClient | None" = None,
     style: ProgressStyle | None,
     as_json: bool,
 ) -> None:
     """Follow the source until SIGTERM or SIGINT, or until it stops with an error.
+    `verifier` is a client of the one beside the target.
 
     Raises:
         Exit: with what is known at the end.
@@ -71,6 +78,8 @@ def watch(
         ours = opened.enter_context(open_store(source, may_write=False))
         theirs = opened.enter_context(open_target(target, may_write=True, is_trial=False))
         transfers = options.transfers
+        if verifier is not None:
+            check_verifier(verifier, target)
         engine = ReplicationEngine(
             _policy(source, target, options),
             ours,
@@ -84,6 +93,7 @@ def watch(
                 copier=CopierLimits(objects=transfers, parts=transfers),
                 deletes_extras=options.delete,
             ),
+            verifier=verifier,
         )
         threads = opened.enter_context(ReplicationThreads(engine, "watch"))
         lines = _WatchLines(progress, as_json=as_json)

@@ -6,9 +6,9 @@ from functools import wraps
 
 import click
 
-from admin.answer import container_ids
+from admin.answer import check_no_controller, container_ids
 from admin.cluster_containers import listed_containers
-from admin.clusters import cluster_option, open_cluster
+from admin.clusters import UNKNOWN_CONTAINER_HINT, cluster_option, open_cluster
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.diagnosis_text import NodeNames, node_json
@@ -84,6 +84,7 @@ def cluster_reconcile_options(command: Callable[..., None]) -> Callable[..., Non
         with command_result("reconcile", as_json=bool(options["as_json"])) as answer:
             if cluster is None:
                 raise UsageError("--settle, --per-datanode and --per-hour need --cluster")
+            check_no_controller()
             for name in _CONTROLLER_ONLY:
                 if options[name]:
                     option = name.removesuffix("_file")
@@ -95,6 +96,11 @@ def cluster_reconcile_options(command: Callable[..., None]) -> Callable[..., Non
                 settle_s = parse_duration(settle or _SETTLE)
             except ValueError as error:
                 raise UsageError(f"--settle: {error}") from error
+            if settle_s <= 0:
+                raise UsageError(
+                    "--settle: a round that ends at once has not begun",
+                    hint="Give more than two heartbeats of the datanodes; they take 30 s each.",
+                )
             limits = PaceLimits(per_datanode or _PER_DATANODE, per_hour or 0)
             arguments = options["arguments"]
             assert isinstance(arguments, tuple)
@@ -159,8 +165,9 @@ class _Reconciliation:
 
     def _refuse(self, number: ContainerId, ruling: Ruling) -> None:
         message = NodeNames(self._nodes).text(ruling.message)
-        self._answer.fail(ruling.eligibility.value.lower(), message)
         is_unknown = ruling.eligibility is Eligibility.CONTAINER_NOT_FOUND
+        hint = UNKNOWN_CONTAINER_HINT if is_unknown else ""
+        self._answer.fail(ruling.eligibility.value.lower(), message, hint=hint)
         self._answer.exit_status = ExitCode.FAILED if is_unknown else ExitCode.REFUSED
 
     def _watch(self, allowed: Sequence[ContainerId]) -> None:

@@ -16,6 +16,10 @@ from runtime.setting_values import check_address
 # A datanode that takes longer for the trees of a batch is reported as silent.
 _DEADLINES = Deadlines(tree_s=30.0)
 
+UNKNOWN_CONTAINER_HINT = (
+    "`treefold container list --cluster ...` lists those that SCM knows; it forgets deleted ones."
+)
+
 
 def cluster_option(
     *, required: bool = False

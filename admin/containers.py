@@ -20,6 +20,7 @@ from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import DatanodeNames, host_of
 from admin.option_types import WholeNumber
 from merkle.comparison import Comparison
+from merkle.limits import CONTAINER_ID_MAX
 from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from runtime.exit_codes import ExitCode
@@ -60,7 +61,12 @@ def container() -> None:
     show_default=True,
     help="List at most this many.",
 )
-@click.option("--after", type=WholeNumber(0), default=0, help="Start after this container ID.")
+@click.option(
+    "--after",
+    type=WholeNumber(0, CONTAINER_ID_MAX),
+    default=0,
+    help="Start after this container ID.",
+)
 @click.option(
     "--ids",
     is_flag=True,

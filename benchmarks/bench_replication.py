@@ -11,6 +11,9 @@ With `--stores ozone` it starts two real Ozone clusters instead
 (tests/testbed/ozone_cluster.py), and a replication master with two syncers between
 them: benchmarks/ozone_replication.py.
 
+With `--stores verified` it shows what a verifier beside the target saves, and what a
+gap in the log costs then (jobs burst and gap): benchmarks/verified_replication.py.
+
 The lag of an object is from the answer to its PUT to the first listing of the target
 that has it; the target is listed every 0.1 s, beside the link. S3 has no log of changes
 that everybody may read: the watched sync lists the source at an interval, near it.
@@ -24,32 +27,39 @@ from pathlib import Path
 
 from benchmarks.measure import Report, Samples
 from benchmarks.ozone_replication import measure_ozone
-from benchmarks.replication_runs import Replicator, ceph_replication, watched_sync
+from benchmarks.replication_runs import (
+    BURST_OBJECTS,
+    CHANGE_BYTES_MAX,
+    IDLE_BYTES_MAX,
+    IDLE_S,
+    LARGE_BYTES,
+    OBJECT_BYTES,
+    RESTART_S_MAX,
+    SMALL_RATIO_MAX,
+    TRICKLE_OBJECTS,
+    TRICKLE_PER_S,
+    Replicator,
+    ceph_replication,
+    watched_sync,
+)
+from benchmarks.verified_replication import measure_verified
 from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
 
-JOBS = ("idle", "trickle", "burst", "changes", "kill")
+JOBS = ("idle", "trickle", "burst", "changes", "kill", "gap")
 DELAY_MS = 45.0
 MBIT = 200.0
 INTERVAL_S = 0.25
-OBJECT_BYTES = 4 << 10
-TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
-BURST_OBJECTS = 2_000
-LARGE_BYTES = 64 << 20
-IDLE_S = 60.0
 
-IDLE_BYTES_MAX = 60_000
+# Ours against the peer's.
 OBJECT_RATE_MIN = 3.0
 LAG_RATIO_MAX = 1.0
-SMALL_RATIO_MAX = 1.25
-PATCH_BYTES_MAX = 32_000
-TAG_BYTES_MAX = 1_500
-RESTART_S_MAX = 10.0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stores", choices=("ceph", "ozone"), default="ceph")
+    parser.add_argument("--stores", choices=("ceph", "ozone", "verified"), default="ceph")
+    parser.add_argument("--gap-objects", type=int, default=100_000, help="Of --stores verified.")
     parser.add_argument("--only", choices=JOBS, nargs="+", default=JOBS, help="Default: all.")
     parser.add_argument("--delay-ms", type=float, default=DELAY_MS, help="One way.")
     parser.add_argument("--mbit", type=float, default=MBIT, help="Of each direction; 0: no limit.")
@@ -59,6 +69,11 @@ def main() -> None:
     link = {"delay_ms": arguments.delay_ms, "mbit": arguments.mbit}
     if arguments.stores == "ozone":
         measure_ozone(arguments.only, **link).show(as_json=arguments.json)
+        return
+    if arguments.stores == "verified":
+        gap_objects = arguments.gap_objects
+        found = measure_verified(arguments.only, gap_objects=gap_objects, **link)
+        found.show(as_json=arguments.json)
         return
     notes = [
         f"{arguments.delay_ms:g} ms each way, {arguments.mbit:g} Mbit/s; the source is listed"
@@ -80,7 +95,7 @@ def main() -> None:
             "changes": changes,
             "kill": kill,
         }
-        for name in arguments.only:
+        for name in (one for one in arguments.only if one in jobs):
             jobs[name](report, ours, peer)
     report.show(as_json=arguments.json)
 
@@ -126,7 +141,6 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
 
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
     """Small changes of a large object."""
-    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
     found = [one.changes(LARGE_BYTES) for one in (ours, peer)]
     for name in found[0]:
         mine, theirs = (
@@ -134,30 +148,17 @@ def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
         )
         job = f"64 MiB, {name}"
         report.add(job, "B", mine, theirs)
-        if name in bars:
-            report.add(job, "B", mine, Samples("the bar", (bars[name],)), most=1.0)
+        if name in CHANGE_BYTES_MAX:
+            bar = Samples("the bar", (CHANGE_BYTES_MAX[name],))
+            report.add(job, "B", mine, bar, most=1.0)
 
 
 def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
     """The replicator is killed and started again while an object waits."""
-    mine, theirs = (_samples(one, _restarted_s(one)) for one in (ours, peer))
+    mine, theirs = (_samples(one, one.restarted_s()) for one in (ours, peer))
     report.add("kill -9 and start: the next object", "s", mine, theirs)
     bar = Samples("the bar", (RESTART_S_MAX,))
     report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
-
-
-def _restarted_s(one: Replicator) -> float:
-    one.many("before", 50, OBJECT_BYTES)
-    with one.source.endpoint.client() as client:
-        client.put_object(Bucket=one.source.name, Key="after", Body=b"x")
-    one.kill_and_start()
-    with one.target.endpoint.client() as client:
-
-        def has_it() -> bool:
-            client.head_object(Bucket=one.target.name, Key="after")
-            return True
-
-        return one.wait(has_it)
 
 
 def _samples(one: Replicator, value: float) -> Samples:

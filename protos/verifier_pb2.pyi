@@ -36,7 +36,7 @@ class Profile(_message.Message):
     def __init__(self, secret: _Optional[bytes] = ..., algorithm: _Optional[str] = ..., properties: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class IndexState(_message.Message):
-    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total", "damaged")
+    __slots__ = ("position", "listed", "recorded", "read", "listed_at_ms", "oldest_read_ms", "settled_items", "settled_total", "damaged", "unsettled")
     POSITION_FIELD_NUMBER: _ClassVar[int]
     LISTED_FIELD_NUMBER: _ClassVar[int]
     RECORDED_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,7 @@ class IndexState(_message.Message):
     SETTLED_ITEMS_FIELD_NUMBER: _ClassVar[int]
     SETTLED_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DAMAGED_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
     position: int
     listed: int
     recorded: int
@@ -55,7 +56,8 @@ class IndexState(_message.Message):
     settled_items: int
     settled_total: bytes
     damaged: bytes
-    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ..., damaged: _Optional[bytes] = ...) -> None: ...
+    unsettled: int
+    def __init__(self, position: _Optional[int] = ..., listed: _Optional[int] = ..., recorded: _Optional[int] = ..., read: _Optional[int] = ..., listed_at_ms: _Optional[int] = ..., oldest_read_ms: _Optional[int] = ..., settled_items: _Optional[int] = ..., settled_total: _Optional[bytes] = ..., damaged: _Optional[bytes] = ..., unsettled: _Optional[int] = ...) -> None: ...
 
 class ProveRequest(_message.Message):
     __slots__ = ("question",)
@@ -70,12 +72,26 @@ class ProveResponse(_message.Message):
     def __init__(self, answer: _Optional[bytes] = ...) -> None: ...
 
 class Run(_message.Message):
-    __slots__ = ("pair", "run")
+    __slots__ = ("pair", "run", "epoch")
     PAIR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     pair: bytes
     run: bytes
-    def __init__(self, pair: _Optional[bytes] = ..., run: _Optional[bytes] = ...) -> None: ...
+    epoch: int
+    def __init__(self, pair: _Optional[bytes] = ..., run: _Optional[bytes] = ..., epoch: _Optional[int] = ...) -> None: ...
+
+class BeginRunRequest(_message.Message):
+    __slots__ = ("profile_digest", "run")
+    PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    profile_digest: bytes
+    run: Run
+    def __init__(self, profile_digest: _Optional[bytes] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+
+class BeginRunResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class RefreshRequest(_message.Message):
     __slots__ = ("profile_digest", "read_since_ms", "prefix", "begins")
@@ -213,6 +229,46 @@ class BatchResult(_message.Message):
     total: bytes
     def __init__(self, batch: _Optional[int] = ..., results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ..., items: _Optional[int] = ..., total: _Optional[bytes] = ...) -> None: ...
 
+class KeyWrite(_message.Message):
+    __slots__ = ("key", "body", "properties_only", "delete", "properties", "blake3", "absent", "etag", "replaced", "tags_only")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    BODY_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_ONLY_FIELD_NUMBER: _ClassVar[int]
+    DELETE_FIELD_NUMBER: _ClassVar[int]
+    PROPERTIES_FIELD_NUMBER: _ClassVar[int]
+    BLAKE3_FIELD_NUMBER: _ClassVar[int]
+    ABSENT_FIELD_NUMBER: _ClassVar[int]
+    ETAG_FIELD_NUMBER: _ClassVar[int]
+    REPLACED_FIELD_NUMBER: _ClassVar[int]
+    TAGS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    body: bytes
+    properties_only: bool
+    delete: bool
+    properties: Properties
+    blake3: bytes
+    absent: bool
+    etag: str
+    replaced: Facts
+    tags_only: bool
+    def __init__(self, key: _Optional[str] = ..., body: _Optional[bytes] = ..., properties_only: bool = ..., delete: bool = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., blake3: _Optional[bytes] = ..., absent: bool = ..., etag: _Optional[str] = ..., replaced: _Optional[_Union[Facts, _Mapping]] = ..., tags_only: bool = ...) -> None: ...
+
+class WriteKeysRequest(_message.Message):
+    __slots__ = ("profile_digest", "run", "writes")
+    PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    WRITES_FIELD_NUMBER: _ClassVar[int]
+    profile_digest: bytes
+    run: Run
+    writes: _containers.RepeatedCompositeFieldContainer[KeyWrite]
+    def __init__(self, profile_digest: _Optional[bytes] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., writes: _Optional[_Iterable[_Union[KeyWrite, _Mapping]]] = ...) -> None: ...
+
+class WriteKeysResponse(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[WriteResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[WriteResult, _Mapping]]] = ...) -> None: ...
+
 class DeleteRequest(_message.Message):
     __slots__ = ("profile_digest", "items", "run")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -246,7 +302,7 @@ class DeleteResponse(_message.Message):
     def __init__(self, deleted: _Optional[int] = ..., refused: _Optional[_Iterable[_Union[DeleteRefusal, _Mapping]]] = ..., items: _Optional[int] = ..., total: _Optional[bytes] = ...) -> None: ...
 
 class PatchHeader(_message.Message):
-    __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties", "run")
+    __slots__ = ("profile_digest", "key", "base_id", "result_size_bytes", "result_blake3", "properties", "run", "base")
     PROFILE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     KEY_FIELD_NUMBER: _ClassVar[int]
     BASE_ID_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +310,7 @@ class PatchHeader(_message.Message):
     RESULT_BLAKE3_FIELD_NUMBER: _ClassVar[int]
     PROPERTIES_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    BASE_FIELD_NUMBER: _ClassVar[int]
     profile_digest: bytes
     key: str
     base_id: bytes
@@ -261,7 +318,8 @@ class PatchHeader(_message.Message):
     result_blake3: bytes
     properties: Properties
     run: Run
-    def __init__(self, profile_digest: _Optional[bytes] = ..., key: _Optional[str] = ..., base_id: _Optional[bytes] = ..., result_size_bytes: _Optional[int] = ..., result_blake3: _Optional[bytes] = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ...) -> None: ...
+    base: Facts
+    def __init__(self, profile_digest: _Optional[bytes] = ..., key: _Optional[str] = ..., base_id: _Optional[bytes] = ..., result_size_bytes: _Optional[int] = ..., result_blake3: _Optional[bytes] = ..., properties: _Optional[_Union[Properties, _Mapping]] = ..., run: _Optional[_Union[Run, _Mapping]] = ..., base: _Optional[_Union[Facts, _Mapping]] = ...) -> None: ...
 
 class PatchPiece(_message.Message):
     __slots__ = ("header", "patch")

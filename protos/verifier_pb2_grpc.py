@@ -49,6 +49,16 @@ class VerifierStub(object):
                 request_serializer=protos_dot_verifier__pb2.PatchPiece.SerializeToString,
                 response_deserializer=protos_dot_verifier__pb2.PatchResult.FromString,
                 )
+        self.BeginRun = channel.unary_unary(
+                '/treefold.verifier.v1.Verifier/BeginRun',
+                request_serializer=protos_dot_verifier__pb2.BeginRunRequest.SerializeToString,
+                response_deserializer=protos_dot_verifier__pb2.BeginRunResponse.FromString,
+                )
+        self.WriteKeys = channel.unary_unary(
+                '/treefold.verifier.v1.Verifier/WriteKeys',
+                request_serializer=protos_dot_verifier__pb2.WriteKeysRequest.SerializeToString,
+                response_deserializer=protos_dot_verifier__pb2.WriteKeysResponse.FromString,
+                )
 
 
 class VerifierServicer(object):
@@ -106,6 +116,20 @@ class VerifierServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def BeginRun(self, request, context):
+        """A run begins: from now on no earlier one of its pair may write.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WriteKeys(self, request, context):
+        """Changes of different keys by a syncer that follows the source, each for itself.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerifierServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -143,6 +167,16 @@ def add_VerifierServicer_to_server(servicer, server):
                     servicer.PatchObject,
                     request_deserializer=protos_dot_verifier__pb2.PatchPiece.FromString,
                     response_serializer=protos_dot_verifier__pb2.PatchResult.SerializeToString,
+            ),
+            'BeginRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.BeginRun,
+                    request_deserializer=protos_dot_verifier__pb2.BeginRunRequest.FromString,
+                    response_serializer=protos_dot_verifier__pb2.BeginRunResponse.SerializeToString,
+            ),
+            'WriteKeys': grpc.unary_unary_rpc_method_handler(
+                    servicer.WriteKeys,
+                    request_deserializer=protos_dot_verifier__pb2.WriteKeysRequest.FromString,
+                    response_serializer=protos_dot_verifier__pb2.WriteKeysResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -270,5 +304,39 @@ class Verifier(object):
         return grpc.experimental.stream_stream(request_iterator, target, '/treefold.verifier.v1.Verifier/PatchObject',
             protos_dot_verifier__pb2.PatchPiece.SerializeToString,
             protos_dot_verifier__pb2.PatchResult.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def BeginRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.verifier.v1.Verifier/BeginRun',
+            protos_dot_verifier__pb2.BeginRunRequest.SerializeToString,
+            protos_dot_verifier__pb2.BeginRunResponse.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def WriteKeys(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.verifier.v1.Verifier/WriteKeys',
+            protos_dot_verifier__pb2.WriteKeysRequest.SerializeToString,
+            protos_dot_verifier__pb2.WriteKeysResponse.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

@@ -1,5 +1,8 @@
 """Carry out what was decided for one key, and record it."""
 
+from collections.abc import Callable
+from typing import TypeAlias
+
 from replicator.copier import Copier
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyResult, Steps
@@ -7,8 +10,12 @@ from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing
 from replicator.difference import Action
 from replicator.ledger import PairLedger
+from replicator.origin import OriginMarks
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store
+
+# Takes the facts of the source's object and of the target's.
+PatchObject: TypeAlias = Callable[[ObjectFacts, ObjectFacts], CopyResult | None]
 
 
 class KeyCopier:
@@ -22,13 +29,25 @@ class KeyCopier:
         *,
         crossing: Crossing,
         limits: CopyLimits,
+        origins: OriginMarks | None = None,
+        patch: PatchObject | None = None,
     ) -> None:
-        """`copier` is one to this target."""
+        """`copier` is one to this target. `origins` marks what is copied. `patch` may
+        make the target's object that of the source, given the facts of both, with fewer
+        bytes; None where it does not.
+        """
         self._target = target
         self._ledger = ledger
         self._copier = copier
         self._crossing = crossing
         self._limits = limits
+        self._origins = origins
+        self._patch = patch
+
+    @property
+    def part_bytes(self) -> int:
+        """Larger objects are sent in parts."""
+        return self._limits.part_bytes
 
     def carry_out(
         self, action: Action, source: ObjectFacts, target: ObjectFacts | None
@@ -40,7 +59,11 @@ class KeyCopier:
             StoreError: it was not brought there.
             OperationInterruptedError: it was interrupted.
         """
-        result = self._copier.run(self._steps(action, source, target))
+        result = None
+        if self._patch is not None and target is not None and action is not Action.PROPERTIES:
+            result = self._patch(source, target)
+        if result is None:
+            result = self._copier.run(self._steps(action, source, target))
         if result is not None:
             self._ledger.save_copy(result)
         return result
@@ -68,6 +91,7 @@ class KeyCopier:
             windows=windows,
             content=row.hashes if row is not None else (),
             properties=row.properties if row is not None else b"",
+            origins=self._origins,
         )
         if action is Action.PROPERTIES:
             return put_properties(task)

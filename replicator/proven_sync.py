@@ -450,13 +450,14 @@ class ProvenSync(AbstractContextManager["ProvenSync"]):
         assert step.theirs is not None
         assert step.difference.theirs_id is not None
         assert self._proof is not None
-        return self._patcher.patch(
+        made = self._patcher.patch(
             facts,
             self._properties(facts),
             job=self._proof.comparison.job,
-            base_id=step.difference.theirs_id,
+            base=step.difference.theirs_id,
             base_bytes=step.theirs.size_bytes,
         )
+        return made.sent_bytes if made is not None else None
 
     def _properties(self, facts: ObjectFacts) -> ObjectProperties:
         """The properties that cross."""

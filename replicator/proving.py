@@ -178,6 +178,10 @@ class PairProver:
         self._held: tuple[SetRoot | None, SetRoot | None] = None, None
         # What the last refresh knew to be damaged, by its key's hash.
         self._damaged = frozenset[bytes]()
+        self.unsettled: int | None = None
+        """How many keys the last refresh could not describe at either side, since they
+        changed under each look; None where the other side did not say.
+        """
 
     def refresh(self, *, read_since_s: int = 0) -> None:
         """Bring both indexes up to date, each side near its store, both at a time and
@@ -225,6 +229,9 @@ class PairProver:
             theirs = far.result()
         self._damaged = theirs.damaged | self._source.key_hashes(ours.damaged_keys)
         self._held = self._source.settled_root(start, self._prefix), theirs.settled
+        self.unsettled = None
+        if theirs.unsettled is not None:
+            self.unsettled = ours.unsettled + theirs.unsettled
 
     def note_deletes(self, ids: Iterable[ItemId]) -> None:
         """Note that the target has deleted these items since the last refresh: what it

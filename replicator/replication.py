@@ -55,6 +55,8 @@ class ReplicationFault(Enum):
 
     SOURCE_UNAVAILABLE = "source_unavailable"
     TARGET_UNAVAILABLE = "target_unavailable"
+    VERIFIER_UNAVAILABLE = "verifier_unavailable"
+    """The verifier beside the target is passed by; all goes on without it."""
     SOURCE_FORBIDDEN = "source_forbidden"
     TARGET_FORBIDDEN = "target_forbidden"
     TARGET_FULL = "target_full"
@@ -64,6 +66,8 @@ class ReplicationFault(Enum):
     OBJECT_FAILED = "object_failed"
     LEASE_LOST = "lease_lost"
     STATE_DAMAGED = "state_damaged"
+    LOCAL_DISK = "local_disk"
+    """The syncer's own disk is full, or fails."""
     DEFECT = "defect"
 
 
@@ -74,7 +78,8 @@ class ReplicationOptions:
     `bytes_per_second` 0 is no limit (OZ-152). `queue_entries_max` is how many changes
     may wait to be applied (OZ-144). `interval_s` is the time between two incremental
     cycles. With `newest_wins` a change is applied only where it is newer than what the
-    target has (OZ-158). `is_live` False stays with incremental cycles.
+    target has (OZ-158). `is_live` False stays with incremental cycles. `verifier` is
+    host and port of the one beside the target, empty without one.
     """
 
     bytes_per_second: int = 0
@@ -83,6 +88,7 @@ class ReplicationOptions:
     is_live: bool = True
     newest_wins: bool = False
     keeps_acls: bool = True
+    verifier: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +139,8 @@ class ReplicationReport:
     the place up to which a comparison has shown the target equal. `oldest_unproven_ms`
     is when the oldest change was made that is not proven at the target yet: the RPO
     counts from it. `lag_p50_ms` and `lag_p99_ms` are of changes applied lately, from
-    the store's record of a change to the target's answer.
+    the store's record of a change to the target's answer. `target_probe` is what the
+    target was found to do, as text of a ProbeMemory: the next syncer need not ask.
     """
 
     condition: Condition
@@ -153,3 +160,4 @@ class ReplicationReport:
     last_applied_ms: int | None = None
     lag_p50_ms: int | None = None
     lag_p99_ms: int | None = None
+    target_probe: str = ""

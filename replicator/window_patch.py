@@ -3,9 +3,10 @@
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from merkle.errors import ReconcileError
-from proof.item import ItemId, Profile
+from proof.item import ContentHash, ItemId, Profile
 from proof.messages import QuestionMessage, WindowsAnswer, WindowsQuestion
 from replicator.copier import NewExecutor
 from replicator.copy_requests import CopyFailedError, FailureReason
@@ -27,6 +28,17 @@ from runtime.errors import RemoteProtocolError, UsageError
 
 # A verifier holds as many in memory.
 _PATCHES_AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class PatchedObject:
+    """An object that the target has by now, the hashes of its content, and the bytes
+    that were sent for it.
+    """
+
+    facts: ObjectFacts
+    hashes: tuple[ContentHash, ...]
+    sent_bytes: int
 
 
 class WindowPatcher:
@@ -55,12 +67,12 @@ class WindowPatcher:
         properties: ObjectProperties,
         *,
         job: bytes,
-        base_id: ItemId,
+        base: ItemId | ObjectFacts,
         base_bytes: int,
-    ) -> int | None:
-        """Make the target's item `base_id`, of `base_bytes`, the object of the source
-        with these facts. Returns the bytes sent, or None where it is better sent whole,
-        and the target is as it was.
+    ) -> PatchedObject | None:
+        """Make the target's object `base`, of `base_bytes`, that of the source with
+        these facts. Returns what was made, or None where it is better sent whole, and
+        the target is as it was.
 
         Raises:
             CopyFailedError: one of the sides changed meanwhile.
@@ -84,17 +96,17 @@ class WindowPatcher:
             size = sum(one.new_end - one.first for one in ranges or ())
             if ranges is None or size > min(PATCHED_BYTES_MAX, facts.size_bytes // 2):
                 return None
-            order = PatchOrder(facts.key, base_id, facts.size_bytes, hasher.blake3, properties)
+            order = PatchOrder(facts.key, base, facts.size_bytes, hasher.blake3, properties)
             patches = [patch for one in ranges for patch in self._patches(facts, one)]
             self._take_bytes(size)
             try:
-                self._client.patch(self._profile, order, patches)
+                made, _ = self._client.patch(self._profile, order, patches)
             except PreconditionFailedError as error:
                 raise CopyFailedError(FailureReason.TARGET_CHANGED, error.message) from error
             except (DigestMismatchError, UsageError):
                 # Windows with equal CRCs differ, or the target's object is damaged.
                 return None
-            return size
+            return PatchedObject(made, hasher.hashes(), size)
 
     def _windows(
         self, job: bytes, key: str, level: int, nodes: Sequence[int]

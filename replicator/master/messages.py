@@ -28,7 +28,9 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.port import FeedPosition, SnapshotFacts
+from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from runtime.errors import RemoteProtocolError, UsageError
+from runtime.setting_values import check_address
 
 # What one syncer works on at once; its heartbeat has them all.
 _HELD_MAX = 256
@@ -115,8 +117,8 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         _snapshot_from(message.snapshot) if message.HasField("snapshot") else None,
         message.last_key,
         _position_from(message.position) if message.HasField("position") else None,
-        _prefixes_from(message.prefixes),
-        _prefixes_from(message.compared),
+        prefixes_from(message.prefixes),
+        prefixes_from(message.compared),
     )
 
 
@@ -141,6 +143,7 @@ def report_to(report: ReplicationReport) -> pb.Report:
         last_applied_ms=report.last_applied_ms,
         lag_p50_ms=report.lag_p50_ms,
         lag_p99_ms=report.lag_p99_ms,
+        target_probe=report.target_probe,
     )
 
 
@@ -169,7 +172,12 @@ def report_from(message: pb.Report) -> ReplicationReport:
         last_applied_ms=_known(message, "last_applied_ms"),
         lag_p50_ms=_known(message, "lag_p50_ms"),
         lag_p99_ms=_known(message, "lag_p99_ms"),
+        target_probe=_probe_from(message.target_probe),
     )
+
+
+def _probe_from(text: str) -> str:
+    return _text(text, "probe of the target", PROBE_CHARACTERS_MAX)
 
 
 def options_to(options: ReplicationOptions) -> pb.Options:
@@ -181,6 +189,7 @@ def options_to(options: ReplicationOptions) -> pb.Options:
         is_live=options.is_live,
         newest_wins=options.newest_wins,
         keeps_acls=options.keeps_acls,
+        verifier=options.verifier,
     )
 
 
@@ -195,6 +204,12 @@ def options_from(message: pb.Options) -> ReplicationOptions:
         raise UsageError(f"interval_s: expected up to {_INTERVAL_S_MAX:.0f}, found {interval_s}")
     if not 0 < message.queue_entries_max <= _NUMBER_MAX:
         raise UsageError("queue_entries_max: expected 1 or more")
+    verifier = _text(message.verifier, "verifier", _ADDRESS_MAX)
+    try:
+        if verifier:
+            check_address(verifier)
+    except ValueError as error:
+        raise UsageError(f"verifier: {error}") from error
     return ReplicationOptions(
         _number(message.bytes_per_second),
         message.queue_entries_max,
@@ -202,6 +217,7 @@ def options_from(message: pb.Options) -> ReplicationOptions:
         message.is_live,
         message.newest_wins,
         message.keeps_acls,
+        verifier,
     )
 
 
@@ -230,14 +246,19 @@ def policy_from(message: pb.Policy) -> Policy:
         policy_id_from(message.policy_id),
         _text(message.source, "source", _ADDRESS_MAX, is_needed=True),
         _text(message.target, "target", _ADDRESS_MAX, is_needed=True),
-        _prefixes_from(message.prefixes),
+        prefixes_from(message.prefixes),
         options_from(message.options),
         desired_from(message.desired),
         message.revision,
     )
 
 
-def _prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+def prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+    """The prefixes of a policy; none is all keys.
+
+    Raises:
+        UsageError: they are not sorted, or too many or too long.
+    """
     prefixes = tuple(given)
     if list(prefixes) != sorted(set(prefixes)):
         raise UsageError("the prefixes of a policy are sorted, and none is there twice")
@@ -361,6 +382,7 @@ def assignment_to(assignment: Assignment, known: dict[PolicyId, int]) -> pb.Assi
         return pb.Assignment(policy_id=assignment.policy.policy_id, digest=digest)
     message.digest = digest
     message.checkpoint.CopyFrom(_checkpoint_to(assignment.checkpoint))
+    message.target_probe = assignment.target_probe
     return message
 
 
@@ -375,7 +397,8 @@ def assignment_from(message: pb.Assignment) -> Assignment | None:
     policy = policy_from(message.policy)
     if policy.policy_id != message.policy_id or not message.epoch:
         raise UsageError("an assignment is of another policy, or has no epoch")
-    return Assignment(policy, _number(message.epoch), _checkpoint_from(message.checkpoint))
+    checkpoint, probe = _checkpoint_from(message.checkpoint), _probe_from(message.target_probe)
+    return Assignment(policy, _number(message.epoch), checkpoint, probe)
 
 
 def known_from(message: pb.HeartbeatRequest) -> dict[PolicyId, int]:

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+from urllib.parse import urlsplit
 
 from runtime.errors import UsageError
 
@@ -34,6 +35,21 @@ class OzoneAddress:
 
 
 StoreAddress: TypeAlias = LocalAddress | S3Address | OzoneAddress
+
+
+def same_bucket(ours: str, theirs: str) -> bool:
+    """Whether two addresses name one bucket, whatever the endpoints that it is reached
+    by.
+    """
+    return ours == theirs or _bucket_of(ours) == _bucket_of(theirs)
+
+
+def _bucket_of(address: str) -> tuple[str, ...]:
+    address = canonical_address(address)
+    if address.startswith("local:"):
+        return (address,)
+    parts = urlsplit(address)
+    return (parts.scheme, parts.netloc, parts.path.strip("/"))
 
 
 def parse_address(text: str) -> StoreAddress:

@@ -21,14 +21,15 @@ from runtime.rate_limit import Clock
 # Keys compared before others get their turn.
 _KEYS_AT_ONCE = 200
 # Differences that may wait to be applied.
-_WAITING_MAX = 500
-_NAMED_MAX = 1_000
+WAITING_MAX = 500
+NAMED_MAX = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFindings:
     """What a comparison found. Keys that differed are named up to a limit; `level` is
-    that of what was equal. `in_flight` is None where nobody watched.
+    that of what was equal. `in_flight` is None where nobody watched. Unless it
+    `is_certain`, some keys could not be compared: they changed under each look.
     """
 
     began_ms: int
@@ -36,6 +37,7 @@ class ComparisonFindings:
     keys: tuple[str, ...]
     level: str
     in_flight: int | None
+    is_certain: bool = True
 
 
 class StoreComparing:
@@ -86,7 +88,7 @@ class StoreComparing:
     @property
     def is_full(self) -> bool:
         """Whether what differs has to be applied before more keys are compared."""
-        return self._is_read or self._differing >= _WAITING_MAX
+        return self._is_read or self._differing >= WAITING_MAX
 
     def advance(self) -> None:
         """Compare some keys, and note what has been applied since.
@@ -149,7 +151,7 @@ class StoreComparing:
                 self._differing += 1
                 work = self._workers.schedule.touch(change, now_ms=self._clock.now_ms())
             self._found += 1
-            if len(self._named) < _NAMED_MAX:
+            if len(self._named) < NAMED_MAX:
                 self._named.append(key)
         self._waiting.append((key, work))
 

@@ -31,14 +31,20 @@ from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.fence import fenced_store
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.following import LogFollower
+from replicator.syncer.index_proofs import IndexProofs
 from replicator.syncer.lease import Lease, LeaseLostError
 from replicator.syncer.phase import Tools
+from replicator.syncer.prefixes import uncovered
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
 from replicator.syncer.rounds import EngineLimits, RoundRunner
 from replicator.syncer.stages import GapFound, StageMachine, WishesChanged
 from replicator.syncer.tally import ReplicationTally
+from replicator.syncer.target_verifier import TargetVerifier
+from replicator.syncer.verified_store import verified_store
 from replicator.syncer.workers import ChangeWorkers
-from runtime.errors import InternalError, OperationInterruptedError
+from replicator.verifier.client import VerifierClient
+from runtime.disk import Disk
+from runtime.errors import DiskError, InternalError, OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
 
 # Between two looks at what to do, when there is nothing to do.
@@ -64,10 +70,13 @@ class ReplicationEngine:
         checkpoint: Checkpoint | None,
         clock: Clock,
         limits: EngineLimits | None = None,
+        disk: Disk | None = None,
         new_executor: NewExecutor = ThreadPoolExecutor,
+        verifier: VerifierClient | None = None,
     ) -> None:
         """Open the folder of the pair below `parent`. `checkpoint` is the master's;
-        None without a master, for that of the folder.
+        None without a master, for that of the folder. `verifier` is a client of the one
+        beside the target, which the caller closes.
 
         Raises:
             PairRefusedError: source and target overlap.
@@ -81,13 +90,17 @@ class ReplicationEngine:
         self._lease = lease
         self._clock = clock
         self._limits = limits or EngineLimits()
+        self._verifier = None
+        if verifier is not None:
+            self._verifier = TargetVerifier(verifier, policy, lease, clock)
+            self._limits = self._limits.grouped()
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._wished: Policy | None = None
         self._source = source
         self._folder = SyncerFolder(
-            parent, syncer=syncer, source=source.address, target=target.address
+            parent, syncer=syncer, source=source.address, target=target.address, disk=disk
         )
         try:
             self._ledger = PairLedger(
@@ -101,7 +114,10 @@ class ReplicationEngine:
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
         self._executors = new_executor(copies, "change"), new_executor(copies, "reader")
-        self._build(known or Checkpoint(), fenced_store(target, lease), new_executor)
+        fenced = fenced_store(target, lease)
+        if self._verifier is not None:
+            fenced = verified_store(fenced, self._verifier)
+        self._build(known or Checkpoint(), fenced, new_executor)
         self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
         self._not_before_s, self._failures = 0.0, 0
         self._waiting: FaultVerdict | None = None
@@ -111,6 +127,11 @@ class ReplicationEngine:
     def _build(self, known: Checkpoint, target: Store, new_executor: NewExecutor) -> None:
         """Put together what works on this pair, from a checkpoint on."""
         policy, source, lease, clock = self._policy, self._source, self._lease, self._clock
+        self._proofs = None
+        if self._verifier is not None:
+            self._proofs = IndexProofs(
+                self._verifier, self._ledger, self._folder.path, clock, new_executor
+            )
         tools = Tools(
             source=source,
             target=target,
@@ -123,6 +144,8 @@ class ReplicationEngine:
             is_stopped=self._stop.is_set,
             copier_limits=self._limits.copier,
             copy_limits=self._limits.copy,
+            verifier=self._verifier,
+            proofs=self._proofs,
         )
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
@@ -224,6 +247,9 @@ class ReplicationEngine:
             return capture.poll(wake=self._wake.set)
         except ReconcileError as error:
             capture.error = error
+            if isinstance(error, DiskError):
+                # What the source has to say cannot be kept here.
+                self._stopped = verdict(error, source_answers=True)
             self._wake.set()
             return 1.0
 
@@ -263,6 +289,9 @@ class ReplicationEngine:
         waiting = self._waiting or workers.waiting or self._receive_verdict()
         stopped = self._stopped or workers.stopped
         trouble = stopped or waiting or (workers.key_fault if workers.held else None)
+        if trouble is None and self._verifier is not None:
+            # All goes on without it.
+            trouble = self._verifier.trouble
         proof = self._rounds.proof
         return ReplicationReport(
             condition=self._condition(stopped, waiting),
@@ -296,6 +325,9 @@ class ReplicationEngine:
 
     def _oldest_unproven_ms(self) -> int | None:
         """Every change made before this time is at the target; None where unknown."""
+        if uncovered(self._policy.prefixes, self._machine.checkpoint.prefixes):
+            # Nobody knows of what age the changes are below a prefix that was added.
+            return None
         if self._follower is None or not self._machine.is_live:
             return self._rounds.equal_as_of_ms
         return self._follower.equal_as_of_ms
@@ -406,6 +438,7 @@ class ReplicationEngine:
         if not self._is_over:
             for snapshot in self._machine.snapshots:
                 self._rounds.delete_snapshot(snapshot)
+            self._rounds.delete_left()
             self._end()
 
     def _end(self) -> None:
@@ -418,6 +451,8 @@ class ReplicationEngine:
     def _close_work(self) -> None:
         with suppress(ReconcileError):
             self._rounds.end_phase()
+        if self._proofs is not None:
+            self._proofs.close()
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
 

@@ -5,9 +5,9 @@ from collections import deque
 from replicator.replication import Checkpoint, Stage
 from replicator.stores.port import Change, ChangeKind, FeedPosition
 from replicator.syncer.capture import ChangeCapture
-from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import ALL, without_nested
+from replicator.syncer.proven_comparing import Comparing
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
@@ -53,7 +53,7 @@ class LogFollower:
         self._applied = _AppliedSinceBase(machine.checkpoint)
         # Up to here the queue can let go, once the position is recorded.
         self._release = 0
-        self._proving: StoreComparing | None = None
+        self._proving: Comparing | None = None
         # Where the proof began, what moved then, and readings of the log until its end.
         self._proof_at: FeedPosition | None = None
         self._proof_moved = set[str]()

@@ -201,6 +201,8 @@ class SyncerProcess:
             clock=self._clock,
             copies=self._config.copies,
             guard=guard,
+            tls=self._config.rpc_tls,
+            insecure=self._config.insecure,
         )
 
     def _lose_lease(self, error: LeaseLostError) -> None:

@@ -41,6 +41,8 @@ class ProofState:
             # Too many to tell which of them are in flight.
             return ProofState(self.position, self.proven_ms, self.level, result.differences)
         real = [key for key in result.keys if not _is_among(key, moved)]
+        if not (result.is_certain or real or failed):
+            return ProofState(self.position, self.proven_ms, self.level, None)
         if real or failed or (position is None and result.in_flight != 0):
             return ProofState(self.position, self.proven_ms, self.level, len(real) + failed)
         return ProofState(position, result.began_ms, result.level, 0)

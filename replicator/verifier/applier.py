@@ -7,9 +7,9 @@ where it has one, guards the moment in between.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from merkle.errors import ReconcileError
 from proof.index import ItemEvidence, StampedItem
@@ -37,6 +37,7 @@ from replicator.stores.port import (
     UploadedPart,
     WriteCondition,
 )
+from replicator.stores.stamps import same_stamp
 from replicator.verifier.values import (
     BatchResult,
     DeleteAnswer,
@@ -47,6 +48,9 @@ from replicator.verifier.values import (
     WriteOutcome,
 )
 from runtime.errors import DatabaseError, OperationInterruptedError, UsageError
+
+T = TypeVar("T")
+Q = TypeVar("Q")
 
 # Requests to the store at a time; a batch waits for its slowest.
 _THREADS = 8
@@ -105,11 +109,9 @@ class Applier:
                 which the next refresh finds. `check_run` refuses the run: nothing was
                 written.
         """
-        with self._writing:
-            self._check_index()
-            check_run()
+        with self.admitted(check_run):
             outcomes = list(self._pool.map(self._change, writes))
-            root = self._apply(
+            root = self.note(
                 [
                     (write.key, item)
                     for write, (result, item) in zip(writes, outcomes, strict=True)
@@ -132,9 +134,7 @@ class Applier:
                 have deleted the objects, which the next refresh finds. `check_run`
                 refuses the run: nothing was deleted.
         """
-        with self._writing:
-            self._check_index()
-            check_run()
+        with self.admitted(check_run):
             looks = self._pool.map(self._deletable, self._keys(items))
             keys, refusals = dict[str, int](), list[DeleteRefusal]()
             for place, look in enumerate(looks):
@@ -146,7 +146,7 @@ class Applier:
                 note(list(keys))
                 refusals += self._delete(keys)
             refused = {refusal.place for refusal in refusals}
-            root = self._apply([(key, None) for key, place in keys.items() if place not in refused])
+            root = self.note([(key, None) for key, place in keys.items() if place not in refused])
         return DeleteAnswer(tuple(refusals), root)
 
     def patch(
@@ -169,7 +169,7 @@ class Applier:
             DatabaseError: the index cannot be written; the store has the result.
             ReconcileError: `check_run` refuses the run; the base stays.
         """
-        facts, hasher = self._fresh(self._base(order)), ContentHasher()
+        facts, hasher = self._base(order), ContentHasher()
         pieces = _patched(self._store, facts, patches, order.result_size_bytes)
         pieces = _unless(stopped, pieces)
         if order.result_size_bytes > PART_BYTES:
@@ -178,22 +178,61 @@ class Applier:
         hasher.update(body)
         self._check(order, hasher)
         can = self._store.capabilities.replaces_conditionally
-        with self._writing:
-            self._check_index()
-            check_run()
-            condition = self._condition(order.key, self._base(order), can=can)
+        with self.admitted(check_run):
+            condition = self._patch_condition(order, can=can)
             written = self._store.writer.put(order.key, body, order.properties, condition)
             return written, self._note(written, order, hasher)
 
-    def _base(self, order: PatchOrder) -> StampedItem:
-        base = self._current(order.key, order.base_id)
+    @contextmanager
+    def admitted(self, check_run: CheckRun) -> Iterator[None]:
+        """Hold the lock of the writers.
+
+        Raises:
+            DatabaseError: the index has failed before.
+            ReconcileError: `check_run` refuses the run.
+        """
+        with self._writing:
+            self._check_index()
+            check_run()
+            yield
+
+    def each(self, call: Callable[[Q], T], items: Iterable[Q]) -> Iterator[T]:
+        """What `call` returns of each, in their order, some at a time."""
+        return self._pool.map(call, items)
+
+    def _base(self, order: PatchOrder) -> ObjectFacts:
+        """The object that is patched, as the store has it now."""
+        if isinstance(order.base, ObjectFacts):
+            facts = self._store.reader.facts(order.key)
+            if facts is None or not same_stamp(facts, order.base):
+                raise PreconditionFailedError(
+                    f"{order.key}: the target changed meanwhile", key=order.key
+                )
+            return facts
+        base = self._current(order.key, order.base)
         assert base is not None
-        return base
+        return self._fresh(base)
+
+    def _patch_condition(self, order: PatchOrder, *, can: bool) -> WriteCondition:
+        if isinstance(order.base, ObjectFacts):
+            if can:
+                return WriteCondition(etag=order.base.etag)
+            # The store cannot guard the write itself: look just before it.
+            self._base(order)
+            return WriteCondition()
+        base = self._current(order.key, order.base)
+        assert base is not None
+        return self._condition(order.key, base, can=can)
 
     def _note(self, written: ObjectFacts, order: PatchOrder, hasher: ContentHasher) -> SetRoot:
-        return self._apply([(order.key, self._stamped(written, order.properties, hasher))])
+        return self.note([(order.key, self.stamped(written, order.properties, hasher))])
 
-    def _apply(self, changes: Sequence[tuple[str, StampedItem | None]]) -> SetRoot:
+    def note(self, changes: Sequence[tuple[str, StampedItem | None]]) -> SetRoot:
+        """Note what keys have by now; the lock of the writers is held.
+
+        Raises:
+            ReconcileError: the index cannot be written; nothing is, from now on.
+        """
         try:
             return self._index.apply(changes)
         except BaseException:
@@ -230,7 +269,7 @@ class Applier:
         facts = self._store.writer.put(write.key, body, write.properties, condition)
         hasher = ContentHasher()
         hasher.update(body)
-        return facts, self._stamped(facts, write.properties, hasher)
+        return facts, self.stamped(facts, write.properties, hasher)
 
     def _put_properties(
         self, write: Write, base: StampedItem | None
@@ -313,10 +352,8 @@ class Applier:
                 parts.append(writer.write_part(key, upload, len(parts) + 1, body))
             self._check(order, hasher)
             can = self._store.capabilities.completes_conditionally
-            with self._writing:
-                self._check_index()
-                check_run()
-                condition = self._condition(key, self._base(order), can=can)
+            with self.admitted(check_run):
+                condition = self._patch_condition(order, can=can)
                 written = writer.complete(key, upload, parts, order.properties, condition)
                 return written, self._note(written, order, hasher)
         except BaseException:
@@ -330,9 +367,10 @@ class Applier:
                 f"{order.key}: base and patches do not give what was ordered", key=order.key
             )
 
-    def _stamped(
+    def stamped(
         self, facts: ObjectFacts, properties: ObjectProperties, hasher: ContentHasher
     ) -> StampedItem:
+        """The item of an object that was just written from bytes that came here."""
         profile = self._profile
         by_algorithm = {known.algorithm: known.digest for known in hasher.hashes()}
         content = by_algorithm[profile.algorithm] if profile.algorithm else None

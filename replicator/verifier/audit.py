@@ -4,7 +4,7 @@ what was refused. A line is on disk before what it records is done.
 
 from collections.abc import Sequence
 
-from replicator.verifier.values import PatchOrder, RangePatch, Write
+from replicator.verifier.values import KeyWrite, PatchOrder, RangePatch, Write
 from runtime.audit_chain import AuditFile
 
 
@@ -32,6 +32,23 @@ class VerifierAudit(AuditFile):
                 }
             ]
         )
+
+    def write_keys(self, who: str, writes: Sequence[KeyWrite]) -> None:
+        """Record that changes of keys are about to be applied.
+
+        Raises:
+            DiskError: the lines are not on disk; nothing may be applied.
+        """
+        kept = sorted((write for write in writes if not write.deletes), key=lambda one: one.key)
+        if kept:
+            replaced = [one for one in kept if one.replaced is not None or one.condition.etag]
+            size = sum(len(write.body or b"") for write in kept)
+            named = {"first": kept[0].key, "last": kept[-1].key}
+            counts = {"objects": len(kept), "replaced": len(replaced), "bytes": size}
+            self.append([{"kind": "put", "who": who, **counts, **named}])
+        deleted = [write.key for write in writes if write.deletes]
+        if deleted:
+            self.delete(who, deleted)
 
     def patch(self, who: str, order: PatchOrder, patches: Sequence[RangePatch]) -> None:
         """Record that ranges of an object are about to be replaced.

@@ -28,6 +28,8 @@ from replicator.verifier.messages import (
     description_from,
     facts_from,
     index_state_from,
+    key_results_from,
+    key_writes_to,
     patch_order_to,
     patch_to,
     root_from,
@@ -40,10 +42,12 @@ from replicator.verifier.values import (
     DeleteAnswer,
     Description,
     IndexState,
+    KeyWrite,
     PatchOrder,
     RangePatch,
     RunName,
     Write,
+    WriteOutcome,
 )
 from runtime.errors import OperationInterruptedError, RemoteProtocolError
 from runtime.roles import Role
@@ -95,7 +99,8 @@ class VerifierClient:
     ) -> None:
         """`channel` is used instead of one to the address."""
         self.address = address
-        self._limits = limits
+        self.limits = limits
+        """How long it may take for an answer."""
         self.bytes_sent = 0
         self.bytes_received = 0
         self.calls = 0
@@ -130,11 +135,23 @@ class VerifierClient:
         """
         self._run, self._begins = RunName(pair, secrets.token_bytes(RUN_BYTES)), True
 
+    def begin(self, profile: Profile, run: RunName) -> None:
+        """Begin a run now: the verifier takes no writes of earlier ones of its pair any
+        more, and what this client sends names it.
+        """
+        request = pb.BeginRunRequest(profile_digest=profile.digest, run=run_to(run))
+        with self._named_errors():
+            answer: pb.BeginRunResponse = _received(
+                self._stub.BeginRun(request, timeout=self.limits.answer_s)
+            )
+        self._count(calls=1, sent=request, received=answer)
+        self._run, self._begins = run, False
+
     def describe(self) -> Description:
         """What the verifier says of itself."""
         with self._named_errors():
             answer: pb.DescribeResponse = _received(
-                self._stub.Describe(pb.DescribeRequest(), timeout=self._limits.answer_s)
+                self._stub.Describe(pb.DescribeRequest(), timeout=self.limits.answer_s)
             )
         self._count(calls=1, received=answer)
         return description_from(answer)
@@ -144,7 +161,7 @@ class VerifierClient:
         request = pb.ProveRequest(question=encode_question(question))
         with self._named_errors():
             answer: pb.ProveResponse = _received(
-                self._stub.Prove(request, timeout=self._limits.answer_s)
+                self._stub.Prove(request, timeout=self.limits.answer_s)
             )
         self._count(calls=1, sent=request, received=answer)
         return decode_answer(answer.answer)
@@ -173,7 +190,7 @@ class VerifierClient:
         self._count(calls=1, sent=request)
         with self._named_errors():
             call = self._refresh(request, timeout=_LONG_S)
-            for last in self._answers(pb.RefreshProgress, call, self._limits.answer_s):
+            for last in self._answers(pb.RefreshProgress, call, self.limits.answer_s):
                 # Told once: a copy of it that comes late must not end a later run.
                 self._begins = False
                 if stopped():
@@ -191,7 +208,7 @@ class VerifierClient:
             request = pb.GetFactsRequest(profile_digest=profile.digest, keys=page)
             with self._named_errors():
                 answer: pb.GetFactsResponse = _received(
-                    self._stub.GetFacts(request, timeout=self._limits.answer_s)
+                    self._stub.GetFacts(request, timeout=self.limits.answer_s)
                 )
             self._count(calls=1, sent=request, received=answer)
             found |= {facts.key: facts for facts in map(facts_from, answer.facts)}
@@ -226,7 +243,7 @@ class VerifierClient:
         with self._named_errors():
             call = self._write(requests(), timeout=_LONG_S)
             answers = self._answers(
-                pb.BatchResult, call, self._limits.batch_s, lambda: len(sizes) > number
+                pb.BatchResult, call, self.limits.batch_s, lambda: len(sizes) > number
             )
             # An error's traceback would keep the answers, and their call, alive.
             with closing(answers):
@@ -240,13 +257,26 @@ class VerifierClient:
         if number != len(sizes):
             raise RemoteProtocolError("the verifier did not answer every batch")
 
+    def write_keys(self, profile: Profile, writes: Sequence[KeyWrite]) -> list[WriteOutcome]:
+        """Change at most WRITES_MAX different keys, each for itself; what became of
+        each.
+        """
+        request = key_writes_to(writes, profile.digest)
+        self._name_run(request)
+        with self._named_errors():
+            answer: pb.WriteKeysResponse = _received(
+                self._stub.WriteKeys(request, timeout=self.limits.batch_s)
+            )
+        self._count(calls=1, sent=request, received=answer)
+        return key_results_from(answer, writes=len(writes))
+
     def delete(self, profile: Profile, ids: Sequence[ItemId]) -> DeleteAnswer:
         """Delete at most DELETES_MAX items."""
         request = delete_request_to(ids, profile.digest)
         self._name_run(request)
         with self._named_errors():
             answer: pb.DeleteResponse = _received(
-                self._stub.DeleteItems(request, timeout=self._limits.batch_s)
+                self._stub.DeleteItems(request, timeout=self.limits.batch_s)
             )
         self._count(calls=1, sent=request, received=answer)
         return delete_answer_from(answer, deletes=len(ids))
@@ -270,7 +300,7 @@ class VerifierClient:
         self._count(calls=1)
         with self._named_errors():
             call = self._patch(pieces(), timeout=_LONG_S)
-            last = deque(self._answers(pb.PatchResult, call, self._limits.answer_s), maxlen=1)
+            last = deque(self._answers(pb.PatchResult, call, self.limits.answer_s), maxlen=1)
         if not last or not last[0].HasField("facts"):
             raise RemoteProtocolError("the verifier did not say how its patch ended")
         answer = last[0]
@@ -279,7 +309,9 @@ class VerifierClient:
             raise RemoteProtocolError("the verifier patched another object")
         return facts, root_from(answer.items, answer.total)
 
-    def _name_run(self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader) -> None:
+    def _name_run(
+        self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader | pb.WriteKeysRequest
+    ) -> None:
         if self._run is not None:
             request.run.CopyFrom(run_to(self._run))
 

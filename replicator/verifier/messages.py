@@ -1,6 +1,7 @@
 """The verifier's messages to and from values, checked on the way in."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from proof.index import EvidenceCounts
 from proof.item import (
@@ -17,7 +18,7 @@ from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.refresh import DAMAGED_MAX
 from replicator.stores.errors import StoreError
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
 from replicator.verifier.values import (
     BATCH_BYTES_MAX,
     BLAKE3_BYTES,
@@ -31,6 +32,7 @@ from replicator.verifier.values import (
     DeleteRefusal,
     Description,
     IndexState,
+    KeyWrite,
     PatchOrder,
     RangePatch,
     RunName,
@@ -46,6 +48,7 @@ KEYS_MAX = 1_000
 _PAIRS_MAX = 1_000
 _PROPERTIES_BYTES_MAX = 64 << 10
 _COUNT_MAX = 1 << 48
+_EPOCH_MAX = (1 << 63) - 1
 _TEXT_MAX = 1_000
 
 
@@ -154,10 +157,13 @@ def patch_order_to(order: PatchOrder, profile_digest: bytes) -> pb.PatchHeader:
     message = pb.PatchHeader(
         profile_digest=profile_digest,
         key=order.key,
-        base_id=order.base_id,
         result_size_bytes=order.result_size_bytes,
         result_blake3=order.result_blake3,
     )
+    if isinstance(order.base, ObjectFacts):
+        message.base.CopyFrom(facts_to(order.base))
+    else:
+        message.base_id = order.base
     _set_properties(message.properties, order.properties)
     return message
 
@@ -168,14 +174,16 @@ def patch_order_from(message: pb.PatchHeader) -> PatchOrder:
     Raises:
         UsageError: it is invalid.
     """
-    base = _id_from(message.base_id)
+    base: ItemId | ObjectFacts | None = _id_from(message.base_id)
+    if base is None and message.HasField("base"):
+        base = replace(facts_from(message.base), key=message.key)
     if base is None:
         raise UsageError("a patch must name the item that it changes")
     if len(message.result_blake3) != BLAKE3_BYTES:
         raise UsageError("a patch has no BLAKE3 of its result")
     return PatchOrder(
         key=_key_from(message.key),
-        base_id=base,
+        base=base,
         result_size_bytes=min(message.result_size_bytes, _COUNT_MAX),
         result_blake3=message.result_blake3,
         properties=_properties_from(message.properties),
@@ -202,16 +210,7 @@ def batch_result_to(result: BatchResult) -> pb.BatchResult:
     """The message of a batch's result."""
     return pb.BatchResult(
         batch=result.number,
-        results=[
-            pb.WriteResult(
-                error=one.error,
-                reason=one.reason,
-                etag=one.etag,
-                modified_ms=one.modified_ms,
-                version=one.version,
-            )
-            for one in result.results
-        ],
+        results=map(_outcome_to, result.results),
         items=result.root.count,
         total=total_to(result.root),
     )
@@ -225,17 +224,100 @@ def batch_result_from(message: pb.BatchResult, *, number: int, writes: int) -> B
     """
     if message.batch != number or len(message.results) != writes:
         raise RemoteProtocolError("the verifier's answer belongs to another batch")
-    results = tuple(
-        WriteOutcome(
-            one.error[:_TEXT_MAX],
-            one.reason[:_TEXT_MAX],
-            one.etag[:_TEXT_MAX],
-            min(one.modified_ms, _COUNT_MAX),
-            one.version[:_TEXT_MAX],
-        )
-        for one in message.results
-    )
+    results = tuple(map(_outcome_from, message.results))
     return BatchResult(number, results, root_from(message.items, message.total))
+
+
+def key_writes_to(writes: Sequence[KeyWrite], profile_digest: bytes) -> pb.WriteKeysRequest:
+    """The message of changes of different keys."""
+    message = pb.WriteKeysRequest(profile_digest=profile_digest)
+    for write in writes:
+        added = message.writes.add(key=write.key)
+        if write.deletes:
+            added.delete = True
+            continue
+        _set_properties(added.properties, write.properties)
+        if write.body is not None:
+            condition = write.condition
+            added.body, added.blake3 = write.body, write.blake3
+            added.absent, added.etag = condition.absent, condition.etag
+        elif write.replaced is not None:
+            added.properties_only, added.tags_only = True, write.tags_only
+            added.replaced.CopyFrom(facts_to(replace(write.replaced, key="", hashes=())))
+    return message
+
+
+def key_writes_from(message: pb.WriteKeysRequest) -> list[KeyWrite]:
+    """The changes of a request.
+
+    Raises:
+        UsageError: the request or one of its changes is invalid.
+    """
+    if len(message.writes) > WRITES_MAX:
+        raise UsageError(f"{len(message.writes)} writes in a request; the limit is {WRITES_MAX}")
+    if sum(len(write.body) for write in message.writes) > BATCH_BYTES_MAX:
+        raise UsageError(f"a request has over {BATCH_BYTES_MAX} bytes of objects")
+    writes = [_key_write_from(write) for write in message.writes]
+    if len({write.key for write in writes}) != len(writes):
+        raise UsageError("a request writes one key twice")
+    return writes
+
+
+def _key_write_from(message: pb.KeyWrite) -> KeyWrite:
+    key, properties = _key_from(message.key), _properties_from(message.properties)
+    match message.WhichOneof("change"):
+        case "delete" if message.delete:
+            return KeyWrite(key)
+        case "properties_only" if message.properties_only and message.HasField("replaced"):
+            replaced = replace(facts_from(message.replaced), key=key, hashes=())
+            return KeyWrite(
+                key, properties=properties, replaced=replaced, tags_only=message.tags_only
+            )
+        case "body" if len(message.body) <= BODY_BYTES_MAX:
+            if len(message.blake3) != BLAKE3_BYTES:
+                raise UsageError("a write has no BLAKE3 of its body")
+            condition = WriteCondition(message.absent, message.etag[:_TEXT_MAX])
+            return KeyWrite(key, message.body, properties, message.blake3, condition)
+        case "body":
+            raise UsageError(f"an object in a request has over {BODY_BYTES_MAX} bytes")
+        case _:
+            raise UsageError("a change has no body, and is no other change either")
+
+
+def key_results_to(results: Sequence[WriteOutcome]) -> pb.WriteKeysResponse:
+    """The message of what became of changes."""
+    return pb.WriteKeysResponse(results=map(_outcome_to, results))
+
+
+def key_results_from(message: pb.WriteKeysResponse, *, writes: int) -> list[WriteOutcome]:
+    """What became of so many changes.
+
+    Raises:
+        RemoteProtocolError: the answer is not about these.
+    """
+    if len(message.results) != writes:
+        raise RemoteProtocolError("the verifier did not say what became of each change")
+    return list(map(_outcome_from, message.results))
+
+
+def _outcome_to(outcome: WriteOutcome) -> pb.WriteResult:
+    return pb.WriteResult(
+        error=outcome.error,
+        reason=outcome.reason,
+        etag=outcome.etag,
+        modified_ms=outcome.modified_ms,
+        version=outcome.version,
+    )
+
+
+def _outcome_from(message: pb.WriteResult) -> WriteOutcome:
+    return WriteOutcome(
+        message.error[:_TEXT_MAX],
+        message.reason[:_TEXT_MAX],
+        message.etag[:_TEXT_MAX],
+        min(message.modified_ms, _COUNT_MAX),
+        message.version[:_TEXT_MAX],
+    )
 
 
 def facts_to(facts: ObjectFacts) -> pb.Facts:
@@ -342,7 +424,7 @@ def description_from(message: pb.DescribeResponse) -> Description:
 
 def run_to(run: RunName) -> pb.Run:
     """The message of a run's name."""
-    return pb.Run(pair=run.pair, run=run.run)
+    return pb.Run(pair=run.pair, run=run.run, epoch=run.epoch)
 
 
 def run_from(message: pb.Run) -> RunName:
@@ -353,7 +435,7 @@ def run_from(message: pb.Run) -> RunName:
     """
     if len(message.pair) != RUN_BYTES or len(message.run) != RUN_BYTES:
         raise UsageError(f"the name of a run has twice {RUN_BYTES} bytes")
-    return RunName(message.pair, message.run)
+    return RunName(message.pair, message.run, min(message.epoch, _EPOCH_MAX))
 
 
 def index_state_to(state: IndexState) -> pb.IndexState:
@@ -369,6 +451,7 @@ def index_state_to(state: IndexState) -> pb.IndexState:
         settled_items=state.settled.count if state.settled else 0,
         settled_total=total_to(state.settled) if state.settled else b"",
         damaged=b"".join(sorted(state.damaged)),
+        unsettled=state.unsettled,
     )
 
 
@@ -392,7 +475,8 @@ def index_state_from(message: pb.IndexState) -> IndexState:
         raise RemoteProtocolError("the verifier named damaged keys by other than hashes")
     damaged = frozenset(hashes[at : at + step] for at in range(0, len(hashes), step))
     listed_at_s = message.listed_at_ms // 1000 or None
-    return IndexState(message.position, evidence, listed_at_s, settled, damaged)
+    unsettled = min(message.unsettled, _COUNT_MAX) if message.HasField("unsettled") else None
+    return IndexState(message.position, evidence, listed_at_s, settled, damaged, unsettled)
 
 
 def _key_from(key: str) -> str:

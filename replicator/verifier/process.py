@@ -14,7 +14,7 @@ from replicator.stores.opening import open_store
 from replicator.verifier.audit import VerifierAudit
 from replicator.verifier.config import VerifierConfig
 from replicator.verifier.server import VerifierService
-from replicator.verifier.state import locked_state, open_index
+from replicator.verifier.state import EPOCHS_FILE, locked_state, open_index
 from runtime.access import Access
 from runtime.audit_upkeep import AuditUpkeep
 from runtime.call_limits import CallLimits
@@ -72,7 +72,10 @@ class VerifierProcess:
             self._bucket = opened.enter_context(state)
             access = self._access(audit)
             self._service = VerifierService(
-                self._bucket, access=access, audit=audit if config.writes else None
+                self._bucket,
+                access=access,
+                audit=audit if config.writes else None,
+                epochs_file=folder / EPOCHS_FILE,
             )
             opened.callback(self._service.close)
             if config.metrics:

@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import grpc
@@ -23,6 +24,7 @@ from protos import verifier_pb2 as pb
 from replicator.refresh import IndexedBucket, RefreshProgress
 from replicator.verifier.applier import Applier, CheckRun
 from replicator.verifier.audit import VerifierAudit
+from replicator.verifier.key_applier import KeyApplier
 from replicator.verifier.messages import (
     batch_result_to,
     delete_response_to,
@@ -30,6 +32,8 @@ from replicator.verifier.messages import (
     description_to,
     facts_to,
     index_state_to,
+    key_results_to,
+    key_writes_from,
     keys_from,
     patch_from,
     patch_order_from,
@@ -73,9 +77,13 @@ class VerifierService:
         *,
         access: Access,
         audit: VerifierAudit | None = None,
+        epochs_file: Path | None = None,
     ) -> None:
         """`access` is that of the server to which it is added. With `audit`, which
-        records them, it takes writes.
+        records them, it takes writes. `epochs_file` is as for RunFence.
+
+        Raises:
+            ConfigError, DiskError: the file of epochs cannot be read.
         """
         self._bucket = bucket
         self._access = access
@@ -95,7 +103,12 @@ class VerifierService:
             bucket.index, bucket.profile, ObjectWindows(bucket.store).answer
         )
         self._digest = bucket.profile.digest
-        self._fence = RunFence(bucket.writing)
+        self._keys = (
+            KeyApplier(bucket.store, bucket.index, bucket.profile, self._applier)
+            if self._applier
+            else None
+        )
+        self._fence = RunFence(bucket.writing, epochs_file)
         self._stopping = threading.Event()
         # Two listings at a time would cost twice and find the same.
         self._refreshing = threading.Lock()
@@ -117,6 +130,8 @@ class VerifierService:
             "PatchObject": grpc.stream_stream_rpc_method_handler(
                 self.patch, pb.PatchPiece.FromString, _serialize
             ),
+            "BeginRun": unary(self.begin_run, pb.BeginRunRequest.FromString, _serialize),
+            "WriteKeys": unary(self.write_keys, pb.WriteKeysRequest.FromString, _serialize),
         }
         assert set(handlers) == set(pb.DESCRIPTOR.services_by_name["Verifier"].methods_by_name)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
@@ -184,10 +199,13 @@ class VerifierService:
         )
         settled = self._bucket.settled_root(start, request.prefix)
         damaged = self._bucket.key_hashes(progress.damaged_keys)
+        found = replace(
+            self.state(), settled=settled, damaged=damaged, unsettled=progress.unsettled
+        )
         yield pb.RefreshProgress(
             objects=progress.objects,
             bytes_read=progress.bytes_read,
-            index=index_state_to(replace(self.state(), settled=settled, damaged=damaged)),
+            index=index_state_to(found),
         )
 
     def refresh_now(
@@ -247,6 +265,45 @@ class VerifierService:
             audit.put(who, request.batch, writes)
             result = applier.apply(request.batch, writes, check_run)
             yield batch_result_to(result)
+
+    def begin_run(
+        self, request: pb.BeginRunRequest, _: grpc.ServicerContext
+    ) -> pb.BeginRunResponse:
+        """Let a run write, and none before it of its pair.
+
+        Raises:
+            WritesRefusedError: this verifier takes no writes.
+            UsageError: another profile, or an invalid name.
+            RunSupersededError: a run of a newer epoch has begun.
+            DiskError: its epoch cannot be kept.
+        """
+        self._writable()
+        self._check_profile(request.profile_digest)
+        self._fence.begin(run_from(request.run))
+        return pb.BeginRunResponse()
+
+    def write_keys(
+        self, request: pb.WriteKeysRequest, context: grpc.ServicerContext
+    ) -> pb.WriteKeysResponse:
+        """Apply changes of different keys, each for itself.
+
+        Raises:
+            WritesRefusedError: this verifier takes no writes.
+            UsageError: another profile, or an invalid request.
+            RunSupersededError, RunUnknownError: the run may not write.
+            OperationInterruptedError: nobody waits for the answer any more; nothing
+                was written.
+            DiskError: it cannot be recorded in the audit file.
+        """
+        _, audit = self._writable()
+        assert self._keys is not None
+        self._check_profile(request.profile_digest)
+        writes, check_run = key_writes_from(request), self._run_check(request)
+        if not context.is_active():
+            # The syncer has written it by itself meanwhile, and may have gone on.
+            raise OperationInterruptedError("the syncer has given this up")
+        audit.write_keys(self._caller(context), writes)
+        return key_results_to(self._keys.apply(writes, check_run))
 
     def delete(self, request: pb.DeleteRequest, context: grpc.ServicerContext) -> pb.DeleteResponse:
         """Delete the objects that are still these items.
@@ -312,7 +369,9 @@ class VerifierService:
                 hint="Use the state directory that was made with this verifier, or a new one.",
             )
 
-    def _run_check(self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader) -> CheckRun:
+    def _run_check(
+        self, request: pb.WriteBatch | pb.DeleteRequest | pb.PatchHeader | pb.WriteKeysRequest
+    ) -> CheckRun:
         """What refuses the run that a request names; it does so at once, before the
         change is recorded, and once more while nobody else writes.
 

@@ -21,6 +21,8 @@ from runtime.errors import ConfigError, UsageError
 from runtime.folder_lock import FolderLock
 from runtime.rate_limit import Clock
 
+# The newest epoch of each pair of buckets that a syncer has written by.
+EPOCHS_FILE = "epochs.json"
 _PROFILE_FILE = "profile.json"
 
 

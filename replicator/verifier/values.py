@@ -6,7 +6,7 @@ from merkle.errors import ReconcileError
 from proof.index import EvidenceCounts
 from proof.item import ItemId, Profile
 from proof.root import SetRoot
-from replicator.stores.port import ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
 
 
 class WritesRefusedError(ReconcileError):
@@ -30,6 +30,8 @@ PATCHES_MAX = 8_192
 # All patches of one object are held in memory; a larger change is copied instead.
 PATCHED_BYTES_MAX = 64 << 20
 BLAKE3_BYTES = 32
+_NO_PROPERTIES = ObjectProperties()
+_ANYTHING = WriteCondition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,9 @@ class IndexState:
     whole listing began, None before the first. `settled` is the root of what the bucket
     held when the refresh began that this answers, None where that is not known.
     `damaged` are hashes of keys (KEY_HASH_BYTES): those of which that refresh says that
-    their bytes are not those that were recorded.
+    their bytes are not those that were recorded. `unsettled` is how many keys that
+    refresh could not describe, since they changed under each look; None if it does not
+    say.
     """
 
     position: int
@@ -46,14 +50,18 @@ class IndexState:
     listed_at_s: int | None
     settled: SetRoot | None = None
     damaged: frozenset[bytes] = frozenset()
+    unsettled: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """One run of the syncs of a pair of buckets, by RUN_BYTES each."""
+    """One run of the syncs of a pair of buckets, by RUN_BYTES each. `epoch` is that of
+    the lease by which it writes, 0 without one.
+    """
 
     pair: bytes
     run: bytes
+    epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +95,34 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class KeyWrite:
+    """What becomes of one key of the store: an object of at most BODY_BYTES_MAX, with
+    `replaced` new properties of that object, or else nothing: it is deleted.
+
+    `blake3` is of the body, empty without one. `condition` must hold for a body; where
+    the store cannot check it, the verifier looks just before. `tags_only` is as for
+    ObjectWriter.put_properties.
+    """
+
+    key: str
+    body: bytes | None = None
+    properties: ObjectProperties = _NO_PROPERTIES
+    blake3: bytes = b""
+    condition: WriteCondition = _ANYTHING
+    replaced: ObjectFacts | None = None
+    tags_only: bool = False
+
+    @property
+    def deletes(self) -> bool:
+        """Whether the key is deleted."""
+        return self.body is None and self.replaced is None
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOutcome:
-    """What became of one write: an error's code and message, or the new stamp."""
+    """What became of one write: an error's code and message, or the new stamp, of which
+    a delete has none.
+    """
 
     error: str = ""
     reason: str = ""
@@ -134,12 +168,12 @@ class RangePatch:
 
 @dataclass(frozen=True, slots=True)
 class PatchOrder:
-    """Replace ranges of one object: its key, the item that it must be, and what must
-    come out.
+    """Replace ranges of one object: its key, what it must be, by the ID of its item or
+    by the facts of its store, and what must come out.
     """
 
     key: str
-    base_id: ItemId
+    base: ItemId | ObjectFacts
     result_size_bytes: int
     result_blake3: bytes
     properties: ObjectProperties

@@ -53,7 +53,10 @@ from replicator.verifier.messages import (
     description_to,
     facts_to,
     index_state_to,
+    key_results_to,
+    key_writes_to,
     patch_order_to,
+    run_to,
     write_to,
 )
 from replicator.verifier.process import VerifierProcess
@@ -69,7 +72,15 @@ from tests.support.master_records import A_STATUS, A_VIEW, P1, policy, report
 from tests.support.mutation import mutated_bytes, mutated_message
 from tests.support.proof_messages import answers
 from tests.support.stores import put
-from tests.support.verifier_messages import DESCRIPTION, FACTS, ORDER, RESULT, WRITES
+from tests.support.verifier_messages import (
+    DESCRIPTION,
+    FACTS,
+    KEY_WRITES,
+    ORDER,
+    RESULT,
+    RUN,
+    WRITES,
+)
 from tests.support.verifiers import config_of
 
 DATA = some_bytes(3000)
@@ -78,7 +89,7 @@ SLICE, ALL = 15, 600
 # How the valid requests end: of a job, and of an object to patch, that nobody has.
 ENDS = {
     "OK", "job_not_found", "lease_lost", "policy_not_found", "policy_refused",
-    "precondition_failed",
+    "precondition_failed", "run_superseded",
 }  # fmt: skip
 PROFILE = Profile(b"s" * 32, HashAlgorithm.BLAKE3)
 # What gRPC itself says of bytes that are no request, or not for this service.
@@ -160,6 +171,8 @@ def _to_verifier() -> Iterator[tuple[str, str, Message]]:
         ("GetFacts", vp.GetFactsRequest(profile_digest=digest, keys=["k", "é"])),
         ("WriteBatches", batch),
         ("PatchObject", vp.PatchPiece(header=order)),
+        ("BeginRun", vp.BeginRunRequest(profile_digest=digest, run=run_to(RUN))),
+        ("WriteKeys", key_writes_to(KEY_WRITES, digest)),
     ):
         yield verifier.SERVICE, method, message
 
@@ -192,6 +205,7 @@ def _to_master() -> Iterator[tuple[str, str, Message]]:
             "SetOptions",
             rp.SetOptionsRequest(policy_id=P1, options=options_to(options)),
         ),
+        ("SetPrefixes", rp.SetPrefixesRequest(policy_id=P1, prefixes=["a", "b"], reason="r")),
         ("SetEnabled", rp.SetEnabledRequest(enabled=True, reason="r")),
         ("ListReplications", rp.ListReplicationsRequest(after_policy_id="a")),
         ("GetReplication", rp.GetReplicationRequest(policy_id=P1)),
@@ -344,6 +358,11 @@ CALLS: dict[str, tuple[Message, Callable[[VerifierClient], object]]] = {
         lambda client: client.patch(
             PROFILE, replace(ORDER, result_size_bytes=FACTS.size_bytes), [RangePatch(5, 2, b"x")]
         ),
+    ),
+    "BeginRun": (vp.BeginRunResponse(), lambda client: client.begin(PROFILE, RUN)),
+    "WriteKeys": (
+        key_results_to(RESULT.results[:1] * len(KEY_WRITES)),
+        lambda client: client.write_keys(PROFILE, KEY_WRITES),
     ),
 }
 

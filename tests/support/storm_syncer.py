@@ -24,6 +24,7 @@ from replicator.syncer.duties import HeldReplication, duties
 from replicator.syncer.folder import folder_name
 from replicator.syncer.lease import LeaseLostError, LeaseTimer
 from replicator.syncer.master_lease import MasterLease
+from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from tests.support.master_host import MasterHost
@@ -55,6 +56,8 @@ class StormSyncer:
         self.is_cut_off = False
         self.later = LaterExecutor()
         self.replication: Replication | None = None
+        self.verifier: Callable[[], VerifierClient] | None = None
+        """Makes a client of the one beside the target; None without one."""
         self.begin()
 
     def begin(self) -> None:
@@ -226,6 +229,7 @@ class StormSyncer:
             later=self.later,
             syncer=SyncerId(self.name),
             policy_id=policy.policy_id,
+            verifier=self.verifier() if self.verifier is not None else None,
         )
         if policy.desired is not DesiredState.ENABLED:
             self.replication.engine.change(policy)

@@ -3,7 +3,7 @@ it in.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from google.protobuf.message import Message
 
@@ -12,7 +12,7 @@ from proof.item import ContentHash, HashAlgorithm, ItemId, Profile
 from proof.root import SetRoot
 from protos import verifier_pb2 as pb
 from replicator.hashing import blake3_of
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, WriteCondition
 from replicator.verifier.messages import (
     batch_result_from,
     batch_result_to,
@@ -26,12 +26,18 @@ from replicator.verifier.messages import (
     facts_to,
     index_state_from,
     index_state_to,
+    key_results_from,
+    key_results_to,
+    key_writes_from,
+    key_writes_to,
     keys_from,
     patch_from,
     patch_order_from,
     patch_order_to,
     patch_to,
     root_from,
+    run_from,
+    run_to,
     write_to,
     writes_from,
 )
@@ -41,8 +47,10 @@ from replicator.verifier.values import (
     DeleteRefusal,
     Description,
     IndexState,
+    KeyWrite,
     PatchOrder,
     RangePatch,
+    RunName,
     Write,
     WriteOutcome,
 )
@@ -58,6 +66,13 @@ WRITES = (
     Write("a", b"body", PROPERTIES, blake3_of(b"body"), ID),
     Write("b", b"", PROPERTIES, blake3_of(b""), None),
     Write("é", None, PROPERTIES, b"", ID),
+)
+RUN = RunName(b"pair-one", b"run-1234", 7)
+KEY_WRITES = (
+    KeyWrite("a", b"body", PROPERTIES, blake3_of(b"body"), WriteCondition(etag="e")),
+    KeyWrite("b", b"", PROPERTIES, blake3_of(b""), WriteCondition(absent=True)),
+    KeyWrite("é", properties=PROPERTIES, replaced=ObjectFacts("é", 7, "e", 5), tags_only=True),
+    KeyWrite("gone"),
 )
 DELETES = (ID, ItemId(bytes(range(1, 17))))
 DELETED = DeleteAnswer((DeleteRefusal(1, "precondition_failed", "no"),), SetRoot(8, 1))
@@ -95,6 +110,11 @@ def accepted() -> Iterator[Accepted]:
         profile_digest=b"p" * 16, batch=3, writes=[write_to(write) for write in WRITES]
     )
     yield Accepted("batch", batch, _batch)
+    yield Accepted("key writes", key_writes_to(KEY_WRITES, b"p" * 16), _key_writes)
+    yield Accepted("key results", key_results_to(RESULT.results), _key_results)
+    yield Accepted("run", run_to(RUN), _run)
+    by_facts = replace(ORDER, base=replace(FACTS, key=ORDER.key))
+    yield Accepted("patch order by facts", patch_order_to(by_facts, b"p" * 16), _order)
     yield Accepted("deletes", delete_request_to(DELETES, b"p" * 16), _deletes)
     yield Accepted("delete response", delete_response_to(2, DELETED), _deleted)
     yield Accepted("patch order", patch_order_to(ORDER, b"p" * 16), _order)
@@ -110,6 +130,24 @@ def _batch(message: Message) -> None:
     assert isinstance(message, pb.WriteBatch)
     found = writes_from(message)
     assert writes_from(pb.WriteBatch(writes=[write_to(write) for write in found])) == found
+
+
+def _key_writes(message: Message) -> None:
+    assert isinstance(message, pb.WriteKeysRequest)
+    found = key_writes_from(message)
+    assert key_writes_from(key_writes_to(found, b"")) == found
+
+
+def _key_results(message: Message) -> None:
+    assert isinstance(message, pb.WriteKeysResponse)
+    found = key_results_from(message, writes=2)
+    assert key_results_from(key_results_to(found), writes=2) == found
+
+
+def _run(message: Message) -> None:
+    assert isinstance(message, pb.Run)
+    found = run_from(message)
+    assert run_from(run_to(found)) == found
 
 
 def _deletes(message: Message) -> None:

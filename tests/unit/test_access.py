@@ -64,15 +64,15 @@ IDENTITIES: Mapping[str, tuple[str, ...]] = {
 }
 TREES = {"GetContainerHashes", "GetContainerHashPages"}
 PROOFS = {"Describe", "Prove", "Refresh", "GetFacts"}
-WRITES = {"WriteBatches", "DeleteItems", "PatchObject"}
+WRITES = {"WriteBatches", "DeleteItems", "PatchObject", "BeginRun", "WriteKeys"}
 CONTROLLER_OPERATOR = {
     "ListContainers", "GetContainers", "Reconcile", "Scan", "ListJobs", "GetJob", "CancelJob",
     "PauseJob", "ResumeJob", "ThrottleJob", "ListDatanodes", "GetStatus",
 }  # fmt: skip
 AGENT_OPERATOR = {"ScanContainer", "GetStatus", "PlanRepair", "UndoJob"}
 MASTER_OPERATOR = {
-    "AddPolicy", "DeletePolicy", "SetDesiredState", "SetOptions", "SetEnabled", "GetStatus",
-    "ListReplications", "GetReplication", "Failover", "EndFailover",
+    "AddPolicy", "DeletePolicy", "SetDesiredState", "SetOptions", "SetPrefixes", "SetEnabled",
+    "GetStatus", "ListReplications", "GetReplication", "Failover", "EndFailover",
 }  # fmt: skip
 SYNCER = {"Register", "Heartbeat", "SaveReport", "Release"}
 HEALTH = {"Check", "List", "Watch"}

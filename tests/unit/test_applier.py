@@ -274,7 +274,7 @@ def test_patches_that_do_not_give_what_was_ordered_change_nothing(
 def test_a_patch_of_another_item_changes_nothing(patched: Target, key: str) -> None:
     old = content(patched.store, current(patched.store, key))
     known = order(patched, key, b"X" + old)
-    wrong = replace(known, base_id=patched.id("b") or ItemId(b""))
+    wrong = replace(known, base=patched.id("b") or ItemId(b""))
     patches = [RangePatch(0, 0, b"X")]
     with pytest.raises(PreconditionFailedError):
         patched.applier.patch(wrong, patches, stopped=lambda: False)
