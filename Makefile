@@ -77,6 +77,7 @@ SHOOT = chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force
 pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chromium)
 	$(BIN)/treefold demo --check --svg docs/healed.svg
 	$(BIN)/treefold bucket demo --check --svg docs
+	$(BIN)/python -m tools.page_pictures
 	@rm -rf build/report && mkdir -p build
 	$(BIN)/treefold sweep demo --engine local --keep build/report
 	@set -e; page=$$(ls $$PWD/build/report/sweeps-local/report/*/report.html | tail -n 1); \

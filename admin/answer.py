@@ -7,17 +7,17 @@ from functools import wraps
 from typing import ParamSpec
 
 import click
+from click.core import ParameterSource
 
 from admin.client_config import CONTROLLER_DEFAULT, client_config
 from admin.command_result import command_result
 from admin.tls_options import check_option_address, security_of, tls_options
 from merkle.errors import ReconcileError
+from merkle.limits import CONTAINER_ID_MAX
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from scm.client import ControllerClient
 
-# Ozone's container IDs are longs in Java.
-_CONTAINER_ID_MAX = (1 << 63) - 1
 # Container IDs of one command; a longer list needs several commands.
 IDS_MAX = 1_000_000
 
@@ -44,6 +44,20 @@ def check_agents(controller: ControllerClient) -> None:
             " how the replicas are.",
             hint="start `treefold agent run` on each datanode, with this address as `controller`;"
             " after a restart of the controller wait for the next heartbeats",
+        )
+
+
+def check_no_controller() -> None:
+    """Call this where a command has --cluster.
+
+    Raises:
+        UsageError: the caller wrote --controller too; the environment may have it.
+    """
+    source = click.get_current_context().get_parameter_source("address")
+    if source is ParameterSource.COMMANDLINE:
+        raise UsageError(
+            "give either --cluster or --controller, not both",
+            hint="With --cluster SCM is asked, and no controller.",
         )
 
 
@@ -82,6 +96,8 @@ def controller_options(command: Callable[..., None]) -> Callable[..., None]:
     ) -> None:
         try:
             config = client_config(os.environ)
+            if options.get("cluster") is not None:
+                check_no_controller()
             if address is not None:
                 check_option_address("--controller", address)
             security = security_of(tls_cert, tls_key, tls_ca, config, insecure=insecure)
@@ -142,5 +158,5 @@ def _is_id(text: str) -> bool:
         digits.isascii()
         and digits.isdigit()
         and len(digits) < 100
-        and 0 < int(digits) <= _CONTAINER_ID_MAX
+        and 0 < int(digits) <= CONTAINER_ID_MAX
     )

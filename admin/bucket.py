@@ -91,6 +91,9 @@ _LAZY = {
     "index": LazyCommand("admin.bucket_index:index", "Build, refresh or check a verifier's index."),
     "list": LazyCommand("admin.bucket_policies:list_command", "List replications."),
     "pause": LazyCommand("admin.bucket_policies:pause", "Stop a replication until it is resumed."),
+    "prefixes": LazyCommand(
+        "admin.bucket_prefixes:prefixes", "Choose which keys of a replication cross."
+    ),
     "receipts": LazyCommand(
         "admin.bucket_receipts:receipts", "Show and check signed outcomes, offline."
     ),

@@ -31,7 +31,7 @@ from replicator.master.errors import PolicyRefusedError
 from replicator.master.messages import policy_id_from
 from replicator.master.views import ReplicationView
 from replicator.replication import Condition, DesiredState, Policy, PolicyId, Stage
-from replicator.way_back import WayBackReport, way_back
+from replicator.way_back import WayBackReport, newer_at_source, way_back
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line
 
@@ -304,7 +304,8 @@ def _compared(answer: CommandResult, back: ReplicationView) -> WayBackReport:
         opened.callback(stop.set)
         run = verification_of(pair, EvidenceLevel.RECORDED, readers, stop)
         prefixes = policy.prefixes or ("",)
-        report = way_back(one for prefix in prefixes for one in run.keys(prefix))
+        keys = (one for prefix in prefixes for one in run.keys(prefix))
+        report = way_back(keys, newer_at_source(pair.source, pair.target))
         lists_all = run.lists_all
     if not lists_all:
         raise PolicyRefusedError(

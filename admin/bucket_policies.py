@@ -288,7 +288,7 @@ def pause(*, master: MasterClient, policy_id: str, reason: str, as_json: bool) -
     """
     with command_result("bucket pause", as_json=as_json) as answer:
         view = master.set_desired(policy_id_from(policy_id), DesiredState.PAUSED, reason)
-        _print_wanted(answer, view)
+        print_wanted(answer, view)
 
 
 @click.command(short_help="Let a replication go on.")
@@ -300,7 +300,7 @@ def resume(*, master: MasterClient, policy_id: str, reason: str, as_json: bool) 
     """
     with command_result("bucket resume", as_json=as_json) as answer:
         view = master.set_desired(policy_id_from(policy_id), DesiredState.ENABLED, reason)
-        _print_wanted(answer, view)
+        print_wanted(answer, view)
 
 
 @click.command(short_help="Limit the rate of a replication while it runs.")
@@ -317,7 +317,7 @@ def throttle(
         known = policy_id_from(policy_id)
         before = master.replication(known).record.policy.options
         options = replace(before, bytes_per_second=rate_of(rate))
-        _print_wanted(answer, master.set_options(known, options, reason))
+        print_wanted(answer, master.set_options(known, options, reason))
 
 
 @click.command(short_help="End a replication.")
@@ -346,7 +346,7 @@ def cancel(
         _print_plan(answer, view, "End")
         if dry_run or not is_confirmed(answer, "End this replication?", yes=yes):
             return
-        _print_wanted(answer, master.set_desired(known, DesiredState.CANCELLED, reason))
+        print_wanted(answer, master.set_desired(known, DesiredState.CANCELLED, reason))
 
 
 @click.command(short_help="End a replication, and forget it.")
@@ -446,7 +446,8 @@ def _print_plan(answer: CommandResult, view: ReplicationView, what: str) -> None
     answer.print(f"  {policy.source}\n  to {policy.target}")
 
 
-def _print_wanted(answer: CommandResult, view: ReplicationView) -> None:
+def print_wanted(answer: CommandResult, view: ReplicationView) -> None:
+    """Print what is wanted of a replication now; the answer's data gets the view."""
     answer.data = {"replication": view_json(view)}
     desired = view.record.policy.desired.value
     answer.print(f"replication {view.policy_id}: wanted {desired}, now {condition_text(view)}")

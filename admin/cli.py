@@ -74,7 +74,8 @@ COMMANDS: Mapping[str, LazyCommand] = {
     ),
     "scan": LazyCommand("admin.scans:scan", "Order agents to scan replicas for damage."),
     "scm": LazyCommand(
-        "scm.cli:scm", "Run the controller: receive reports, compare replicas, run jobs."
+        "admin.controller_command:scm",
+        "Run the controller: receive reports, compare replicas, run jobs.",
     ),
     "status": LazyCommand(
         "admin.status:status", "Say what is wrong, how sure that is, and what to do next."

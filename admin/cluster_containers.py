@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import click
 
-from admin.clusters import open_cluster, open_datanode
+from admin.clusters import UNKNOWN_CONTAINER_HINT, open_cluster, open_datanode
 from admin.command_result import CommandResult
 from admin.diagnosis_text import NodeNames, diagnosis_json, node_json, print_diagnosis
 from live.diagnosis import reason_not_compared
@@ -164,7 +164,11 @@ def _fail_unknown(
 ) -> None:
     for number in requested:
         if number not in containers:
-            answer.fail("container_not_found", f"Container {number} is not known to SCM.")
+            answer.fail(
+                "container_not_found",
+                f"Container {number} is not known to SCM.",
+                hint=UNKNOWN_CONTAINER_HINT,
+            )
 
 
 def _json(one: ListedContainer, nodes: dict[PeerId, ClusterNode]) -> JsonObject:

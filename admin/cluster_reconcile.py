@@ -6,9 +6,9 @@ from functools import wraps
 
 import click
 
-from admin.answer import container_ids
+from admin.answer import check_no_controller, container_ids
 from admin.cluster_containers import listed_containers
-from admin.clusters import cluster_option, open_cluster
+from admin.clusters import UNKNOWN_CONTAINER_HINT, cluster_option, open_cluster
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.diagnosis_text import NodeNames, node_json
@@ -22,8 +22,9 @@ from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_line, print_table
 from runtime.progress import ProgressStyle, progress_sink
 from runtime.setting_values import parse_duration
+from scm.container_reports import ContainerReport, read_reports, ruling_of
 from scm.eligibility import Eligibility, Ruling
-from scm.ozone_driver import ContainerReport, OzoneDriver, read_reports, ruling_of
+from scm.ozone_driver import OzoneDriver
 from scm.ozone_rounds import OzoneOutcome, OzoneRun
 from scm.pace import PaceLimits
 from scm.policy import RootComparison, compare
@@ -32,7 +33,9 @@ from scm.policy import RootComparison, compare
 # report each wait for at most one heartbeat.
 _SETTLE = "90s"
 _PER_DATANODE = 2
-_POLL_S = 1.0
+# SCM tells nobody of reports: it is asked again, so often in a round's last wait.
+_POLLS_OF_A_ROUND = 5
+_POLL_S_MAX = 1.0
 # A failover of SCM takes seconds; a restart less than this.
 _SILENCE_MAX_S = 180.0
 # Options that only a controller can serve.
@@ -81,6 +84,7 @@ def cluster_reconcile_options(command: Callable[..., None]) -> Callable[..., Non
         with command_result("reconcile", as_json=bool(options["as_json"])) as answer:
             if cluster is None:
                 raise UsageError("--settle, --per-datanode and --per-hour need --cluster")
+            check_no_controller()
             for name in _CONTROLLER_ONLY:
                 if options[name]:
                     option = name.removesuffix("_file")
@@ -92,6 +96,11 @@ def cluster_reconcile_options(command: Callable[..., None]) -> Callable[..., Non
                 settle_s = parse_duration(settle or _SETTLE)
             except ValueError as error:
                 raise UsageError(f"--settle: {error}") from error
+            if settle_s <= 0:
+                raise UsageError(
+                    "--settle: a round that ends at once has not begun",
+                    hint="Give more than two heartbeats of the datanodes; they take 30 s each.",
+                )
             limits = PaceLimits(per_datanode or _PER_DATANODE, per_hour or 0)
             arguments = options["arguments"]
             assert isinstance(arguments, tuple)
@@ -122,9 +131,15 @@ class _Reconciliation:
     """One run of the command, from its plan to its results."""
 
     def __init__(
-        self, scm: ScmClient, answer: CommandResult, limits: PaceLimits, settle_s: float
+        self,
+        scm: ScmClient,
+        answer: CommandResult,
+        limits: PaceLimits,
+        settle_s: float,
     ) -> None:
         self._scm, self._answer = scm, answer
+        # Short rounds need short waits.
+        self._poll_s = min(_POLL_S_MAX, settle_s / _POLLS_OF_A_ROUND)
         self._driver = OzoneDriver(scm, limits, settle_s=settle_s)
         self._nodes = {node.peer: node for node in scm.nodes()}
         self._results = list[JsonObject]()
@@ -150,8 +165,9 @@ class _Reconciliation:
 
     def _refuse(self, number: ContainerId, ruling: Ruling) -> None:
         message = NodeNames(self._nodes).text(ruling.message)
-        self._answer.fail(ruling.eligibility.value.lower(), message)
         is_unknown = ruling.eligibility is Eligibility.CONTAINER_NOT_FOUND
+        hint = UNKNOWN_CONTAINER_HINT if is_unknown else ""
+        self._answer.fail(ruling.eligibility.value.lower(), message, hint=hint)
         self._answer.exit_status = ExitCode.FAILED if is_unknown else ExitCode.REFUSED
 
     def _watch(self, allowed: Sequence[ContainerId]) -> None:
@@ -175,8 +191,8 @@ class _Reconciliation:
                         for run in ended:
                             self._note(run)
                 if self._driver.runs:
-                    # SCM tells nobody of reports: it is asked again, until Ctrl-C.
-                    time.sleep(_POLL_S)
+                    # Until Ctrl-C.
+                    time.sleep(self._poll_s)
 
     def _note(self, run: OzoneRun) -> None:
         assert run.outcome is not None

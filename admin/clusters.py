@@ -16,6 +16,10 @@ from runtime.setting_values import check_address
 # A datanode that takes longer for the trees of a batch is reported as silent.
 _DEADLINES = Deadlines(tree_s=30.0)
 
+UNKNOWN_CONTAINER_HINT = (
+    "`treefold container list --cluster ...` lists those that SCM knows; it forgets deleted ones."
+)
+
 
 def cluster_option(
     *, required: bool = False
@@ -40,7 +44,7 @@ def open_cluster(cluster: str) -> Iterator[ScmClient]:
         ConfigError: client.toml is invalid.
         UsageError: the text is neither a name in it nor addresses.
     """
-    client = ScmClient(_addresses(cluster))
+    client = ScmClient(cluster_addresses(cluster))
     try:
         yield client
     finally:
@@ -57,7 +61,13 @@ def open_datanode(node: ClusterNode) -> DatanodeClient:
     )
 
 
-def _addresses(cluster: str) -> tuple[str, ...]:
+def cluster_addresses(cluster: str) -> tuple[str, ...]:
+    """The addresses of the SCMs of the cluster that `--cluster` names.
+
+    Raises:
+        ConfigError: client.toml is invalid.
+        UsageError: the text is neither a name in it nor addresses.
+    """
     known = client_config(os.environ).clusters
     if cluster in known:
         return known[cluster]

@@ -20,6 +20,7 @@ from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import DatanodeNames, host_of
 from admin.option_types import WholeNumber
 from merkle.comparison import Comparison
+from merkle.limits import CONTAINER_ID_MAX
 from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from runtime.exit_codes import ExitCode
@@ -27,9 +28,9 @@ from runtime.output import JsonObject, print_line, print_table, size_text
 from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
+from scm.datanodes import Datanode
 from scm.eligibility import INVALID_HINT
 from scm.policy import RootComparison
-from scm.registry import Datanode
 from scm.replica_trees import compare_live, fetch_trees
 from scm.views import ContainerStatus, ReplicaStatus
 
@@ -60,7 +61,12 @@ def container() -> None:
     show_default=True,
     help="List at most this many.",
 )
-@click.option("--after", type=WholeNumber(0), default=0, help="Start after this container ID.")
+@click.option(
+    "--after",
+    type=WholeNumber(0, CONTAINER_ID_MAX),
+    default=0,
+    help="Start after this container ID.",
+)
 @click.option(
     "--ids",
     is_flag=True,

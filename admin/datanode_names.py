@@ -9,7 +9,7 @@ from typing import Self
 from merkle.replica import PeerId
 from runtime.setting_values import split_address
 from scm.client import ControllerClient
-from scm.registry import Datanode
+from scm.datanodes import Datanode
 from scm.views import ContainerStatus, JobStatus, OrderStatus
 
 # What may be the ID of a datanode in a text.

@@ -1,7 +1,8 @@
-"""`treefold diagnose`: what is wrong with the replicas of a running cluster, without
-agents.
+"""`treefold diagnose`: what is wrong with the replicas of a running cluster, read from
+its datanodes, or from agents on their hosts where there are any.
 """
 
+import os
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,14 +11,28 @@ from pathlib import Path
 import click
 
 from admin.answer import container_ids, json_option
-from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.client_config import client_config
+from admin.cluster_agents import ClusterAgents, agents_option
+from admin.clusters import (
+    UNKNOWN_CONTAINER_HINT,
+    cluster_option,
+    open_cluster,
+    open_datanode,
+)
 from admin.command_result import CommandResult, command_result
+from admin.diagnosis_picture import (
+    DRAWN_MAX,
+    DrawnDiagnosis,
+    draw_diagnoses,
+    drawn_diagnosis,
+)
 from admin.diagnosis_text import diagnosis_json, print_diagnosis
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath
 from live.diagnosis import Diagnosis, reason_not_compared
 from live.results import ResultsFile
 from live.survey import ClusterSurvey
+from merkle.limits import CONTAINER_ID_MAX
 from merkle.outcome import DIVERGED_VERDICTS, Verdict
 from merkle.tree import ContainerId
 from ozone.scm_client import ClusterContainer, ScmClient
@@ -87,8 +102,18 @@ class _Tally:
     help="Also write all results here; the same command continues an interrupted one.",
 )
 @click.option(
-    "--after", type=WholeNumber(0), default=0, help="Without IDs: start after this container ID."
+    "--after",
+    type=WholeNumber(0, CONTAINER_ID_MAX),
+    default=0,
+    help="Without IDs: start after this container ID.",
 )
+@click.option(
+    "--svg",
+    metavar="FILE",
+    type=LocalPath(dir_okay=False, path_type=Path),
+    help=f"Draw the first {DRAWN_MAX} containers that are not equal; with --deep their windows.",
+)
+@agents_option
 @json_option
 @click.pass_obj
 def diagnose(
@@ -100,14 +125,19 @@ def diagnose(
     rate: str,
     out: Path | None,
     after: int,
+    agents: str,
+    svg: Path | None,
     as_json: bool,
 ) -> None:
-    """Compare the replicas of a running cluster, without agents.
+    """Compare the replicas of a running cluster; it needs no agents.
 
     Asks SCM for the containers, and each datanode for the trees of its replicas. Every
     closed container gets a verdict; UNKNOWN names the replicas that were not read, and
     why. Trees are as of the datanodes' last scans: with --deep the data are read over
     the network as well, and each window is checked against its record. Nothing changes.
+
+    Where an agent runs on a datanode's host, it gives the trees, and with --deep it
+    scans the data there, at its own rate: only damaged chunks cross the network.
 
     Erasure-coded containers are compared with --deep alone: each replica's data, and
     the checksums of their stripes. The result names the stripes that are not whole, the
@@ -132,10 +162,15 @@ def diagnose(
             raise UsageError(f"--rate: {error}") from error
         ids = sorted(map(ContainerId, container_ids(arguments))) if arguments else None
         with open_cluster(cluster) as directory, progress_sink(style) as sink:
-            run = _Run(directory, ids, after, reads_data=deep)
+            found = ClusterAgents(agents, client_config(os.environ))
+            run = _Run(directory, ids, after, found, reads_data=deep)
             results = ResultsFile(out, Disk(), run.asked) if out else None
             run.diagnose(answer, sink, results, limit)
-            answer.data = _summary(run.tally, run.asked)
+            answer.data = _summary(run.tally, run.asked) | {"agents": list(found.found)}
+            for problem in found.problems:
+                answer.warn(problem)
+            if svg:
+                Disk().replace(svg, run.picture().encode())
         answer.exit_status = answer.exit_status or run.tally.exit_status()
         if not as_json:
             _print_summary(run.tally, run.identity.cluster_id)
@@ -145,12 +180,28 @@ class _Run:
     """One diagnosis, from SCM's first answer to its summary."""
 
     def __init__(
-        self, directory: ScmClient, ids: list[ContainerId] | None, after: int, *, reads_data: bool
+        self,
+        directory: ScmClient,
+        ids: list[ContainerId] | None,
+        after: int,
+        agents: ClusterAgents,
+        *,
+        reads_data: bool,
     ) -> None:
-        self._directory, self._ids, self._after = directory, ids, after
+        self._directory, self._ids, self._after, self._agents = directory, ids, after, agents
         self._reads_data = reads_data
         self.identity = directory.identity()
         self.tally = _Tally(last_id=after)
+        self._drawn = list[DrawnDiagnosis]()
+
+    def picture(self) -> str:
+        """The SVG of what was found; results of an interrupted run are not in it."""
+        counts = ", ".join(_counts(self.tally)) or "none closed"
+        title = f"Cluster {self.identity.cluster_id}: {self.tally.containers} containers: {counts}"
+        missing = len(self.tally.findings) - len(self._drawn)
+        read = "All data were read." if self._reads_data else "As of the last scans."
+        rest = f" {missing} further containers are not drawn." if missing else ""
+        return draw_diagnoses(title, read + rest, self._drawn)
 
     def diagnose(
         self, answer: CommandResult, sink: ProgressSink, results: ResultsFile | None, limit: int
@@ -164,7 +215,11 @@ class _Run:
         sink.begin("diagnosing", total, "containers")
         sink.skip(self.tally.containers)
         with ClusterSurvey(
-            self._directory, open_datanode, limit, reads_data=self._reads_data
+            self._directory,
+            open_datanode,
+            limit,
+            reads_data=self._reads_data,
+            find_agent=self._agents.find,
         ) as survey:
             wanted = _containers(self._directory, self._ids, self.tally.last_id, answer)
             for batch in survey.diagnose(wanted):
@@ -174,7 +229,18 @@ class _Run:
                 for line in lines:
                     self.tally.add(line)
                 sink.advance(len(batch))
-                _print_findings(batch, sink, deep=self._reads_data, as_json=answer.as_json)
+                shown = [one for one in batch if self._is_shown(one)]
+                self._drawn += map(drawn_diagnosis, shown[: DRAWN_MAX - len(self._drawn)])
+                if shown and not answer.as_json:
+                    with sink.results():
+                        for one in shown:
+                            print_diagnosis(one)
+                            print_line("")
+
+    def _is_shown(self, diagnosis: Diagnosis) -> bool:
+        return diagnosis.verdict is not Verdict.MATCH and not reason_not_compared(
+            diagnosis.container, reads_data=self._reads_data
+        )
 
     @property
     def asked(self) -> JsonObject:
@@ -200,7 +266,11 @@ def _containers(
         if number in found:
             yield found[number]
         else:
-            answer.fail("container_not_found", f"Container {number} is not known to SCM.")
+            answer.fail(
+                "container_not_found",
+                f"Container {number} is not known to SCM.",
+                hint=UNKNOWN_CONTAINER_HINT,
+            )
 
 
 def _result(diagnosis: Diagnosis, *, deep: bool) -> JsonObject:
@@ -211,22 +281,6 @@ def _result(diagnosis: Diagnosis, *, deep: bool) -> JsonObject:
     if diagnosis.verdict is Verdict.MATCH:
         return {"containerID": number, "verdict": Verdict.MATCH.value}
     return diagnosis_json(diagnosis)
-
-
-def _print_findings(
-    batch: list[Diagnosis], sink: ProgressSink, *, deep: bool, as_json: bool
-) -> None:
-    shown = [
-        one
-        for one in batch
-        if one.verdict is not Verdict.MATCH
-        and not reason_not_compared(one.container, reads_data=deep)
-    ]
-    if shown and not as_json:
-        with sink.results():
-            for one in shown:
-                print_diagnosis(one)
-                print_line("")
 
 
 def _summary(tally: _Tally, asked: JsonObject) -> JsonObject:
@@ -245,12 +299,16 @@ def _summary(tally: _Tally, asked: JsonObject) -> JsonObject:
     }
 
 
-def _print_summary(tally: _Tally, cluster_id: str) -> None:
-    counts = [
+def _counts(tally: _Tally) -> list[str]:
+    return [
         f"{tally.verdicts[verdict.value]} {verdict.value}"
         for verdict in Verdict
         if tally.verdicts[verdict.value]
     ]
+
+
+def _print_summary(tally: _Tally, cluster_id: str) -> None:
+    counts = _counts(tally)
     skipped = tally.verdicts[_NOT_COMPARED]
     more = (
         f"; {skipped} were not compared: they are open, or erasure-coded and without --deep"

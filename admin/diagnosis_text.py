@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from admin.comparison import comparison_json, print_differences
 from admin.datanode_names import unique_prefixes
-from live.diagnosis import Diagnosis
+from live.diagnosis import Diagnosis, ReplicaReading
 from live.stripes import StripeReport, stripe_text
 from merkle.replica import PeerId
 from merkle.tree import root_hex
@@ -69,6 +69,7 @@ def diagnosis_json(diagnosis: Diagnosis) -> JsonObject:
                     else root_hex(one.replica.data_checksum)
                 ),
                 "dataRead": one.deep is not None,
+                "readBy": "agent" if one.by_agent else "datanode",
                 "reason": one.reason or None,
             }
             for one in diagnosis.readings
@@ -91,6 +92,13 @@ def _stripes_json(report: StripeReport) -> JsonObject:
             for one in report.damages
         ],
     }
+
+
+def _read_text(one: ReplicaReading) -> str:
+    """What was read of a replica and by whom, or why nothing was."""
+    if one.tree is None:
+        return one.reason
+    return ("data" if one.deep else "tree") + (" by its agent" if one.by_agent else "")
 
 
 def print_diagnosis(diagnosis: Diagnosis) -> None:
@@ -116,7 +124,7 @@ def print_diagnosis(diagnosis: Diagnosis) -> None:
                     root_hex(one.tree.data_checksum) if one.tree else "-",
                     len(one.tree.blocks) if one.tree else "-",
                     sum(block.deleted for block in one.tree.blocks) if one.tree else "-",
-                    "data" if one.deep else "tree" if one.tree else one.reason,
+                    _read_text(one),
                 )
                 for one in diagnosis.readings
             ],

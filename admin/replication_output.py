@@ -4,7 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from admin.containers import age_text, time_text
 from replicator.master.records import Holder
-from replicator.master.views import MasterStatus, ReplicationView, rpo_ms
+from replicator.master.views import (
+    MasterStatus,
+    ReplicationView,
+    missing_prefixes,
+    rpo_ms,
+)
 from replicator.replication import Condition, ReplicationOptions, ReplicationReport
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.eta import duration_text
@@ -200,6 +205,10 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
     if report.fault is not None:
         yield f"{report.condition.value}: {report.fault.value}: {report.message}"
     yield f"stage {report.checkpoint.stage.value}{_position_text(report)}"
+    missing = missing_prefixes(view)
+    if missing and report.checkpoint.prefixes:
+        named = ", ".join(one or "all others" for one in missing)
+        yield f"being compared for the first time: keys below {named}"
     yield _proof_text(report, view.now_ms)
     yield f"RPO {_known_age(rpo_ms(view))}, lag p50 {_ms(report.lag_p50_ms)}, p99" + (
         f" {_ms(report.lag_p99_ms)}"

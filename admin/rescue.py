@@ -3,6 +3,8 @@ cannot heal.
 """
 
 import json
+import os
+import re
 import signal
 import socket
 import threading
@@ -15,11 +17,19 @@ from pathlib import Path
 import click
 
 from admin.answer import container_ids, json_option
-from admin.clusters import cluster_option, open_cluster, open_datanode
+from admin.client_config import client_config
+from admin.cluster_agents import ClusterAgents, agents_option
+from admin.clusters import (
+    UNKNOWN_CONTAINER_HINT,
+    cluster_option,
+    open_cluster,
+    open_datanode,
+)
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath, state_home
+from live.agent_peer import AgentFirstPeer
 from live.diagnosis import reason_not_compared, reason_not_read
 from live.rescue import RescueOutcome, RescuePhase
 from live.rescue_runner import RescueFolder, RescueRunner, Staged, stage, withdraw
@@ -27,21 +37,26 @@ from merkle.outcome import OutcomeState, Verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId, root_hex
 from ozone.errors import ContainerNotFoundError, ContainerStateError, ContainerUnsupportedError
-from ozone.scm_client import ClusterContainer, ScmClient
+from ozone.scm_client import ClusterContainer, ClusterIdentity, ScmClient
 from ozone.scm_membership import ScmMembership
 from repair.peers import DatanodePeer
 from repair.ports import Peer
 from runtime.disk import Disk
-from runtime.errors import PeerUnavailableError, UsageError
+from runtime.errors import PeerUnavailableError, RemoteProtocolError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
 from runtime.rate_limit import RateLimiter, SystemClock
-from runtime.setting_values import parse_rate, split_address
+from runtime.setting_values import check_address, parse_rate, split_address
 
 # Of all datanodes together.
 _RATE = "100MB/s"
 # Below those that the kernel gives to outgoing connections, from 32768.
 _PORT_FIRST, _PORTS = 24_000, 8_000
+# A folder of rescues bears the cluster's ID.
+_FOLDER_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,99}")
+_INCOMPLETE_HINT = (
+    "Check --datanode-port, and that datanodes reach --listen; then run the same command again."
+)
 _UNHEALTHY = (
     "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
     " service by `treefold reconcile`, each while its datanode is stopped"
@@ -56,6 +71,7 @@ class _Options:
     listen: str
     datanode_port: int | None
     bytes_per_second: int
+    agents: ClusterAgents
 
 
 @click.command()
@@ -88,6 +104,7 @@ class _Options:
     show_default=True,
     help="Read at most this much from the cluster in a second; 0 is no limit.",
 )
+@agents_option
 @json_option
 def rescue(
     *,
@@ -100,6 +117,7 @@ def rescue(
     listen: str | None,
     datanode_port: int | None,
     rate: str,
+    agents: str,
     as_json: bool,
 ) -> None:
     """Heal containers of a running cluster that Ozone's own reconcile cannot heal.
@@ -108,7 +126,7 @@ def rescue(
     in a folder of this machine. Each window is proven against its recorded checksum.
     Then joins the cluster for seconds as a datanode that is never written to, lets the
     real datanodes reconcile from it, and leaves. What cannot be proven is named and
-    left alone.
+    left alone. Where an agent runs on a datanode's host, it gives the bytes.
 
     SCM's list keeps one DEAD datanode for each cluster and user.
 
@@ -125,33 +143,59 @@ def rescue(
     with command_result("rescue", as_json=as_json) as answer:
         if bool(arguments) == clean:
             raise UsageError("give the IDs of containers, or --clean alone")
+        if clean and (dry_run or plan):
+            raise UsageError("--clean has no plan", hint="Leave out --dry-run and --plan.")
+        ids = None if clean else sorted(map(ContainerId, container_ids(arguments)))
         try:
             limit = parse_rate(rate)
         except ValueError as error:
             raise UsageError(f"--rate: {error}") from error
+        try:
+            check_address(listen or "127.0.0.1:0")
+        except ValueError as error:
+            raise UsageError(f"--listen: {error}") from error
+        found = ClusterAgents(agents, client_config(os.environ))
+        options = _Options(dry_run, plan, yes, listen or "", datanode_port, limit, found)
         with open_cluster(cluster) as directory:
-            identity = directory.identity()
-            where = listen or _local_address(directory.addresses[0])
-            options = _Options(dry_run, plan, yes, where, datanode_port, limit)
-            folder = state_home() / "rescue" / identity.cluster_id
-            with RescueFolder(folder, Disk()) as rescues:
-                if not listen:
-                    host = where.rpartition(":")[0]
-                    options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
-                run = _Run(directory, rescues, options, answer)
-                if clean:
-                    run.clean()
-                    return
-                if identity.in_safe_mode:
-                    answer.warn("SCM is in safe mode: it may not know all replicas yet")
-                for number in sorted(map(ContainerId, container_ids(arguments))):
-                    run.rescue(number)
-                answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
-                if plan:
-                    document = {"schema_version": 1, "clusterID": identity.cluster_id}
-                    raw = json.dumps(document | {"containers": run.plans}, indent=1)
-                    Disk().replace(plan, raw.encode() + b"\n")
-                answer.exit_status = answer.exit_status or run.status
+            _rescue_all(directory, ids, options, answer)
+
+
+def _rescue_all(
+    directory: ScmClient, ids: list[ContainerId] | None, options: _Options, answer: CommandResult
+) -> None:
+    """Rescue the containers, or clean up if `ids` is None."""
+    identity = directory.identity()
+    with RescueFolder(state_home() / "rescue" / _folder_name(identity), Disk()) as rescues:
+        if not options.listen:
+            host = _local_address(directory.addresses[0]).rpartition(":")[0]
+            options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
+        run = _Run(directory, rescues, options, answer, identity.cluster_id)
+        if ids is None:
+            run.clean()
+            return
+        if identity.in_safe_mode:
+            answer.warn("SCM is in safe mode: it may not know all replicas yet")
+        # What is said of the first ones must not be lost with an error at the last.
+        answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
+        for container in [run.container(number) for number in ids]:
+            run.rescue(container)
+        for problem in options.agents.problems:
+            answer.warn(problem)
+        answer.exit_status = run.status or answer.exit_status
+
+
+def _folder_name(identity: ClusterIdentity) -> str:
+    """The cluster's ID as the name of a folder.
+
+    Raises:
+        RemoteProtocolError: SCM sent one that would be a path.
+    """
+    if not _FOLDER_NAME.fullmatch(identity.cluster_id):
+        raise RemoteProtocolError(
+            f"SCM sent cluster ID {identity.cluster_id[:100]!r}, which cannot name a folder",
+            hint="Is this address really that of an SCM? Its cluster ID begins with CID-.",
+        )
+    return identity.cluster_id
 
 
 def _port_of(node: PeerId) -> int:
@@ -185,9 +229,14 @@ class _Run:
     folder: RescueFolder
     options: _Options
     answer: CommandResult
+    cluster_id: str
     results: list[JsonObject] = field(default_factory=list)
     plans: list[JsonObject] = field(default_factory=list)
     status: ExitCode = ExitCode.CLEAN
+
+    def __post_init__(self) -> None:
+        rate = self.options.bytes_per_second
+        self.limiter = RateLimiter(rate, SystemClock(), threading.Event().wait)
 
     def clean(self) -> None:
         """Remove what killed rescues left."""
@@ -205,16 +254,12 @@ class _Run:
         self.answer.data = {"removed": left, "withdrawn": is_listed}
         self.answer.print(f"{left} staged containers were removed; SCM has no replica of ours")
 
-    def rescue(self, container_id: ContainerId) -> None:
+    def rescue(self, container: ClusterContainer) -> None:
         """Plan and carry out the rescue of one container."""
-        own = self.folder.node()
-        container = self._container(container_id)
+        own, container_id = self.folder.node(), container.container_id
         with ExitStack() as stack:
             peers = self._peers(container_id, own, stack)
             staging = stack.enter_context(self.folder.staging(container_id))
-            limiter = RateLimiter(
-                self.options.bytes_per_second, SystemClock(), threading.Event().wait
-            )
             staged = stage(
                 container_id,
                 own,
@@ -222,7 +267,7 @@ class _Run:
                 staging,
                 Disk(),
                 bcs_id=container.bcs_id,
-                reserve=limiter.take,
+                reserve=self.limiter.take,
             )
             self._show_plan(container_id, staged)
             if not staged.replica.staged:
@@ -237,10 +282,19 @@ class _Run:
                 return
             self._carry_out(container_id, own, peers, staged)
 
-    def _container(self, container_id: ContainerId) -> ClusterContainer:
+    def container(self, container_id: ContainerId) -> ClusterContainer:
+        """The container as SCM knows it.
+
+        Raises:
+            ContainerNotFoundError: SCM does not know it.
+            ContainerUnsupportedError: it is erasure-coded.
+            ContainerStateError: it is not closed.
+        """
         container = self.directory.get_containers([container_id]).get(container_id)
         if container is None:
-            raise ContainerNotFoundError(f"container {container_id} is not known to SCM")
+            raise ContainerNotFoundError(
+                f"container {container_id} is not known to SCM", hint=UNKNOWN_CONTAINER_HINT
+            )
         if container.is_erasure_coded:
             raise ContainerUnsupportedError(
                 f"container {container_id} is erasure-coded ({container.replication}): its replicas"
@@ -267,9 +321,11 @@ class _Run:
                     f"container {container_id}, replica on {replica.peer}: {reason}",
                     hint="A rescue reads all replicas: a silent one may know of a deletion.",
                 )
-            client = open_datanode(node)
-            stack.callback(client.close)
-            peers[replica.peer] = DatanodePeer(replica.peer, client)
+            peer: Peer = DatanodePeer(replica.peer, open_datanode(node))
+            if agent := self.options.agents.find(node):
+                peer = AgentFirstPeer(peer, agent.peer)
+            stack.callback(peer.close)
+            peers[replica.peer] = peer
         if not peers:
             raise ContainerStateError(f"container {container_id} has no replica")
         return peers
@@ -278,12 +334,24 @@ class _Run:
         plan = _plan_json(container_id, staged)
         self.plans.append(plan)
         self.results.append(dict(plan))
+        if self.options.plan:
+            # Before anything changes: a plan that cannot be written stops the rescue.
+            document = {"schema_version": 1, "clusterID": self.cluster_id, "containers": self.plans}
+            raw = json.dumps(document, indent=1)
+            Disk().replace(self.options.plan, raw.encode() + b"\n")
         self.answer.print(_plan_text(container_id, staged))
 
     def _carry_out(
         self, container_id: ContainerId, own: PeerId, peers: dict[PeerId, Peer], staged: Staged
     ) -> None:
-        runner = RescueRunner(self.directory, peers, own, self.options.listen, self._join)
+        runner = RescueRunner(
+            self.directory,
+            peers,
+            own,
+            self.options.listen,
+            self._join,
+            reserve=self.limiter.take,
+        )
 
         def show(phase: RescuePhase) -> None:
             self.answer.print(f"container {container_id}: {phase.value}")
@@ -292,6 +360,9 @@ class _Run:
             outcome = runner.run(container_id, staged.replica, show)
         self.results[-1] |= _outcome_json(outcome)
         self.answer.print(_outcome_text(container_id, outcome))
+        if not outcome.is_complete and outcome.reason and not runner.cancelled.is_set():
+            text = f"container {container_id}: {outcome.reason}"
+            self.answer.fail("rescue_incomplete", text, hint=_INCOMPLETE_HINT)
         if not outcome.has_left:
             self.answer.warn(
                 "SCM may list our replica until it calls our datanode DEAD;"
@@ -402,6 +473,7 @@ def _outcome_json(outcome: RescueOutcome) -> JsonObject:
         "unhealthy": list(outcome.unhealthy),
         "left": outcome.has_left,
         "reconciles": outcome.attempts,
+        "bytesReadBack": outcome.bytes_read_back,
         "reason": outcome.reason,
     }
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.answer import controller_options
+from admin.cluster_sweep import ClusterTables, cluster_sweep_options, write_cluster_tables
 from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
@@ -170,6 +171,7 @@ def sweep() -> None:
         " containers are UNSEEN. May be repeated."
     ),
 )
+@cluster_sweep_options
 @metrics_file_option
 @click.option(
     "--reconcile",
@@ -197,11 +199,16 @@ def run(
     keep: int,
     write_trees: bool,
     gone: tuple[str, ...],
+    cluster: str | None,
+    rate: int,
     metrics_file: Path | None,
     reconcile: bool,
     as_json: bool,
 ) -> None:
-    """Compare all replicas in volumes and chunk tables.
+    """Compare all replicas in volumes, chunk tables or a running cluster.
+
+    With --cluster the datanodes' trees are read over the network into tables in DIR,
+    without agents. A datanode that does not answer leaves its containers UNKNOWN.
 
     Several tables may follow one --table. Open and erasure-coded replicas are not
     compared. Inputs that cannot be read are skipped and listed; their replicas never
@@ -218,11 +225,8 @@ def run(
     none of that, but an input or an expected replica was not read, or nothing could be
     compared, 8 another sweep is running in DIR, 130 interrupted.
     """
-    _check_paths(tables, volumes, more, metrics_file)
+    _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
-    request = SweepRequest(
-        out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
-    )
     spark = {"master": master} if master else {}
     sweeps = SweepStore(out, Disk())
     with (
@@ -231,10 +235,26 @@ def run(
     ):
         if volumes:
             progress.note(BEFORE[TreeSource(source)])
+        read = ClusterTables()
+        if cluster is not None:
+            read = write_cluster_tables(cluster, out, rate, progress, fresh=fresh)
+        request = SweepRequest(
+            out,
+            (*tables, *more, *read.tables),
+            volumes,
+            TreeSource(source),
+            fresh,
+            keep,
+            write_trees,
+            gone,
+        )
         summary = run_sweep(
             request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
         )
     document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
+    if cluster is not None:
+        read.forget_progress()
+        document["cluster"] = read.json()
     # The sweep is complete, so errors from here on do not hide it.
     errors = list[ReconcileError]()
     if metrics_file is not None:
@@ -380,12 +400,14 @@ def _check_paths(
     volumes: tuple[str, ...],
     more: tuple[str, ...],
     metrics_file: Path | None,
+    *,
+    cluster: str | None,
 ) -> None:
     """Refuse a sweep of nothing, and metrics that cannot be written after it."""
     if more and not tables:
         raise UsageError(f"{more[0]}: put --table or --volume in front of it")
-    if not (tables or volumes):
-        raise UsageError("nothing to sweep: give --table or --volume")
+    if not (tables or volumes or cluster):
+        raise UsageError("nothing to sweep: give --table, --volume or --cluster")
     for name in (*tables, *more):
         if "://" in name:
             check_scheme(name)

@@ -27,7 +27,21 @@ from pathlib import Path
 
 from benchmarks.measure import Report, Samples
 from benchmarks.ozone_replication import measure_ozone
-from benchmarks.replication_runs import Replicator, ceph_replication, watched_sync
+from benchmarks.replication_runs import (
+    BURST_OBJECTS,
+    CHANGE_BYTES_MAX,
+    IDLE_BYTES_MAX,
+    IDLE_S,
+    LARGE_BYTES,
+    OBJECT_BYTES,
+    RESTART_S_MAX,
+    SMALL_RATIO_MAX,
+    TRICKLE_OBJECTS,
+    TRICKLE_PER_S,
+    Replicator,
+    ceph_replication,
+    watched_sync,
+)
 from benchmarks.verified_replication import measure_verified
 from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
@@ -36,19 +50,10 @@ JOBS = ("idle", "trickle", "burst", "changes", "kill", "gap")
 DELAY_MS = 45.0
 MBIT = 200.0
 INTERVAL_S = 0.25
-OBJECT_BYTES = 4 << 10
-TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
-BURST_OBJECTS = 2_000
-LARGE_BYTES = 64 << 20
-IDLE_S = 60.0
 
-IDLE_BYTES_MAX = 60_000
+# Ours against the peer's.
 OBJECT_RATE_MIN = 3.0
 LAG_RATIO_MAX = 1.0
-SMALL_RATIO_MAX = 1.25
-PATCH_BYTES_MAX = 32_000
-TAG_BYTES_MAX = 1_500
-RESTART_S_MAX = 10.0
 
 
 def main() -> None:
@@ -136,7 +141,6 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
 
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
     """Small changes of a large object."""
-    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
     found = [one.changes(LARGE_BYTES) for one in (ours, peer)]
     for name in found[0]:
         mine, theirs = (
@@ -144,30 +148,17 @@ def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
         )
         job = f"64 MiB, {name}"
         report.add(job, "B", mine, theirs)
-        if name in bars:
-            report.add(job, "B", mine, Samples("the bar", (bars[name],)), most=1.0)
+        if name in CHANGE_BYTES_MAX:
+            bar = Samples("the bar", (CHANGE_BYTES_MAX[name],))
+            report.add(job, "B", mine, bar, most=1.0)
 
 
 def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
     """The replicator is killed and started again while an object waits."""
-    mine, theirs = (_samples(one, _restarted_s(one)) for one in (ours, peer))
+    mine, theirs = (_samples(one, one.restarted_s()) for one in (ours, peer))
     report.add("kill -9 and start: the next object", "s", mine, theirs)
     bar = Samples("the bar", (RESTART_S_MAX,))
     report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
-
-
-def _restarted_s(one: Replicator) -> float:
-    one.many("before", 50, OBJECT_BYTES)
-    with one.source.endpoint.client() as client:
-        client.put_object(Bucket=one.source.name, Key="after", Body=b"x")
-    one.kill_and_start()
-    with one.target.endpoint.client() as client:
-
-        def has_it() -> bool:
-            client.head_object(Bucket=one.target.name, Key="after")
-            return True
-
-        return one.wait(has_it)
 
 
 def _samples(one: Replicator, value: float) -> Samples:

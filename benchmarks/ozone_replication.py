@@ -19,7 +19,19 @@ from signal import SIGKILL
 from urllib.parse import quote
 
 from benchmarks.measure import Report, Samples
-from benchmarks.replication_runs import Replicator
+from benchmarks.replication_runs import (
+    BURST_OBJECTS,
+    CHANGE_BYTES_MAX,
+    IDLE_BYTES_MAX,
+    IDLE_S,
+    LARGE_BYTES,
+    OBJECT_BYTES,
+    RESTART_S_MAX,
+    SMALL_RATIO_MAX,
+    TRICKLE_OBJECTS,
+    TRICKLE_PER_S,
+    Replicator,
+)
 from ozone.manager_values import BucketLayout
 from replicator.master.client import MasterClient
 from replicator.replication import Policy, PolicyId, Stage
@@ -31,18 +43,7 @@ from tests.support.syncers import syncer_process
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-OBJECT_BYTES = 4 << 10
-TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
-BURST_OBJECTS = 2_000
-LARGE_BYTES = 64 << 20
-IDLE_S = 60.0
-
 LAG_S_MAX = 1.0
-IDLE_BYTES_MAX = 60_000
-SMALL_RATIO_MAX = 1.25
-PATCH_BYTES_MAX = 32_000
-TAG_BYTES_MAX = 1_500
-RESTART_S_MAX = 10.0
 
 _POLICY = PolicyId("bench")
 _START_S = 120.0
@@ -117,24 +118,14 @@ def _burst(run: _Run) -> None:
 
 def _changes(run: _Run) -> None:
     """Small changes of a large object."""
-    bars = {"one byte": PATCH_BYTES_MAX, "one tag": TAG_BYTES_MAX}
     for name, crossed in run.ours.changes(LARGE_BYTES).items():
-        run.add(f"64 MiB, {name}", "B", crossed, bars.get(name))
+        run.add(f"64 MiB, {name}", "B", crossed, CHANGE_BYTES_MAX.get(name))
 
 
 def _kill(run: _Run) -> None:
     """The syncer that has the replication is killed while objects are written."""
-    run.ours.many("before", 50, OBJECT_BYTES)
-    run.ours.kill_and_start()
-    with run.ours.source.endpoint.client() as client:
-        client.put_object(Bucket=run.ours.source.name, Key="after", Body=b"x")
-    with run.ours.target.endpoint.client() as client:
-
-        def has_it() -> bool:
-            client.head_object(Bucket=run.ours.target.name, Key="after")
-            return True
-
-        run.add("kill -9 of a syncer: the next object", "s", run.ours.wait(has_it), RESTART_S_MAX)
+    seconds = run.ours.restarted_s()
+    run.add("kill -9 of a syncer: the next object", "s", seconds, RESTART_S_MAX)
 
 
 class _Syncers:
@@ -153,16 +144,20 @@ class _Syncers:
         self.client = MasterClient([self._address])
         stack.callback(self.client.close)
         self._processes = dict[str, tuple[str, TreefoldProcess]]()
+        self._killed = ""
         for name in ("one", "other"):
             self._start(name)
 
-    def kill_and_start(self) -> None:
-        """As a crash of the one that has the replication, and whoever restarts it."""
+    def kill(self) -> None:
+        """As a crash of the one that has the replication."""
         holder = self.client.replication(_POLICY).state.holder
         assert holder is not None
-        name, process = self._processes.pop(holder.syncer_id)
+        self._killed, process = self._processes.pop(holder.syncer_id)
         process.stop(SIGKILL)
-        self._start(name)
+
+    def start(self) -> None:
+        """Start what was killed, as whoever watches it does."""
+        self._start(self._killed)
 
     def is_live(self) -> bool:
         """Whether the log is followed."""
@@ -205,9 +200,8 @@ def _replication(*, delay_ms: float, mbit: float) -> Iterator[tuple[Replicator, 
         wait_until(syncers.is_live, "the log to be followed", timeout_s=_START_S)
         sides = zip(endpoints, places, strict=True)
         source, target_bucket = (S3Bucket(*one) for one in sides)
-        kill = syncers.kill_and_start
-        feed = stores[1].feed
-        ours = Replicator("Treefold", source, target_bucket, links, kill, feed)
+        kill, start, feed = syncers.kill, syncers.start, stores[1].feed
+        ours = Replicator("Treefold", source, target_bucket, links, kill, start, feed)
         # The first comparison of both sides comes soon after the start.
         time.sleep(_FIRST_PROOF_S)
         yield ours, lambda: _grpc_requests(clusters[0])

@@ -22,6 +22,19 @@ from tests.support.rgw import RgwMultisite
 from tests.support.s3_servers import S3Bucket
 from tests.support.wan import WanLink
 
+# What is written, and how long nothing is, whatever the stores are.
+OBJECT_BYTES = 4 << 10
+TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
+BURST_OBJECTS = 2_000
+LARGE_BYTES = 64 << 20
+IDLE_S = 60.0
+# Bars on all stores: bytes of an idle minute, bytes crossed by byte of small objects,
+# bytes of each change of a large object, seconds after a kill.
+IDLE_BYTES_MAX = 60_000
+SMALL_RATIO_MAX = 1.25
+CHANGE_BYTES_MAX = {"one byte": 32_000, "one tag": 1_500}
+RESTART_S_MAX = 10.0
+
 _WRITERS = 8
 # Looks at the target: lags are rounded up by so much, and by the time of a listing.
 _LOOK_S = 0.1
@@ -53,7 +66,7 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class Replicator:
     """A running replicator: where one writes, where it arrives, what links it uses, and
-    how it is killed and started again. Arrivals are seen in the target's log where it
+    how it is killed, and started again. Arrivals are seen in the target's log where it
     has one, `feed`, otherwise by listings.
     """
 
@@ -61,7 +74,8 @@ class Replicator:
     source: S3Bucket
     target: S3Bucket
     links: Sequence[WanLink]
-    kill_and_start: Callable[[], None]
+    kill: Callable[[], None]
+    start: Callable[[], None]
     feed: ChangeFeed | None = None
 
     def crossed(self) -> int:
@@ -156,6 +170,25 @@ class Replicator:
         found["deleted"] = self.change(lambda client: client.delete_object(**source), is_gone)
         return found
 
+    def restarted_s(self) -> float:
+        """Kill it, write an object, and start it again: the seconds from the kill until
+        the target has the object.
+        """
+        self.many("before", 50, OBJECT_BYTES)
+        begun, key = time.monotonic(), "after"
+        self.kill()
+        with self.source.endpoint.client() as client:
+            client.put_object(Bucket=self.source.name, Key=key, Body=b"x")
+        self.start()
+        with self.target.endpoint.client() as client:
+
+            def has_it() -> bool:
+                client.head_object(Bucket=self.target.name, Key=key)
+                return True
+
+            self.wait(has_it)
+        return time.monotonic() - begun
+
     def wait_for_bucket(self) -> None:
         """Wait until the second site has heard of the target."""
         with self.target.endpoint.client() as client:
@@ -207,11 +240,13 @@ def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
     source = sites.site("a").endpoint.fresh_bucket()
     target = S3Bucket(sites.site("b").endpoint, source.name)
 
-    def kill_and_start() -> None:
+    def kill() -> None:
         sites.kill("b", "rgw")
+
+    def start() -> None:
         sites.start("b", "rgw")
 
-    peer = Replicator("Ceph multisite", source, target, sites.links, kill_and_start)
+    peer = Replicator("Ceph multisite", source, target, sites.links, kill, start)
     peer.wait_for_bucket()
     sites.wait_until_synced()
     yield peer
@@ -231,7 +266,7 @@ def watched_sync(
         ours = _Watch(
             source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
         )
-        replicator = Replicator("Treefold", source, target, (link,), ours.kill_and_start)
+        replicator = Replicator("Treefold", source, target, (link,), ours.kill, ours.start)
         replicator.wait_for_bucket()
         ours.start()
         try:
@@ -280,12 +315,11 @@ class _Watch:
                 stderr=log,
             )
 
-    def kill_and_start(self) -> None:
-        """As a crash and whoever restarts it do."""
+    def kill(self) -> None:
+        """As a crash does."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
-        self.start()
 
     def stop(self) -> None:
         """Ask it to end.

@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from dnagent.config import EXTRA_HINT, LIVE_LIMITS, AgentConfig, VolumeSettings
+from dnagent.config import EXTRA_HINT, LIVE_LIMITS, AgentConfig, ScanSettings, VolumeSettings
 from dnagent.events import AGENT_EVENTS
 from dnagent.heartbeat import (
     CancelCommand,
@@ -78,6 +78,7 @@ _REPAIR_OFF_HINT = "Repair is off, so the volume is opened read-only. Set enable
 _FETCHES_MAX = 64
 _LIMIT_METRICS = {
     "scan.bytes_per_second": "dnagent_scan_limit_bytes_per_second",
+    "scan.on_demand_bytes_per_second": "dnagent_scan_on_demand_limit_bytes_per_second",
     "repair.bytes_per_second": "dnagent_repair_limit_bytes_per_second",
     "repair.reconciliations_max": "dnagent_reconciliations_limit",
 }
@@ -187,7 +188,7 @@ class Agent:
         for limited in self._scan_limiters:
             limited.change(config.scan.bytes_per_second)
         for scanner in self._scanners.values():
-            scanner.limit(config.scan.bytes_per_second)
+            scanner.limit(_pace_of(config.scan))
         self._jobs.set_running_max(config.repair.reconciliations_max)
         self._publish_limits()
         others = other_changes(self._config, config, LIVE_LIMITS)
@@ -278,7 +279,7 @@ class Agent:
         for volume in volumes:
             scanner = Scanner(
                 volume,
-                self._scan_pace(),
+                _pace_of(config.scan),
                 metrics=self.metrics,
                 on_change=self._replica_changed,
                 thread_health=self.thread_health,
@@ -491,15 +492,6 @@ class Agent:
         for name, metric in _LIMIT_METRICS.items():
             self.metrics.set(metric, values[name])
 
-    def _scan_pace(self) -> ScanPace:
-        scan = self._config.scan
-        return ScanPace(
-            background=scan.enabled,
-            interval_ms=round(scan.interval_s * 1000),
-            min_gap_ms=round(scan.min_gap_s * 1000),
-            bytes_per_second=scan.bytes_per_second,
-        )
-
     def _connect(self, peer: PeerAddress) -> Peer:
         channel = open_channel(
             peer.address,
@@ -594,6 +586,12 @@ class Agent:
         finally:
             self.metrics.set("dnagent_containers", len(volume.replicas()), volume=volume.name)
             self.metrics.set("dnagent_undo_bytes", volume.undo.used_bytes, volume=volume.name)
+
+
+def _pace_of(scan: ScanSettings) -> ScanPace:
+    interval_ms, min_gap_ms = round(scan.interval_s * 1000), round(scan.min_gap_s * 1000)
+    rates = scan.bytes_per_second, scan.on_demand_bytes_per_second
+    return ScanPace(scan.enabled, interval_ms, min_gap_ms, *rates)
 
 
 def _hold_label(hold: Hold) -> str:

@@ -28,7 +28,12 @@ from runtime.tls_files import Tls
 # For exports, which need an extra of the package.
 EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'."
 # The limits that an agent takes over from its file while it runs.
-LIVE_LIMITS = ("scan.bytes_per_second", "repair.bytes_per_second", "repair.reconciliations_max")
+LIVE_LIMITS = (
+    "scan.bytes_per_second",
+    "scan.on_demand_bytes_per_second",
+    "repair.bytes_per_second",
+    "repair.reconciliations_max",
+)
 # Above the number of disks in any machine.
 _VOLUMES_MAX = 256
 
@@ -51,16 +56,18 @@ class VolumeSettings(Settings):
 
 
 class ScanSettings(Settings):
-    """Background scans; the defaults are Ozone's.
+    """Scans; the defaults of those in the background are Ozone's.
 
-    `bytes_per_second` is a limit for each volume; 0 means no limit. `mapped` maps files
-    into the memory of one worker process per volume, which is faster than reading.
+    Both rates are limits for each volume; 0 means no limit. Somebody waits for a scan
+    on demand, so it is faster than one in the background. `mapped` maps files into the
+    memory of one worker process per volume, which is faster than reading.
     """
 
     enabled: Switch = True
     interval_s: Duration = 7 * 86_400.0
     min_gap_s: Duration = 15 * 60.0
     bytes_per_second: Rate = 5 << 20
+    on_demand_bytes_per_second: Rate = 50 << 20
     mapped: Switch = False
 
 

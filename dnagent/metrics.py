@@ -38,7 +38,12 @@ AGENT_METRICS = (
     Metric(
         "dnagent_scan_limit_bytes_per_second",
         Kind.GAUGE,
-        "Limit of each of a volume's two scanners; 0 is none.",
+        "Limit of a volume's scanner in the background; 0 is none.",
+    ),
+    Metric(
+        "dnagent_scan_on_demand_limit_bytes_per_second",
+        Kind.GAUGE,
+        "Limit of a volume's scanner for requests; 0 is none.",
     ),
     Metric(
         "dnagent_repair_limit_bytes_per_second",

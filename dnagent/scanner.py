@@ -277,7 +277,8 @@ class ScanQueue:
 class ScanPace:
     """How often and how fast a scanner scans.
 
-    `bytes_per_second` limits each of its two threads; 0 means no limit. Without
+    `bytes_per_second` limits the thread in the background, and
+    `on_demand_bytes_per_second` that for requests; 0 means no limit. Without
     `background` data are only read on request, but missing trees are still built.
     """
 
@@ -285,6 +286,7 @@ class ScanPace:
     interval_ms: int = 7 * 86_400_000
     min_gap_ms: int = 15 * 60_000
     bytes_per_second: int = 5 << 20
+    on_demand_bytes_per_second: int = 50 << 20
 
 
 class Scanner:
@@ -319,9 +321,10 @@ class Scanner:
         # always be next.
         self._retry_s: dict[ContainerId, float] = {}
         self._checked_ms: dict[ContainerId, int] = {}
-        self._limiters = [
-            RateLimiter(pace.bytes_per_second, self._clock, self._stop.wait) for _ in range(2)
-        ]
+        self._background_limiter, self._request_limiter = (
+            RateLimiter(rate, self._clock, self._stop.wait)
+            for rate in (pace.bytes_per_second, pace.on_demand_bytes_per_second)
+        )
         self._threads = (
             threading.Thread(target=self._serve_requests, name=f"scan-requests-{volume.name}"),
             threading.Thread(target=self._run_background, name=f"scan-background-{volume.name}"),
@@ -336,10 +339,10 @@ class Scanner:
         """The bytes read in a second, over the last minute."""
         return self._meter.bytes_per_second()
 
-    def limit(self, bytes_per_second: int) -> None:
-        """Change the limit of each of its two threads; 0 means no limit."""
-        for limiter in self._limiters:
-            limiter.change(bytes_per_second)
+    def limit(self, pace: ScanPace) -> None:
+        """Change the limits of its two threads to those of `pace`."""
+        self._background_limiter.change(pace.bytes_per_second)
+        self._request_limiter.change(pace.on_demand_bytes_per_second)
 
     def start(self) -> None:
         """Start both threads."""
@@ -405,7 +408,7 @@ class Scanner:
     def _try_scan(self, container_id: ContainerId, source: ScanDepth) -> bool:
         try:
             with self._background_guard.named_errors():
-                self._scan(container_id, source, self._limiters[0])
+                self._scan(container_id, source, self._background_limiter)
         except VolumeError:
             raise
         except ReconcileError as error:
@@ -466,7 +469,7 @@ class Scanner:
             self._metrics.count("dnagent_scans_skipped_total", reason="gap")
             return _report(candidate, None)
         return call_with_retry(
-            lambda: self._scan(request.container_id, ScanDepth.DATA, self._limiters[1]),
+            lambda: self._scan(request.container_id, ScanDepth.DATA, self._request_limiter),
             # The cause, a repair that stores its tree, is over soon.
             sleep=self._sleep,
             backoff=Backoff(attempts_max=_STALE_TRIES_MAX),

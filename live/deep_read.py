@@ -3,9 +3,13 @@
 The result is what a scan on the datanode would find: the tree of the bytes, the bad
 windows of chunks that do not match their record, and the chunks of which the file has
 not a byte. The datanode itself stores nothing of it, and does not notice what it is.
+
+Where an agent has scanned the replica on its host, only what it did not find healthy
+crosses the network.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from live.ports import DatanodeReader
@@ -17,7 +21,6 @@ from merkle.record import BlockRecord, ChunkRecord
 from merkle.survey import ChunkPlace
 from merkle.tree import BlockId, ChunkTree, ContainerId, ContainerTree, TreeBuilder
 from merkle.windows import bad_windows, is_sound
-from ozone.datanode_client import READ_BYTES_MAX, merge_ranges
 from ozone.ports import ByteRange
 from repair.ports import LACKING_RESULTS
 from runtime.errors import PeerRefusedError, RemoteProtocolError
@@ -39,6 +42,8 @@ class DeepReading:
     bad_windows: dict[ChunkPlace, frozenset[int]]
     lost: frozenset[ChunkPlace]
     bytes_read: int
+    # How many windows the chunks have that are bad or lost.
+    window_counts: dict[ChunkPlace, int] = field(default_factory=dict)
     # Chunks without checksums, which nothing can prove.
     unverifiable: int = 0
     # Of an erasure-coded replica alone, whose stripes are compared by them.
@@ -52,10 +57,12 @@ def read_replica(
     on_bytes: Callable[[int], None],
     *,
     is_erasure_coded: bool = False,
+    is_scanned: bool = False,
 ) -> DeepReading:
     """Read and check all chunks on record. `stored` is the replica's tree file, which
     has its tombstones; `on_bytes` is called with each count of bytes read, and may
-    wait.
+    wait. With `is_scanned` it is the tree of a scan of the data just now: chunks that
+    it shows as on record are not read again.
 
     Raises:
         PeerUnavailableError: the datanode did not answer in time.
@@ -65,7 +72,7 @@ def read_replica(
         RecordInvalidError: a record contradicts itself, or is of an erasure-coded block
             and does not say how long that is.
     """
-    reading = _Reading(reader, container_id, on_bytes)
+    reading = _Reading(reader, container_id, on_bytes, stored if is_scanned else None)
     deleted = {block.block_id for block in stored.blocks if block.deleted}
     for count, record in enumerate(reader.list_records(container_id)):
         # A listing may have no end.
@@ -84,6 +91,7 @@ def read_replica(
         reading.bad_windows,
         frozenset(reading.lost),
         reading.bytes_read,
+        reading.window_counts,
         reading.unverifiable,
         reading.records,
     )
@@ -108,9 +116,11 @@ class _Reading:
     reader: DatanodeReader
     container_id: ContainerId
     on_bytes: Callable[[int], None]
+    scanned: ContainerTree | None = None
     builder: TreeBuilder = field(init=False)
     bad_windows: dict[ChunkPlace, frozenset[int]] = field(default_factory=dict)
     lost: set[ChunkPlace] = field(default_factory=set)
+    window_counts: dict[ChunkPlace, int] = field(default_factory=dict)
     bytes_read: int = 0
     unverifiable: int = 0
     chunks: int = 0
@@ -137,7 +147,7 @@ class _Reading:
 
     def read_block(self, record: BlockRecord) -> None:
         """Read and enter the chunks of one block."""
-        has_file = True
+        wanted = deque[ChunkRecord]()
         for chunk in record.chunks:
             self.chunks += 1
             if self.chunks > _CHUNKS_MAX:
@@ -150,34 +160,70 @@ class _Reading:
             if not is_sound(chunk):
                 text = f"block {record.block_id} has a record that proves nothing"
                 raise RecordInvalidError(text)
-            data: Buffer = b""
-            if has_file:
-                try:
-                    data = self._data(record, chunk)
-                except PeerRefusedError as error:
-                    if error.facts["result"] not in LACKING_RESULTS:
-                        raise
-                    # Each further request would fail too, and cost the datanode a scan.
-                    has_file = False
-            self._enter(record, chunk, data)
+            if self._is_scanned_lost(record, chunk):
+                self._enter(record, chunk, b"")
+            elif not self._is_scanned_healthy(record, chunk):
+                wanted.append(chunk)
+        ends: dict[int, int] = {}
+        for chunk, one, pieces in self._ranges(record, list(wanted)):
+            while wanted[0] is not chunk:
+                self._enter(record, wanted.popleft(), self._data(ends))
+                ends = {}
+            start = one.offset - chunk.offset
+            ends[start] = self._keep_pieces(chunk, start, pieces)
+        while wanted:
+            self._enter(record, wanted.popleft(), self._data(ends))
+            ends = {}
 
-    def _data(self, record: BlockRecord, chunk: ChunkRecord) -> Buffer:
-        """The bytes of a chunk, up to the first that the file lacks; valid until the
-        next call.
+    def _ranges(
+        self, record: BlockRecord, chunks: Sequence[ChunkRecord]
+    ) -> Iterator[tuple[ChunkRecord, ByteRange, Sequence[bytes]]]:
+        """What the datanode has of these chunks; nothing if it has no such file."""
+        if not chunks:
+            return
+        try:
+            yield from self.reader.read_block(self.container_id, record.block_id, chunks)
+        except PeerRefusedError as error:
+            if error.facts["result"] not in LACKING_RESULTS:
+                raise
+
+    def _is_scanned_healthy(self, record: BlockRecord, chunk: ChunkRecord) -> bool:
+        """Enter a chunk that the scan found as on record; returns whether it did."""
+        block = self.scanned.block(record.block_id) if self.scanned else None
+        healthy = ChunkTree(chunk.offset, chunk.length_bytes, chunk.data_checksum)
+        if block is None or block.deleted or healthy not in block.chunks:
+            return False
+        self.builder.add_chunk(record.block_id, healthy)
+        return True
+
+    def _is_scanned_lost(self, record: BlockRecord, chunk: ChunkRecord) -> bool:
+        """Whether the scan looked for this chunk, and found not a byte of it. Of a
+        block that the scan does not know nothing is known.
+        """
+        block = self.scanned.block(record.block_id) if self.scanned else None
+        if block is None or block.deleted:
+            return False
+        return all(one.offset != chunk.offset for one in block.chunks)
+
+    def _keep_pieces(self, chunk: ChunkRecord, start: int, pieces: Sequence[bytes]) -> int:
+        """Copy pieces of a chunk to the buffer, from `start` on; returns where they
+        end.
         """
         if len(self.buffer) < chunk.length_bytes:
             self.buffer = bytearray(chunk.length_bytes)
-        ranges = merge_ranges([ByteRange(chunk.offset, chunk.length_bytes)], READ_BYTES_MAX)
-        ends: dict[int, int] = {}
+        at = start
         with memoryview(self.buffer) as view:
-            for one, pieces in self.reader.read(self.container_id, record.block_id, chunk, ranges):
-                start = at = one.offset - chunk.offset
-                for piece in pieces:
-                    view[at : at + len(piece)] = piece
-                    at += len(piece)
-                ends[start] = at
-                self.bytes_read += at - start
-                self.on_bytes(at - start)
+            for piece in pieces:
+                view[at : at + len(piece)] = piece
+                at += len(piece)
+        self.bytes_read += at - start
+        self.on_bytes(at - start)
+        return at
+
+    def _data(self, ends: Mapping[int, int]) -> Buffer:
+        """The bytes of a chunk of which these ranges were read, up to the first that
+        the file lacks; valid until the next chunk.
+        """
         end = 0
         while (further := ends.get(end, end)) > end:
             end = further
@@ -187,12 +233,14 @@ class _Reading:
         place = record.block_id, chunk.offset
         if not data:
             self.lost.add(place)
+            self.window_counts[place] = len(chunk.checksums)
             self.builder.add_block(record.block_id)
             return
         observed = window_checksums(data, chunk.checksum_type, chunk.bytes_per_checksum)
         is_whole = observed == chunk.entries
         if not is_whole:
             self.bad_windows[place] = frozenset(bad_windows(chunk, data))
+            self.window_counts[place] = len(chunk.checksums)
         self.builder.add_chunk(
             record.block_id, ChunkTree(chunk.offset, len(data), fold(observed), is_whole)
         )

@@ -26,7 +26,7 @@ class ReplicaReading:
     """One replica, and what was read of it: its tree, or why not.
 
     `is_unreachable` is whether its datanode did not answer. With `deep` the tree is
-    that of the data.
+    that of the data. `by_agent` is whether the agent on the datanode's host read it.
     """
 
     replica: ContainerReplica
@@ -34,6 +34,7 @@ class ReplicaReading:
     reason: str = ""
     is_unreachable: bool = False
     deep: DeepReading | None = None
+    by_agent: bool = False
 
     @classmethod
     def failed(cls, replica: ContainerReplica, error: ReconcileError) -> "ReplicaReading":

@@ -8,7 +8,7 @@ from typing import Protocol
 from merkle.errors import ReconcileError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import ContainerReplica
-from merkle.tree import BlockId, ContainerId
+from merkle.tree import BlockId, ContainerId, ContainerTree
 from ozone.ports import ByteRange
 from ozone.scm_client import ClusterContainer, ClusterIdentity, ClusterNode
 from ozone.scm_membership import ReportedReplica
@@ -87,15 +87,35 @@ class DatanodeReader(Protocol):
             RecordInvalidError: a record contradicts itself.
         """
 
-    def read(
-        self,
-        container_id: ContainerId,
-        block_id: BlockId,
-        chunk: ChunkRecord,
-        ranges: Sequence[ByteRange],
-    ) -> Iterator[tuple[ByteRange, Sequence[bytes]]]:
-        """Each range with its unproven bytes in pieces; shortened or without pieces
-        where the file ends.
+    def read_block(
+        self, container_id: ContainerId, block_id: BlockId, chunks: Sequence[ChunkRecord]
+    ) -> Iterator[tuple[ChunkRecord, ByteRange, Sequence[bytes]]]:
+        """Chunks of a block in ranges, in order, with their unproven bytes in pieces;
+        without what is beyond the end of the file, and without pieces where a range
+        cannot be read.
+        """
+
+    def close(self) -> None:
+        """Close the connection."""
+
+
+class AgentReader(Protocol):
+    """The agent on a datanode's host, which reads the datanode's volumes beside it.
+
+    All methods may raise PeerUnavailableError, PeerRefusedError, RemoteProtocolError
+    and AccessDeniedError.
+    """
+
+    def tree(self, container_id: ContainerId) -> ContainerTree:
+        """The tree that was written last, by the datanode or by the agent; checked.
+
+        Raises:
+            TreeRefusedError: it breaks a rule of merkle.check.
+        """
+
+    def scan(self, container_id: ContainerId, length_bytes: int) -> int:
+        """Read and check all data of a replica of about `length_bytes`, at the agent's
+        own rate; returns the root of its tree from then on, 0 if it has none.
         """
 
     def close(self) -> None:

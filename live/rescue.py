@@ -13,6 +13,8 @@ event. Rules:
   staged chunk healthy. So a rescue of a part is complete although roots still differ.
 - A tree is read only if SCM reports another root than when it was read last, and once
   more of each healed replica: SCM's word of a root is not what is on disk.
+- A tree's word of a chunk is not what is on disk either: all staged chunks of a healed
+  replica are read back and proven, with heartbeats between.
 """
 
 from collections.abc import Collection, Sequence
@@ -21,7 +23,8 @@ from enum import Enum
 from typing import TypeAlias, assert_never
 
 from merkle.replica import ContainerReplica, PeerId, ReplicaState
-from merkle.tree import BlockId, ContainerTree
+from merkle.survey import ChunkPlace
+from merkle.tree import ContainerTree
 
 # A datanode gets the order with its next heartbeat, of every second to half a minute.
 _ATTEMPT_S = 60.0
@@ -68,6 +71,14 @@ class ReadTree:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadChunk:
+    """Read a staged chunk of a real replica -> ChunkRead."""
+
+    peer: PeerId
+    place: ChunkPlace
+
+
+@dataclass(frozen=True, slots=True)
 class Wait:
     """Wait this long -> Succeeded."""
 
@@ -75,7 +86,7 @@ class Wait:
 
 
 Request: TypeAlias = (
-    Register | Beat | OrderReconcile | ReportNothing | ListReplicas | ReadTree | Wait
+    Register | Beat | OrderReconcile | ReportNothing | ListReplicas | ReadTree | ReadChunk | Wait
 )
 
 
@@ -99,6 +110,14 @@ class TreeRead:
 
 
 @dataclass(frozen=True, slots=True)
+class ChunkRead:
+    """A chunk was read: whether its bytes match the record, and how many there were."""
+
+    is_proven: bool
+    length_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Failed:
     """The request failed; `message` says why. `is_final` is whether the same request
     would fail again.
@@ -108,7 +127,7 @@ class Failed:
     is_final: bool = False
 
 
-Event: TypeAlias = Succeeded | ReplicasListed | TreeRead | Failed
+Event: TypeAlias = Succeeded | ReplicasListed | TreeRead | ChunkRead | Failed
 
 
 class RescuePhase(Enum):
@@ -126,7 +145,8 @@ class RescuePhase(Enum):
 class RescueOutcome:
     """How a rescue ended. `unhealed` are real replicas that lack something staged,
     `unhealthy` those that Ozone leaves UNHEALTHY. `has_left` is whether SCM no longer
-    lists our replica. `reason` says why not all are healed.
+    lists our replica. `reason` says why not all are healed. `bytes_read_back` were read
+    of the healed replicas.
     """
 
     healed: tuple[PeerId, ...]
@@ -135,6 +155,7 @@ class RescueOutcome:
     has_left: bool
     attempts: int
     reason: str = ""
+    bytes_read_back: int = 0
 
     @property
     def is_complete(self) -> bool:
@@ -143,7 +164,7 @@ class RescueOutcome:
 
 
 def _holds_staged(
-    tree: ContainerTree, staged: ContainerTree, places: Collection[tuple[BlockId, int]]
+    tree: ContainerTree, staged: ContainerTree, places: Collection[ChunkPlace]
 ) -> bool:
     """Whether a tree has all staged chunks, healthy and with the staged checksum."""
     for block_id, offset in places:
@@ -165,6 +186,15 @@ class _Watched:
     is_healed: bool = False
     # Its tree was read, and holds what is staged.
     is_read_back: bool = False
+    # Staged chunks that are to be read and proven yet.
+    unproven: list[ChunkPlace] = field(default_factory=list)
+    # Bytes that were read back do not match: nothing but another reconcile helps.
+    is_refuted: bool = False
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether tree and bytes were read back, and hold what is staged."""
+        return self.is_read_back and not self.unproven
 
 
 @dataclass(slots=True)
@@ -173,7 +203,7 @@ class Rescue:
 
     own: PeerId
     staged: ContainerTree
-    places: frozenset[tuple[BlockId, int]]
+    places: frozenset[ChunkPlace]
     peers: Collection[PeerId]
     phase: RescuePhase = RescuePhase.JOINING
     outcome: RescueOutcome | None = None
@@ -184,6 +214,8 @@ class Rescue:
     _attempts: int = 0
     _failures: int = 0
     _reason: str = ""
+    _bytes_read_back: int = 0
+    _last_beat_s: float = 0.0
 
     def start(self, now_s: float) -> Request:
         """The first request; `now_s` is of a monotonic clock."""
@@ -198,6 +230,8 @@ class Rescue:
         end.
         """
         assert self._request is not None
+        if isinstance(self._request, Beat):
+            self._last_beat_s = now_s
         match event:
             case Failed(message, is_final):
                 return self._failed(message, now_s, is_final=is_final)
@@ -209,6 +243,10 @@ class Rescue:
                 watched = self._watched[self._request.peer]
                 watched.is_healed = _holds_staged(tree, self.staged, self.places)
                 watched.is_read_back = watched.is_healed
+                watched.unproven = sorted(self.places)
+                return self._watch(now_s)
+            case ChunkRead():
+                self._chunk_read(event)
                 return self._watch(now_s)
             case Succeeded():
                 return self._succeeded(now_s)
@@ -221,6 +259,15 @@ class Rescue:
         self._enter(RescuePhase.LEAVING, now_s)
         return self._ask(ReportNothing())
 
+    def _chunk_read(self, event: ChunkRead) -> None:
+        assert isinstance(self._request, ReadChunk)
+        watched = self._watched[self._request.peer]
+        self._bytes_read_back += event.length_bytes
+        if event.is_proven:
+            watched.unproven.remove(self._request.place)
+        else:
+            watched.is_refuted, watched.is_healed, watched.is_read_back = True, False, False
+
     def _succeeded(self, now_s: float) -> Request:
         match self._request:
             case Register():
@@ -228,6 +275,8 @@ class Rescue:
                 return self._ask(ListReplicas())
             case OrderReconcile():
                 self._attempts += 1
+                for watched in self._watched.values():
+                    watched.is_refuted = False
                 self._enter(RescuePhase.WATCHING, now_s)
                 return self._ask(Wait(_BEAT_S))
             case ReportNothing():
@@ -268,7 +317,7 @@ class Rescue:
         root = replica.data_checksum if replica else None
         if root != watched.root:
             watched.is_read_back = False
-        if replica is None:
+        if replica is None or watched.is_refuted:
             watched.is_healed = False
         elif root == self.staged.data_checksum:
             watched.is_healed = True
@@ -283,9 +332,14 @@ class Rescue:
             if not self._watched[peer].is_healed:
                 return self._ask(ReadTree(peer))
         for peer, watched in self._watched.items():
-            if watched.is_healed and not watched.is_read_back and not has_failed:
-                return self._ask(ReadTree(peer))
-        if all(watched.is_read_back for watched in self._watched.values()):
+            if watched.is_healed and not watched.is_proven and not has_failed:
+                if not watched.is_read_back:
+                    return self._ask(ReadTree(peer))
+                # Many chunks take longer than SCM waits for a heartbeat.
+                if now_s - self._last_beat_s >= _BEAT_S:
+                    return self._ask(Beat())
+                return self._ask(ReadChunk(peer, watched.unproven[0]))
+        if all(watched.is_proven for watched in self._watched.values()):
             return self.leave("", now_s)
         if self._is_late(_ATTEMPT_S, now_s):
             if self._attempts >= ATTEMPTS_MAX:
@@ -302,7 +356,7 @@ class Rescue:
                 self._finish(has_left=False)
                 return None
             return self._ask(Wait(_BEAT_S))
-        if isinstance(self._request, ReadTree):
+        if isinstance(self._request, ReadTree | ReadChunk):
             # Read again after the next heartbeat.
             return self._watch(now_s, has_failed=True)
         if isinstance(self._request, Register | OrderReconcile) or is_final:
@@ -318,12 +372,13 @@ class Rescue:
         self.phase = RescuePhase.DONE
         watched = sorted(self._watched.items())
         self.outcome = RescueOutcome(
-            tuple(peer for peer, one in watched if one.is_read_back),
-            tuple(peer for peer, one in watched if not one.is_read_back),
+            tuple(peer for peer, one in watched if one.is_proven),
+            tuple(peer for peer, one in watched if not one.is_proven),
             tuple(peer for peer, one in watched if one.state is ReplicaState.UNHEALTHY),
             has_left,
             self._attempts,
             self._reason,
+            self._bytes_read_back,
         )
 
     def _enter(self, phase: RescuePhase, now_s: float) -> None:

@@ -18,10 +18,12 @@ from typing import assert_never
 from live.ports import ClusterDirectory, ClusterMember
 from live.rescue import (
     Beat,
+    ChunkRead,
     Event,
     Failed,
     ListReplicas,
     OrderReconcile,
+    ReadChunk,
     ReadTree,
     Register,
     ReplicasListed,
@@ -39,19 +41,26 @@ from merkle.errors import ReconcileError
 from merkle.outcome import Evidence, RepairOutcome
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
+from merkle.survey import ChunkPlace
 from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.windows import bad_windows
 from ozone.datanode import XceiverService
+from ozone.ports import ByteRange
 from ozone.scm_membership import ReportedReplica
-from repair.ports import Peer
+from repair.ports import LACKING_RESULTS, Peer
 from repair.runner import RepairJob, Runner
+from runtime.call_limits import CallLimits
 from runtime.disk import Disk
 from runtime.documents import parse_json
-from runtime.errors import ConfigError
+from runtime.errors import ConfigError, PeerRefusedError
 from runtime.folder_lock import FolderLock
-from runtime.rpc import start_server
+from runtime.rpc import RpcServer, start_server
 
 # Peers are asked for chunks with so many requests at a time.
 _THREADS = 8
+# Datanodes read chunk after chunk, each by a stream of its own.
+_SERVER_THREADS = 8
+_SERVER_LIMITS = CallLimits(idle_s=15, stream_s=300)
 _NODE_FILE = "node.json"
 _PROGRAM = "treefold rescue"
 
@@ -234,13 +243,31 @@ def _settled_records(
     return records
 
 
+def serve_staged(listen: str, replica: StagingReplica, container_id: ContainerId) -> RpcServer:
+    """Serve one staged replica to datanodes, and to whoever finds the port: no caller
+    gets more than half of the threads, and none can hold one for ever.
+
+    Raises:
+        ConfigError: the address to listen on is unusable.
+    """
+    source = StagingSource(replica, container_id)
+    return start_server(
+        listen,
+        [XceiverService(source).register],
+        insecure=True,
+        threads=_SERVER_THREADS,
+        limits=_SERVER_LIMITS,
+        share_threads=True,
+    )
+
+
 @dataclass(slots=True)
 class RescueRunner:
     """Serves one staged replica and drives the rescue's machine.
 
     `listen` is the host:port for datanodes, `join` makes the membership for the port
     that is served. `cancelled` ends the rescue early; it leaves the cluster all the
-    same.
+    same. `reserve` limits the rate of what is read back.
     """
 
     directory: ClusterDirectory
@@ -249,6 +276,7 @@ class RescueRunner:
     listen: str
     join: Callable[[int], ClusterMember]
     cancelled: threading.Event = field(default_factory=threading.Event)
+    reserve: Callable[[int], None] = lambda _: None
 
     def run(
         self,
@@ -261,8 +289,7 @@ class RescueRunner:
         Raises:
             ConfigError: the address to listen on is unusable.
         """
-        source = StagingSource(replica, container_id)
-        server = start_server(self.listen, [XceiverService(source).register], insecure=True)
+        server = serve_staged(self.listen, replica, container_id)
         try:
             member = self.join(server.port)
             try:
@@ -297,7 +324,7 @@ class RescueRunner:
             if machine.phase is not phase:
                 phase = machine.phase
                 on_phase(phase)
-            event = self._execute(request, container_id, member, report)
+            event = self._execute(request, replica, member, report)
             now_s = time.monotonic()
             if self.cancelled.is_set() and machine.phase is not RescuePhase.LEAVING:
                 request = machine.leave("it was interrupted", now_s)
@@ -309,10 +336,11 @@ class RescueRunner:
     def _execute(
         self,
         request: Request,
-        container_id: ContainerId,
+        replica: StagingReplica,
         member: ClusterMember,
         report: Sequence[ReportedReplica],
     ) -> Event:
+        container_id = replica.tree.container_id
         try:
             match request:
                 case Register():
@@ -332,6 +360,8 @@ class RescueRunner:
                     return ReplicasListed(found.get(container_id, ()))
                 case ReadTree(peer):
                     return TreeRead(self.peers[peer].tree(container_id))
+                case ReadChunk(peer, place):
+                    return self._read_back(self.peers[peer], replica, place)
                 case Wait(seconds):
                     if self.cancelled.is_set():
                         # It leaves the cluster step by step: these waits are not cut.
@@ -343,6 +373,23 @@ class RescueRunner:
         except ReconcileError as error:
             return Failed(f"{error.code}: {error.message}", not error.retryable)
         return Succeeded()
+
+    def _read_back(self, peer: Peer, replica: StagingReplica, place: ChunkPlace) -> ChunkRead:
+        chunk = replica.staged_record(place)
+        self.reserve(chunk.length_bytes)
+        data = bytearray(chunk.length_bytes)
+        wanted = [ByteRange(chunk.offset, chunk.length_bytes)]
+        length_bytes = 0
+        try:
+            for piece in peer.read(replica.tree.container_id, place[0], chunk, wanted):
+                at = piece.offset - chunk.offset
+                data[at : at + len(piece.data)] = piece.data
+                length_bytes += len(piece.data)
+        except PeerRefusedError as error:
+            if error.facts["result"] not in LACKING_RESULTS:
+                raise
+            return ChunkRead(False, length_bytes)
+        return ChunkRead(not bad_windows(chunk, data), length_bytes)
 
 
 def withdraw(member: ClusterMember, settle_s: float = 2.0) -> None:

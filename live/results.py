@@ -55,8 +55,12 @@ class ResultsFile:
                 f"{path} has the results of another diagnosis: {json.dumps(first)[:300]}",
                 hint="Give another --out, or the same options.",
             )
-        for _ in lines:
-            pass
+        for number, line in enumerate(lines, 2):
+            if not (isinstance(line.get("verdict"), str) and type(line.get("containerID")) is int):
+                raise ResultsError(
+                    f"line {number} of {path} is not the result of a container",
+                    hint="Give another --out: somebody changed this file.",
+                )
         if disk.length(path) != self._end:
             disk.replace(path, disk.read_at(path, 0, self._end))
 

@@ -72,10 +72,7 @@ def settled_record(
 
 def _differs(record: BlockRecord, chunk: ChunkRecord) -> bool:
     other = record.by_offset.get(chunk.offset)
-    return other is None or (other.length_bytes, other.entries) != (
-        chunk.length_bytes,
-        chunk.entries,
-    )
+    return other is None or other.content != chunk.content
 
 
 class StagingReplica:

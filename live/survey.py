@@ -4,6 +4,9 @@ Containers are taken in batches. For each batch SCM is asked for the replicas, t
 datanode for the trees of all its replicas, on one stream, all datanodes at once. A
 datanode that does not answer costs one deadline a batch; its replicas are UNKNOWN, and
 the others go on. Rates are limited for each datanode.
+
+Where an agent runs on a datanode's host, it is asked first, for trees and for scans of
+the data. What it does not give, for whatever reason, is read from the datanode.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,10 +22,11 @@ from live.diagnosis import (
     reason_not_compared,
     reason_not_read,
 )
-from live.ports import ClusterDirectory, DatanodeReader
+from live.ports import AgentReader, ClusterDirectory, DatanodeReader
+from merkle.columns import encode_tree
 from merkle.errors import ReconcileError
 from merkle.replica import ContainerReplica, PeerId
-from merkle.tree import ContainerId
+from merkle.tree import ContainerId, ContainerTree
 from ozone.scm_client import ClusterContainer, ClusterNode
 from repair.peers import checked_tree
 from runtime.errors import PeerUnavailableError
@@ -38,10 +42,13 @@ _DATANODES_AT_ONCE = 32
 
 @dataclass(slots=True)
 class _Datanode:
-    """The connection to one datanode, and its limit of bytes."""
+    """The connection to one datanode, and its limit of bytes. `agent` is that on its
+    host, None without.
+    """
 
     reader: DatanodeReader
     limiter: RateLimiter
+    agent: AgentReader | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +71,13 @@ class ClusterSurvey:
         bytes_per_second: int,
         *,
         reads_data: bool = False,
+        find_agent: Callable[[ClusterNode], AgentReader | None] = lambda _: None,
     ) -> None:
         """`connect` opens a datanode, of which at most `bytes_per_second` are read; 0
-        is no limit. With `reads_data` all data are read and checked, too.
+        is no limit. With `reads_data` all data are read and checked, too. `find_agent`
+        opens the agent on a datanode's host, if there is one.
         """
-        self._directory, self._connect = directory, connect
+        self._directory, self._connect, self._find_agent = directory, connect, find_agent
         self._bytes_per_second = bytes_per_second
         self._stopped = Event()
         self._reads_data = reads_data
@@ -83,6 +92,8 @@ class ClusterSurvey:
         self._stopped.set()
         for datanode in self._datanodes.values():
             datanode.reader.close()
+            if datanode.agent is not None:
+                datanode.agent.close()
         self._pool.shutdown(cancel_futures=True)
 
     def diagnose(self, containers: Iterable[ClusterContainer]) -> Iterator[list[Diagnosis]]:
@@ -93,6 +104,15 @@ class ClusterSurvey:
         """
         for batch in _batches(containers):
             yield self._diagnose_batch(batch)
+
+    def read_trees(
+        self, node: ClusterNode, replicas: Sequence[ContainerReplica]
+    ) -> list[ReplicaReading]:
+        """The trees of replicas of one datanode, or why not, in their order.
+
+        Different datanodes may be read by several threads at once.
+        """
+        return self._read(_Wanted(node, list(replicas))) if replicas else []
 
     def _diagnose_batch(self, batch: Sequence[ClusterContainer]) -> list[Diagnosis]:
         compared = [one.container_id for one in batch if not self._reason_not_compared(one)]
@@ -136,7 +156,13 @@ class ClusterSurvey:
             datanode = self._datanode(wanted.node)
         except ReconcileError as error:
             return [ReplicaReading.failed(one, error) for one in wanted.replicas]
-        readings = list(self._read_trees(datanode, wanted.replicas))
+        found = {
+            one.replica.container_id: one
+            for one in self._read_agent_trees(datanode, wanted.replicas)
+        }
+        rest = [one for one in wanted.replicas if one.container_id not in found]
+        found |= {one.replica.container_id: one for one in self._read_trees(datanode, rest)}
+        readings = [found[one.container_id] for one in wanted.replicas]
         return [
             self._read_data(datanode, one) if one.tree is not None and self._reads_data else one
             for one in readings
@@ -148,9 +174,26 @@ class ClusterSurvey:
             known = _Datanode(
                 self._connect(node),
                 RateLimiter(self._bytes_per_second, SystemClock(), self._stopped.wait),
+                self._find_agent(node),
             )
             self._datanodes[node.peer] = known
         return known
+
+    def _read_agent_trees(
+        self, datanode: _Datanode, replicas: Sequence[ContainerReplica]
+    ) -> Iterator[ReplicaReading]:
+        """Those replicas whose trees the agent gives."""
+        for replica in replicas if datanode.agent is not None else ():
+            try:
+                assert datanode.agent is not None
+                tree = datanode.agent.tree(replica.container_id)
+            except PeerUnavailableError:
+                # The others would wait for it too.
+                return
+            except ReconcileError:
+                continue
+            yield ReplicaReading(replica, tree, by_agent=True)
+            datanode.limiter.take(len(encode_tree(tree)))
 
     def _read_trees(
         self, datanode: _Datanode, replicas: Sequence[ContainerReplica]
@@ -181,17 +224,31 @@ class ClusterSurvey:
 
     def _read_data(self, datanode: _Datanode, reading: ReplicaReading) -> ReplicaReading:
         assert reading.tree is not None
+        scanned = _scan(datanode.agent, reading.replica) if datanode.agent else None
         try:
             found = read_replica(
                 datanode.reader,
                 reading.replica.container_id,
-                reading.tree,
+                scanned or reading.tree,
                 datanode.limiter.take,
                 is_erasure_coded=reading.replica.is_erasure_coded,
+                is_scanned=scanned is not None,
             )
         except ReconcileError as error:
             return ReplicaReading.failed(reading.replica, error)
-        return replace(reading, tree=found.tree, deep=found)
+        return replace(reading, tree=found.tree, deep=found, by_agent=scanned is not None)
+
+
+def _scan(agent: AgentReader, replica: ContainerReplica) -> ContainerTree | None:
+    """The tree of a scan by the agent; None if it did not scan, or if another tree has
+    replaced that of the scan.
+    """
+    try:
+        root = agent.scan(replica.container_id, replica.used_bytes)
+        tree = agent.tree(replica.container_id)
+    except ReconcileError:
+        return None
+    return tree if tree.data_checksum is not None and tree.data_checksum == root else None
 
 
 def _tree_reading(replica: ContainerReplica, found: bytes | ReconcileError) -> ReplicaReading:

@@ -24,4 +24,6 @@ TEXT_CHARACTERS_MAX = 1_000
 PEERS_MAX = 64
 # A descriptor has some twenty short lines.
 DESCRIPTOR_BYTES_MAX = 1 << 20
+# Ozone's container IDs are longs in Java.
+CONTAINER_ID_MAX = (1 << 63) - 1
 CHECKSUM_MAX = 0xFFFF_FFFF

@@ -92,6 +92,11 @@ class ChunkRecord:
             else b"".join(self.checksums)
         )
 
+    @property
+    def content(self) -> tuple[int, ChecksumType, int, bytes]:
+        """The fields that are equal in two records of the same bytes at one offset."""
+        return self.length_bytes, self.checksum_type, self.bytes_per_checksum, self.entries
+
     @cached_property
     def data_checksum(self) -> int:
         """The chunk's leaf in a tree: CRC32C over the recorded checksums in order, 0 if

@@ -6,7 +6,7 @@ what it has reason to expect.
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 
 import grpc
@@ -18,7 +18,7 @@ from merkle.tree import BlockId, ContainerId
 from ozone.datanode import BODIES, ENVELOPE_BYTES, SERVICE, Request, Response
 from ozone.ports import ByteRange
 from ozone.site import SECURED_HINT
-from protos.convert import record_from_proto
+from protos.convert import has_too_many_parts, record_from_proto
 from protos.ozone_datanode_pb2 import (
     ChecksumData,
     ChunkInfo,
@@ -51,9 +51,13 @@ _DEPTH = 4
 # Of one ReadChunk: a usual chunk of 4 MiB then takes four requests in flight, which is
 # half again as fast as one.
 READ_BYTES_MAX = 1 << 20
+# Of a block that is read as a whole: a stream that stalls is noticed by its deadline,
+# which grows with what it has to carry.
+_RANGES_PER_STREAM = 32
 # Of one page of a listing, and of records requested on one stream.
 _ROWS_PER_READ = 1000
-_ACTUAL = re.compile(r"actual: (\d{1,9})\b")
+# Of a range beyond the end of the file: how much of it there was, -1 for nothing.
+_ACTUAL = re.compile(r"actual: (-1|\d{1,9})\b")
 
 _Body = (
     GetContainerChecksumInfoRequestProto
@@ -185,12 +189,18 @@ class DatanodeClient:
                 raise self._protocol_error(
                     f"sent {len(rows)} blocks, requested were {page}", container_id
                 )
-            fresh = [
-                record for record in map(record_from_proto, rows) if record.block_id not in seen
-            ]
-            yield from fresh
-            seen.update(record.block_id for record in fresh)
-            if len(rows) < page or not fresh:
+            for index, record in enumerate(map(record_from_proto, rows)):
+                block_id = record.block_id
+                # The first of a page may be the last of the page before.
+                if index == 0 and seen and block_id == body.startLocalID:
+                    continue
+                # Otherwise a listing could go on for ever.
+                if block_id in seen or block_id < 0 or record.container_id != container_id:
+                    text = f"listed block {block_id} of container {record.container_id} out of turn"
+                    raise self._protocol_error(text, container_id)
+                seen.add(block_id)
+                yield record
+            if len(rows) < page:
                 return
             body = ListBlockRequestProto(count=page, startLocalID=rows[-1].blockID.localID)
 
@@ -206,34 +216,89 @@ class DatanodeClient:
         If the file ends inside a range, the range is shortened; if the range cannot be
         read, there are no pieces.
         """
-        waiting, deadline_s = ranges, self._deadlines.read(sum(r.length_bytes for r in ranges))
+        block = _id(container_id, block_id)
+        for _, wanted, pieces in self._read_ranges(block, [(chunk, one) for one in ranges]):
+            yield wanted, pieces
+
+    def read_block(
+        self, container_id: ContainerId, block_id: BlockId, chunks: Sequence[ChunkRecord]
+    ) -> Iterator[tuple[ChunkRecord, ByteRange, Sequence[bytes]]]:
+        """Yields chunks of one block in ranges with their bytes in pieces, in order and
+        on one stream, without what is beyond the end of the file. A range that cannot
+        be read has no pieces.
+
+        The first request goes alone, and at the end of the file no more follow: each
+        that fails costs a real datanode a scan.
+        """
+        wanted = [
+            (chunk, one)
+            for chunk in chunks
+            for one in merge_ranges([ByteRange(chunk.offset, chunk.length_bytes)], READ_BYTES_MAX)
+        ]
+        for start in range(0, len(wanted), _RANGES_PER_STREAM):
+            is_ended = yield from self._read_ranges(
+                _id(container_id, block_id),
+                wanted[start : start + _RANGES_PER_STREAM],
+                stops_at_end=True,
+                first_alone=start == 0,
+            )
+            if is_ended:
+                return
+
+    def _read_ranges(
+        self,
+        block: DatanodeBlockID,
+        ranges: Sequence[tuple[ChunkRecord, ByteRange]],
+        *,
+        stops_at_end: bool = False,
+        first_alone: bool = False,
+    ) -> Generator[tuple[ChunkRecord, ByteRange, Sequence[bytes]], None, bool]:
+        """The ranges in order; one that the file's end shortens comes after the others,
+        of which there are none if it stops there. Returns whether the file ended.
+        """
+        waiting, is_ended = ranges, False
+        deadline_s = self._deadlines.read(sum(one.length_bytes for _, one in ranges))
         while waiting:
-            requests = (self._read_request(container_id, block_id, chunk, one) for one in waiting)
-            shortened: list[ByteRange] = []
-            for request, reply in self._exchange(requests, deadline_s):
-                wanted = ByteRange(
-                    request.readChunk.chunkData.offset, request.readChunk.chunkData.len
-                )
-                if reply.result == Result.CONTAINER_INTERNAL_ERROR:
-                    actual = _ACTUAL.search(reply.message)
-                    # Shortened once only, so that a datanode cannot cause endless
-                    # requests.
-                    if waiting is ranges and actual and 0 < int(actual[1]) < wanted.length_bytes:
-                        shortened.append(ByteRange(wanted.offset, int(actual[1])))
-                    else:
-                        yield wanted, ()
+            ended = list[ByteRange]()
+            shortened: list[tuple[ChunkRecord, ByteRange]] = []
+            requests = self._read_requests(block, waiting, ended if stops_at_end else ())
+            answers = self._exchange(requests, deadline_s, first_alone=first_alone)
+            for (_, reply), (chunk, wanted) in zip(answers, waiting, strict=False):
+                if reply.result != Result.CONTAINER_INTERNAL_ERROR:
+                    self._check(reply)
+                    yield chunk, wanted, self._pieces(reply, wanted, block.containerID)
                     continue
-                self._check(reply)
-                answer = reply.readChunk
-                pieces = (
-                    answer.dataBuffers.buffers if answer.HasField("dataBuffers") else [answer.data]
-                )
-                if (size := sum(map(len, pieces))) != wanted.length_bytes:
-                    raise self._protocol_error(
-                        f"sent {size} bytes, requested were {wanted.length_bytes}", container_id
-                    )
-                yield wanted, pieces
-            waiting = shortened
+                held = _bytes_before_end(reply)
+                if held is not None:
+                    ended.append(wanted)
+                # Shortened once only, so that a datanode cannot cause endless requests.
+                if waiting is ranges and held and held < wanted.length_bytes:
+                    shortened.append((chunk, ByteRange(wanted.offset, held)))
+                elif not (stops_at_end and ended):
+                    yield chunk, wanted, ()
+            waiting, is_ended = shortened, is_ended or bool(ended)
+        return is_ended
+
+    def _read_requests(
+        self,
+        block: DatanodeBlockID,
+        ranges: Iterable[tuple[ChunkRecord, ByteRange]],
+        ended: Sequence[object],
+    ) -> Iterator[Request]:
+        """The requests of these ranges, until something is in `ended`."""
+        for chunk, wanted in ranges:
+            if ended:
+                return
+            yield self._read_request(block, chunk, wanted)
+
+    def _pieces(self, reply: Response, wanted: ByteRange, container_id: int) -> Sequence[bytes]:
+        answer = reply.readChunk
+        pieces = answer.dataBuffers.buffers if answer.HasField("dataBuffers") else [answer.data]
+        if (size := sum(map(len, pieces))) != wanted.length_bytes:
+            raise self._protocol_error(
+                f"sent {size} bytes, requested were {wanted.length_bytes}", container_id
+            )
+        return pieces
 
     def echo(self, container_id: ContainerId, payload_bytes: int) -> int:
         """Request that many bytes of payload; returns how many arrived."""
@@ -258,7 +323,7 @@ class DatanodeClient:
         return request
 
     def _read_request(
-        self, container_id: ContainerId, block_id: BlockId, chunk: ChunkRecord, wanted: ByteRange
+        self, block: DatanodeBlockID, chunk: ChunkRecord, wanted: ByteRange
     ) -> Request:
         # Without checksums, which the server would only send back.
         sums = ChecksumData(
@@ -268,11 +333,9 @@ class DatanodeClient:
             chunkName=chunk.name, offset=wanted.offset, len=wanted.length_bytes, checksumData=sums
         )
         body = ReadChunkRequestProto(
-            blockID=_id(container_id, block_id),
-            chunkData=info,
-            readChunkVersion=ReadChunkVersion.V1,
+            blockID=block, chunkData=info, readChunkVersion=ReadChunkVersion.V1
         )
-        return self._request(container_id, ReadChunk, body)
+        return self._request(ContainerId(block.containerID), ReadChunk, body)
 
     def _one(self, request: Request, deadline_s: float) -> Response:
         for _, reply in self._exchange(iter([request]), deadline_s):
@@ -281,22 +344,23 @@ class DatanodeClient:
         raise AssertionError("an exchange yields a response for each request or raises")
 
     def _exchange(
-        self, requests: Iterator[Request], deadline_s: float
+        self, requests: Iterator[Request], deadline_s: float, *, first_alone: bool = False
     ) -> Iterator[tuple[Request, Response]]:
         outgoing: SimpleQueue[Request | None] = SimpleQueue()
         waiting: deque[Request] = deque()
 
-        def send_next() -> None:
-            request = next(requests, None)
-            outgoing.put(request)
-            if request is not None:
+        def send(depth: int) -> None:
+            while len(waiting) < depth:
+                request = next(requests, None)
+                outgoing.put(request)
+                if request is None:
+                    return
                 waiting.append(request)
 
         with named_errors(self._target, PeerUnavailableError):
             call = self._send(iter(outgoing.get, None), timeout=deadline_s)
             try:
-                for _ in range(_DEPTH):
-                    send_next()
+                send(1 if first_alone else _DEPTH)
                 while waiting:
                     raw = next(call, None)
                     if raw is None:
@@ -304,21 +368,28 @@ class DatanodeClient:
                             "ended the stream before its last response", waiting[0].containerID
                         )
                     request = waiting.popleft()
-                    send_next()
-                    yield request, self._parse(raw, request)
+                    reply = self._parse(raw, request)
+                    if reply.result == Result.SUCCESS:
+                        send(_DEPTH)
+                    yield request, reply
+                    # After a failure the caller may want no more.
+                    send(_DEPTH)
             finally:
                 # Ends the thread of gRPC that waits for the next request.
                 outgoing.put(None)
                 call.cancel()
 
     def _parse(self, raw: bytes, request: Request) -> Response:
-        # A message within the size limit can have millions of empty pieces, and each
-        # becomes an object when parsed.
+        # A message within the size limit can have millions of empty pieces or chunks,
+        # and each becomes an object when parsed.
         if (
             request.cmdType == ReadChunk
             and len(raw) > 2 * request.readChunk.chunkData.len + ENVELOPE_BYTES
         ):
             raise self._protocol_error(f"sent {len(raw)} bytes for a chunk", request.containerID)
+        path = _RECORD_PATHS.get(request.cmdType)
+        if path and has_too_many_parts(raw, *path):
+            raise self._protocol_error("sent records of too many parts", request.containerID)
         try:
             reply = Response.FromString(raw)
         except DecodeError as error:
@@ -340,11 +411,24 @@ class DatanodeClient:
         return RemoteProtocolError(f"{self._target} {what}", container_id=container_id)
 
 
+# Where a response has records, as a path of field numbers.
+_RECORD_PATHS = {
+    GetBlock: (Response.GETBLOCK_FIELD_NUMBER, 1),
+    ListBlock: (Response.LISTBLOCK_FIELD_NUMBER, 1),
+}
 # Results that concern one block, not the container or our request.
 _NO_RECORD = frozenset({
     Result.NO_SUCH_BLOCK, Result.UNKNOWN_BCSID, Result.BCSID_MISMATCH, Result.IO_EXCEPTION,
     Result.UNABLE_TO_READ_METADATA_DB,
 })  # fmt: skip
+
+
+def _bytes_before_end(reply: Response) -> int | None:
+    """How many bytes of the range that it is about lie before the end of the file; None
+    if it is about something else.
+    """
+    actual = _ACTUAL.search(reply.message)
+    return max(int(actual[1]), 0) if actual else None
 
 
 def merge_ranges(ranges: Sequence[ByteRange], length_bytes_max: int) -> list[ByteRange]:

@@ -8,6 +8,7 @@ What SCM says of replicas is what datanodes reported, which can be old. Right af
 start SCM knows no roots until they reported again.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +17,7 @@ from typing import TypeGuard
 from google.protobuf.message import DecodeError, Message
 
 from merkle.errors import ReconcileError
-from merkle.limits import CHECKSUM_MAX, PEERS_MAX
+from merkle.limits import CHECKSUM_MAX, CONTAINER_ID_MAX, PEERS_MAX
 from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError
@@ -38,9 +39,18 @@ _CLIENT_VERSION = 3
 _CONTAINERS_PER_CALL = 1000
 # Calls of one exchange, so that its responses and its deadline stay small.
 _CALLS_AT_ONCE = 500
+# Of one response, by far more than Ozone sends: parsed, each two bytes can take a
+# hundred.
+_RESPONSE_BYTES_MAX = 64 << 10
+_CONTAINER_BYTES_MAX = 1 << 10
+_REPLICA_BYTES_MAX = 2 << 10
+# Of all datanodes, of which each takes some 500 bytes.
+_NODES_BYTES_MAX = 4 << 20
 # The port of a datanode that serves reads.
 _READ_PORT = "STANDALONE"
-_UUID_CHARACTERS = 36
+_UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
+# An address or a name. Anything else could be another kind of target to gRPC.
+_HOST = re.compile(r"[0-9A-Za-z._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}(%[0-9A-Za-z]{1,15})?\]")
 _RELEASE_HINT = "The cluster's release may differ from the supported one, Apache Ozone 2.2."
 _NOT_LEADER = ("NotLeaderException", "LeaderNotReadyException", "RetriableWithNoFailoverException")
 
@@ -187,13 +197,17 @@ class ScmClient:
         page.
         """
         last = after
-        while True:
+        while last < CONTAINER_ID_MAX:
             query = pb.SCMListContainerRequestProto(
                 count=_CONTAINERS_PER_CALL, startContainerID=last + 1
             )
             request = _request(pb.ListContainer, query)
             [(_, answer)] = self._ask([request])
             rows = self._parse(answer, request).scmListContainerResponse.containers
+            if len(rows) > _CONTAINERS_PER_CALL:
+                raise self._protocol_error(
+                    f"listed {len(rows)} containers, requested were {_CONTAINERS_PER_CALL}"
+                )
             for row in rows:
                 # Anything else might never end.
                 if row.containerID <= last:
@@ -318,6 +332,8 @@ class ScmClient:
             raise answer
         if isinstance(answer, ReconcileError):
             raise answer
+        if len(answer) > _RESPONSE_BYTES_MAX + _ROWS_BYTES_MAX.get(request.cmdType, 0):
+            raise self._protocol_error(f"sent a response of {len(answer)} bytes")
         try:
             reply = Response.FromString(answer)
         except DecodeError as error:
@@ -339,24 +355,27 @@ class ScmClient:
             raise self._protocol_error("sent a datanode without a state")
         details = row.nodeID
         ports = {port.name: port.value for port in details.ports}
-        host = printable(details.ipAddress)
+        host = details.ipAddress
         host = f"[{host}]" if ":" in host else host
+        is_host = _HOST.fullmatch(host) is not None
         read_port = ports.get(_READ_PORT, 0)
         return ClusterNode(
             self._peer(details),
             printable(details.hostName),
-            f"{host}:{read_port}" if 0 < read_port < 1 << 16 else "",
+            f"{host}:{read_port}" if is_host and 0 < read_port < 1 << 16 else "",
             NodeHealth(pb.NodeState.Name(row.nodeStates[0])),
             NodeOperation(pb.NodeOperationalState.Name(row.nodeOperationalStates[0])),
             details.currentVersion if details.HasField("currentVersion") else None,
         )
 
     def _peer(self, details: pb.DatanodeDetailsProto) -> PeerId:
-        if len(details.uuid) != _UUID_CHARACTERS or not details.uuid.isprintable():
+        if not _UUID.fullmatch(details.uuid):
             raise self._protocol_error("sent a datanode without a valid UUID")
         return PeerId(details.uuid)
 
     def _container(self, row: pb.ContainerInfoProto) -> ClusterContainer:
+        if row.containerID < 1:
+            raise self._protocol_error(f"sent container {row.containerID}, which cannot exist")
         code = row.ecReplicationConfig
         is_erasure_coded = row.replicationType == pb.EC
         erasure_code = None
@@ -377,7 +396,7 @@ class ScmClient:
             is_erasure_coded,
             row.usedBytes,
             row.numberOfKeys,
-            row.sequenceId,
+            max(0, row.sequenceId),
             erasure_code,
         )
 
@@ -394,11 +413,12 @@ class ScmClient:
             ReplicaState(row.state),
             # Ozone reports 0 for a root that is not known.
             row.dataChecksum or None,
-            row.sequenceID,
+            # Datanodes can report less than nothing: -1 for unknown, or by a fault.
+            max(0, row.sequenceID),
             # -1 is a replica that is not of an erasure-coded container.
             max(0, row.replicaIndex),
-            row.bytesUsed,
-            row.keyCount,
+            max(0, row.bytesUsed),
+            max(0, row.keyCount),
         )
 
     def _check_id(self, found: int, wanted: ContainerId) -> None:
@@ -412,6 +432,13 @@ class ScmClient:
     def _protocol_error(self, what: str) -> RemoteProtocolError:
         return RemoteProtocolError(f"{self._address} {what}", hint=_RELEASE_HINT)
 
+
+# What the rows of a response may take, beside the response itself.
+_ROWS_BYTES_MAX: Mapping[pb.Type, int] = {
+    pb.ListContainer: _CONTAINERS_PER_CALL * _CONTAINER_BYTES_MAX,
+    pb.QueryNode: _NODES_BYTES_MAX,
+    pb.GetContainerReplicas: PEERS_MAX * _REPLICA_BYTES_MAX,
+}
 
 # The fields of a call's request and of its response.
 _BODIES: Mapping[pb.Type, tuple[str, str]] = {

@@ -28,6 +28,8 @@ _CURRENT_VERSION = 3
 # Of SCMCommandProto: SCM does not know this datanode, say since it was restarted.
 _REREGISTER = 1
 _CAPACITY_BYTES = 1 << 30
+# Commands for a datanode that holds nothing are few; parsed, each takes a multiple.
+_RESPONSE_BYTES_MAX = 1 << 20
 # Peers read from the first; they name the others, and nobody connects to them.
 _PORTS = ("STANDALONE", "RATIS", "REPLICATION")
 
@@ -97,6 +99,7 @@ class ScmMembership:
         request = pb.SCMDatanodeRequest(cmdType=pb.Register, registerRequest=body)
 
         def check(reply: pb.SCMDatanodeResponse) -> None:
+            self._check_node(reply.registerResponse.datanodeUUID)
             if reply.registerResponse.errorCode != pb.SCMRegisteredResponseProto.success:
                 raise PeerRefusedError(
                     "SCM does not admit a datanode with the layout of Apache Ozone 2.2",
@@ -121,6 +124,7 @@ class ScmMembership:
 
         def check(reply: pb.SCMDatanodeResponse) -> None:
             nonlocal is_unknown
+            self._check_node(reply.sendHeartbeatResponse.datanodeUUID)
             commands = reply.sendHeartbeatResponse.commands
             is_unknown |= any(one.commandType == _REREGISTER for one in commands)
 
@@ -131,6 +135,10 @@ class ScmMembership:
         """Close all connections."""
         for client in self._clients:
             client.close()
+
+    def _check_node(self, answered: str) -> None:
+        if answered != self.node:
+            raise RemoteProtocolError(f"SCM answered for datanode {printable(answered)}")
 
     def _ask_all(
         self,
@@ -143,7 +151,7 @@ class ScmMembership:
         for client in self._clients:
             try:
                 check(_parse(client.call(request), request.cmdType, body, client.address))
-            except (PeerUnavailableError, PeerRefusedError) as error:
+            except ReconcileError as error:
                 failure = error
             else:
                 answered = True
@@ -184,6 +192,8 @@ class ScmMembership:
 
 
 def _parse(raw: bytes, kind: pb.Type, body: str, address: str) -> pb.SCMDatanodeResponse:
+    if len(raw) > _RESPONSE_BYTES_MAX:
+        raise RemoteProtocolError(f"{address} sent a response of {len(raw)} bytes")
     try:
         reply = pb.SCMDatanodeResponse.FromString(raw)
     except DecodeError as error:

@@ -8,7 +8,7 @@ Like Ozone, a record does not carry the unused `flags` nor unknown fields; whoev
 leaves a record as it is leaves its bytes.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 
@@ -45,6 +45,7 @@ from protos.ozone_datanode_pb2 import (
     DeletedBlocksTransaction,
     KeyValue,
 )
+from protos.raw_fields import exceeds_count, raw_fields
 
 # Java reads the uint64 and uint32 fields as signed numbers; beyond these they would
 # turn negative there.
@@ -67,6 +68,12 @@ _BLOCK_ID = BlockMerkleTree.BLOCKID_FIELD_NUMBER << 3
 _BLOCK_CHECKSUM = BlockMerkleTree.DATACHECKSUM_FIELD_NUMBER << 3
 _BLOCK_DELETED = BlockMerkleTree.DELETED_FIELD_NUMBER << 3
 _CHUNK = BlockMerkleTree.CHUNKMERKLETREE_FIELD_NUMBER << 3 | 2
+
+# Parts of all records of one message: fields of chunks with their metadata, of which a
+# chunk has some ten; and checksums, of which the largest message holds six million.
+# Parsed, they take some 100 and 40 bytes each.
+_CHUNK_FIELDS_MAX = 20 * BLOCK_CHUNKS_MAX
+_CHECKSUMS_MAX = 4_000_000
 
 _Metadata = tuple[tuple[str, str | None], ...]
 
@@ -131,15 +138,15 @@ def tombstones_from_bytes(raw: bytes, container_id: ContainerId) -> tuple[BlockT
     said, root, last_id = None, None, None
     checksums, tombstones = list[int](), list[BlockTree]()
     try:
-        for tag, value, part in _fields(memoryview(raw)):
+        for tag, value, part in raw_fields(memoryview(raw)):
             if tag == _CONTAINER_ID:
                 said = value
-            for inner_tag, number, block in _fields(part) if tag == _TREE else ():
+            for inner_tag, number, block in raw_fields(part) if tag == _TREE else ():
                 if inner_tag == _ROOT:
                     root = _int64(number)
                 if inner_tag != _BLOCK:
                     continue
-                head = {field: found for field, found, _ in _fields(block)}
+                head = {field: found for field, found, _ in raw_fields(block)}
                 block_id, checksum = (
                     _int64(head.get(_BLOCK_ID, 0)),
                     _int64(head.get(_BLOCK_CHECKSUM, 0)),
@@ -193,47 +200,6 @@ def _block_tree(block: BlockMerkleTree, container_id: ContainerId) -> BlockTree:
     return BlockTree(BlockId(block.blockID), block.dataChecksum, block.deleted, chunks)
 
 
-def _fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
-    """The fields of any message: tag, number, and of one with a length, which is its
-    number, the bytes.
-
-    Raises:
-        DecodeError: it is no message.
-    """
-    at, end = 0, len(raw)
-    while at < end:
-        tag, at = _varint(raw, at)
-        length = 0
-        match tag & 7:
-            case 0:
-                value, at = _varint(raw, at)
-            case 1:
-                value, length = 0, 8
-            case 2:
-                value, at = _varint(raw, at)
-                length = value
-            case 5:
-                value, length = 0, 4
-            case _:
-                raise DecodeError("there is no such kind of field")
-        if tag < 8 or at + length > end:
-            raise DecodeError("a field has no number, or the message ends in it")
-        yield tag, value, raw[at : at + length]
-        at += length
-
-
-def _varint(raw: memoryview, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(raw) and shift < 70:
-        byte = raw[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at
-        shift += 7
-    raise DecodeError("a number does not end")
-
-
 def _int64(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
@@ -245,10 +211,27 @@ def record_from_bytes(raw: bytes) -> BlockRecord:
         RecordInvalidError: as `record_from_proto`; also `unparsable` where the bytes
             are no such message.
     """
+    if has_too_many_parts(raw):
+        raise _invalid("too_many_chunks", "a block record has more parts than a block holds")
     try:
         return record_from_proto(BlockData.FromString(raw))
     except DecodeError as error:
         raise _invalid("unparsable", "a block record cannot be parsed") from error
+
+
+def has_too_many_parts(raw: bytes, *path: int) -> bool:
+    """Whether the `BlockData` at this path of field numbers, in a serialised message,
+    would take too much memory when parsed.
+    """
+    chunks = BlockData.CHUNKS_FIELD_NUMBER
+    within = {
+        ChunkInfo.METADATA_FIELD_NUMBER: _CHUNK_FIELDS_MAX,
+        ChunkInfo.CHECKSUMDATA_FIELD_NUMBER: _CHECKSUMS_MAX,
+    }
+    return any(
+        exceeds_count(raw, *path, chunks, field, count_max=count_max)
+        for field, count_max in within.items()
+    )
 
 
 def record_from_proto(message: BlockData) -> BlockRecord:

@@ -44,7 +44,7 @@ class Checkpoint(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., prefixes: _Optional[_Iterable[str]] = ..., compared: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms")
+    __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms", "target_probe")
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Report(_message.Message):
     LAST_APPLIED_MS_FIELD_NUMBER: _ClassVar[int]
     LAG_P50_MS_FIELD_NUMBER: _ClassVar[int]
     LAG_P99_MS_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBE_FIELD_NUMBER: _ClassVar[int]
     condition: str
     checkpoint: Checkpoint
     fault: str
@@ -79,7 +80,8 @@ class Report(_message.Message):
     last_applied_ms: int
     lag_p50_ms: int
     lag_p99_ms: int
-    def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ...) -> None: ...
+    target_probe: str
+    def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ..., target_probe: _Optional[str] = ...) -> None: ...
 
 class Options(_message.Message):
     __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls", "verifier")
@@ -188,18 +190,20 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[Caller, _Mapping]] = ..., capacity: _Optional[_Union[Capacity, _Mapping]] = ..., reports: _Optional[_Iterable[_Union[HeldReport, _Mapping]]] = ..., known: _Optional[_Iterable[_Union[KnownAssignment, _Mapping]]] = ...) -> None: ...
 
 class Assignment(_message.Message):
-    __slots__ = ("policy_id", "digest", "epoch", "policy", "checkpoint")
+    __slots__ = ("policy_id", "digest", "epoch", "policy", "checkpoint", "target_probe")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    TARGET_PROBE_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     digest: int
     epoch: int
     policy: Policy
     checkpoint: Checkpoint
-    def __init__(self, policy_id: _Optional[str] = ..., digest: _Optional[int] = ..., epoch: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ...) -> None: ...
+    target_probe: str
+    def __init__(self, policy_id: _Optional[str] = ..., digest: _Optional[int] = ..., epoch: _Optional[int] = ..., policy: _Optional[_Union[Policy, _Mapping]] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., target_probe: _Optional[str] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("lease_ms", "heartbeat_ms", "assignments", "refused_policy_ids")
@@ -300,6 +304,18 @@ class SetOptionsRequest(_message.Message):
     requested_by: str
     reason: str
     def __init__(self, policy_id: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class SetPrefixesRequest(_message.Message):
+    __slots__ = ("policy_id", "prefixes", "requested_by", "reason")
+    POLICY_ID_FIELD_NUMBER: _ClassVar[int]
+    PREFIXES_FIELD_NUMBER: _ClassVar[int]
+    REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    policy_id: str
+    prefixes: _containers.RepeatedScalarFieldContainer[str]
+    requested_by: str
+    reason: str
+    def __init__(self, policy_id: _Optional[str] = ..., prefixes: _Optional[_Iterable[str]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SetEnabledRequest(_message.Message):
     __slots__ = ("enabled", "requested_by", "reason")

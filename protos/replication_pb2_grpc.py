@@ -54,6 +54,11 @@ class ReplicationMasterStub(object):
                 request_serializer=protos_dot_replication__pb2.SetOptionsRequest.SerializeToString,
                 response_deserializer=protos_dot_replication__pb2.Replication.FromString,
                 )
+        self.SetPrefixes = channel.unary_unary(
+                '/treefold.replication.v1.ReplicationMaster/SetPrefixes',
+                request_serializer=protos_dot_replication__pb2.SetPrefixesRequest.SerializeToString,
+                response_deserializer=protos_dot_replication__pb2.Replication.FromString,
+                )
         self.SetEnabled = channel.unary_unary(
                 '/treefold.replication.v1.ReplicationMaster/SetEnabled',
                 request_serializer=protos_dot_replication__pb2.SetEnabledRequest.SerializeToString,
@@ -142,6 +147,12 @@ class ReplicationMasterServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPrefixes(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetEnabled(self, request, context):
         """Cluster-wide.
         """
@@ -222,6 +233,11 @@ def add_ReplicationMasterServicer_to_server(servicer, server):
             'SetOptions': grpc.unary_unary_rpc_method_handler(
                     servicer.SetOptions,
                     request_deserializer=protos_dot_replication__pb2.SetOptionsRequest.FromString,
+                    response_serializer=protos_dot_replication__pb2.Replication.SerializeToString,
+            ),
+            'SetPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPrefixes,
+                    request_deserializer=protos_dot_replication__pb2.SetPrefixesRequest.FromString,
                     response_serializer=protos_dot_replication__pb2.Replication.SerializeToString,
             ),
             'SetEnabled': grpc.unary_unary_rpc_method_handler(
@@ -396,6 +412,23 @@ class ReplicationMaster(object):
             metadata=None):
         return grpc.experimental.unary_unary(request, target, '/treefold.replication.v1.ReplicationMaster/SetOptions',
             protos_dot_replication__pb2.SetOptionsRequest.SerializeToString,
+            protos_dot_replication__pb2.Replication.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/treefold.replication.v1.ReplicationMaster/SetPrefixes',
+            protos_dot_replication__pb2.SetPrefixesRequest.SerializeToString,
             protos_dot_replication__pb2.Replication.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)

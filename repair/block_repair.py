@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import TypeAlias
 
-from merkle.checksum import ChecksumType
 from merkle.outcome import Evidence, EvidenceKind, Verdict
 from merkle.plan import BlockRepair, ChunkRepair
 from merkle.record import BlockRecord, ChunkRecord
@@ -271,7 +270,7 @@ class BlockRepairer:
             else:
                 # The peer's record and tree contradict each other, so neither counts.
                 self._sources.record_false_claim(peer, "remote_protocol")
-        contents = {_content(theirs) for theirs in (*proven.values(), *others.values())}
+        contents = {theirs.content for theirs in (*proven.values(), *others.values())}
         if len(contents) == 1 and self._may_be_contradicted(
             next(iter((*proven.values(), *others.values())))
         ):
@@ -428,13 +427,13 @@ class BlockRepairer:
         if not usable:
             chunk.sources = []
             return
-        content = _content(chunk.record)
+        content = chunk.record.content
         disagreeing = {
             peer
             for peer in usable
             if (record := self._records.get(peer)) is not None
             and (theirs := record.by_offset.get(chunk.offset)) is not None
-            and _content(theirs) != content
+            and theirs.content != content
         }
         peer = min(
             usable,
@@ -495,7 +494,7 @@ class BlockRepairer:
         """
         for peer, record in self._records.items():
             theirs = record.by_offset.get(chunk.offset)
-            if theirs is None or _content(theirs) == _content(chunk.record):
+            if theirs is None or theirs.content == chunk.record.content:
                 continue
             entry = self._entries[peer].get(chunk.offset)
             if (
@@ -539,11 +538,6 @@ def _without_incremental_mark(
     chunk: our record lists all chunks.
     """
     return tuple(entry for entry in metadata if entry[0] != "incremental")
-
-
-def _content(chunk: ChunkRecord) -> tuple[int, ChecksumType, int, Sequence[bytes]]:
-    """The fields that are equal in two records of the same bytes."""
-    return chunk.length_bytes, chunk.checksum_type, chunk.bytes_per_checksum, chunk.checksums
 
 
 def _overlaps(chunk: ChunkRecord, ours: Sequence[ChunkRecord]) -> bool:

@@ -79,9 +79,9 @@ def draw(title: str, subtitle: str, containers: Sequence[DrawnContainer]) -> str
             drawn.append(
                 f'<rect class="band" x="8" y="{y}" width="{WIDTH - 16}" height="{band}" rx="8"/>'
             )
-            drawn.append(_text(_MARGIN, y + 28, heading, "heading"))
+            drawn.append(text_at(_MARGIN, y + 28, heading, "heading"))
             drawn += (
-                _text(_MARGIN, y + _BAND_HEAD + _ROW * row + 16, name, "name")
+                text_at(_MARGIN, y + _BAND_HEAD + _ROW * row + 16, name, "name")
                 for row, name in enumerate(replicas)
             )
             x = _MARGIN + _NAMES
@@ -89,8 +89,9 @@ def draw(title: str, subtitle: str, containers: Sequence[DrawnContainer]) -> str
                 drawn += _container(one, x, y, replicas, is_after=is_after)
                 x += one.width + _GAP
             y += band + (12 if not is_after else 8)
-    drawn += _legend(height - 18, _kinds(containers))
-    return document(title, subtitle, height, drawn, _rules())
+    words = "a row: one replica; a cell: one block"
+    drawn += kinds_legend(height - 18, _kinds(containers), words)
+    return document(title, subtitle, height, drawn, cell_rules())
 
 
 def _lines(containers: Sequence[DrawnContainer]) -> list[list[DrawnContainer]]:
@@ -111,16 +112,16 @@ def _container(
     one: DrawnContainer, x: int, y: int, replicas: Sequence[str], *, is_after: bool
 ) -> list[str]:
     said = one.result if is_after else one.found
-    drawn = [_text(x, y + 18, one.name, "container"), _text(x, y + 35, said, "quiet small")]
+    drawn = [text_at(x, y + 18, one.name, "container"), text_at(x, y + 35, said, "quiet small")]
     rows = one.after if is_after else one.before
     for number, name in enumerate(replicas):
         top = y + _BAND_HEAD + _ROW * number
         row = binned(rows.get(name, ()), _CELLS_MAX)
-        drawn += (_cell(cell, x + _STEP * at, top) for at, cell in enumerate(row))
+        drawn += (cell_mark(cell, x + _STEP * at, top) for at, cell in enumerate(row))
     return drawn
 
 
-def _cell(cell: BlockCell, x: int, y: int) -> str:
+def cell_mark(cell: BlockCell, x: int, y: int) -> str:
     """A cell: filled, or framed where there is nothing, with its mark."""
     colour = _COLOUR_OF[cell]
     frame = f'x="{x + 1}" y="{y + 1}" width="{_CELL - 2}" height="{_CELL - 2}" rx="4"'
@@ -160,20 +161,22 @@ def _kinds(containers: Sequence[DrawnContainer]) -> list[BlockCell]:
     return [cell for cell in BlockCell if cell in shown]
 
 
-def _legend(y: int, kinds: Sequence[BlockCell]) -> list[str]:
+def kinds_legend(y: int, kinds: Sequence[BlockCell], words: str) -> list[str]:
+    """A line at `y` with the meaning of these kinds of cells, and words at its end."""
     drawn, x = [], float(_MARGIN)
     for kind in kinds:
-        drawn.append(_cell(kind, round(x), y - 16))
-        drawn.append(_text(round(x) + _STEP + 4, y, kind.meaning, "quiet"))
+        drawn.append(cell_mark(kind, round(x), y - 16))
+        drawn.append(text_at(round(x) + _STEP + 4, y, kind.meaning, "quiet"))
         x += _STEP + 30 + len(kind.meaning) * _LETTER
     drawn.append(
         f'<text class="quiet" x="{WIDTH - _MARGIN}" y="{y}" text-anchor="end">'
-        "a row: one replica; a cell: one block</text>"
+        f"{escape(words)}</text>"
     )
     return drawn
 
 
-def _text(x: int, y: int, text: str, kind: str) -> str:
+def text_at(x: int, y: int, text: str, kind: str) -> str:
+    """A text that begins at (x, y), of a class of the rules."""
     return f'<text class="{kind}" x="{x}" y="{y}">{escape(text)}</text>'
 
 
@@ -198,16 +201,16 @@ def document(title: str, subtitle: str, height: int, drawn: Sequence[str], rules
             f"<style>svg{{{light}}}@media (prefers-color-scheme:dark){{svg{{{dark}}}}}{rules}",
             "</style>",
             f'<rect class="page" width="{WIDTH}" height="{height}" rx="10"/>',
-            _text(_MARGIN, 34, title, "title"),
-            _text(_MARGIN, 57, subtitle, "quiet"),
+            text_at(_MARGIN, 34, title, "title"),
+            text_at(_MARGIN, 57, subtitle, "quiet"),
             *drawn,
             "</svg>\n",
         )
     )
 
 
-def _rules() -> str:
-    """How containers look."""
+def cell_rules() -> str:
+    """The CSS rules of cells, names, headings and bands."""
     rules = (
         ".heading{font-size:15px;font-weight:600}.container{font-weight:600}"
         ".small{font-size:12.5px}"

@@ -8,7 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from replicator.stores.address import LocalAddress, OzoneAddress, parse_address
 from replicator.stores.bucket_facts import BucketFacts, BucketQuota
-from replicator.stores.errors import UnsupportedObjectError
+from replicator.stores.errors import StoreError, UnsupportedObjectError
 from replicator.stores.opening import open_store
 from runtime.documents import parse_json
 from runtime.errors import UsageError
@@ -68,7 +68,11 @@ def create_bucket(address: str, facts: BucketFacts) -> None:
         StoreError, DiskError: the store refused, or did not answer.
     """
     match parse_address(address):
-        case LocalAddress():
+        case LocalAddress(folder):
+            from replicator.stores.local_database import DATABASE_FILE
+
+            if (folder / DATABASE_FILE).exists():
+                raise StoreError(f"{address}: there is a bucket already", path=str(folder))
             if facts != BucketFacts():
                 raise UnsupportedObjectError(
                     f"{address}: a local bucket has no layout, quota or ACLs",

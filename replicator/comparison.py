@@ -6,13 +6,13 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias, TypeVar
 
-from proof.item import ContentHash, EvidenceLevel
+from proof.item import EvidenceLevel
 from proof.root import SetRoot
 from replicator.compared_sets import ComparedSets
 from replicator.copy_requests import ObjectStamp
 from replicator.crossing import Crossing
 from replicator.difference import Action, Decision, DecisionRules, KeyState, Need, decide
-from replicator.hashing import ContentHasher
+from replicator.hashing import ContentHasher, WholeCrc, declared_crc, with_whole
 from replicator.ledger import LedgerRow, PairLedger
 from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
@@ -188,8 +188,7 @@ class KeyComparison:
         try:
             match need:
                 case Need.SOURCE_CONTENT if source is not None:
-                    content = self._retried(lambda: self._hashes(source))
-                    return replace(state, source_content=content)
+                    return self._retried(lambda: self._with_content(state, source))
                 case Need.SOURCE_PROPERTIES if source is not None:
                     digest = self._retried(lambda: self._digest(self._source, source))
                     return replace(state, source_properties=digest)
@@ -220,12 +219,21 @@ class KeyComparison:
         """Whether the source lists a key that it does not have: nobody deleted it."""
         return self._retried(lambda: lists_key(self._source.lister, key))
 
-    def _hashes(self, facts: ObjectFacts) -> tuple[ContentHash, ...]:
-        hasher = ContentHasher()
-        with self._source.reader.read(facts) as pieces:
+    def _with_content(self, state: KeyState, source: ObjectFacts) -> KeyState:
+        """With the hash that is recorded of the source, which its log did not tell, or
+        with those of its bytes: among them the CRC that the target declares.
+        """
+        if self._source.capabilities.records_hashes and not source.hashes:
+            now = self._source.reader.facts(state.key)
+            if now is not None and now.hashes and same_stamp(now, source):
+                return replace(state, source=now)
+        declared = declared_crc(state.target.hashes) if state.target is not None else ""
+        hasher, crc = ContentHasher(), WholeCrc(declared)
+        with self._source.reader.read(source) as pieces:
             for piece in pieces:
                 hasher.update(piece)
-        return hasher.hashes()
+                crc.update(piece)
+        return replace(state, source_content=with_whole(hasher.hashes(), crc.hash()))
 
     def _digest(self, store: Store, facts: ObjectFacts) -> bytes:
         """Of just this object: a newer one has bytes that nobody compared."""

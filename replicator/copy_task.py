@@ -7,8 +7,7 @@ must agree with what was sent, or the copy has failed.
 
 from dataclasses import dataclass, field, replace
 
-from merkle.object_checksum import Crc
-from proof.item import ContentHash, HashAlgorithm
+from proof.item import ContentHash
 from replicator.copy_requests import (
     Answer,
     CopyFailedError,
@@ -23,7 +22,8 @@ from replicator.copy_requests import (
     UploadRecord,
 )
 from replicator.crossing import Crossing
-from replicator.hashing import WholeCrc
+from replicator.hashing import WholeCrc, declared_crc
+from replicator.origin import OriginMarks
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject, WriteCondition
@@ -54,7 +54,8 @@ class CopyTask:
     the ledger knows them. `source_etags_prove`: an ETag of the source may be made of
     the MD5s of its parts, or its MD5, as S3 does it. `source_records_hashes`: the
     source has hashes of an object that the listing did not tell. `sends_pieces`: the
-    target takes an object as it is read, and checks its MD5.
+    target takes an object as it is read, and checks its MD5. `origins` marks the copy;
+    None where nobody asks where it was written first.
     """
 
     source: ObjectFacts
@@ -70,6 +71,7 @@ class CopyTask:
     source_etags_prove: bool = False
     source_records_hashes: bool = False
     sends_pieces: bool = False
+    origins: OriginMarks | None = None
 
     @property
     def key(self) -> str:
@@ -120,15 +122,40 @@ def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:
     Raises:
         CopyFailedError: the target cannot keep it.
     """
-    properties = task.crossing.of(found)
-    length = sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
-    if length > task.capabilities.metadata_bytes_max:
+    return properties_at_target(task.source, found, task.crossing, task.origins, task.capabilities)
+
+
+def properties_at_target(
+    source: ObjectFacts,
+    found: ObjectProperties,
+    crossing: Crossing,
+    origins: OriginMarks | None,
+    target: Capabilities,
+) -> ObjectProperties:
+    """What a copy gets of the properties of the source's object, with the mark of its
+    origin.
+
+    Raises:
+        CopyFailedError: the target cannot keep it.
+    """
+    plain = properties = crossing.of(found)
+    if origins is not None:
+        properties = origins.marked(source, found, plain)
+        if origins.may_leave_out and _length(properties) > target.metadata_bytes_max:
+            properties = plain
+    length = _length(properties)
+    if length > target.metadata_bytes_max:
         raise CopyFailedError(
             FailureReason.UNSUPPORTED,
-            f"{task.key} has {length} bytes of metadata; the target keeps up to"
-            f" {task.capabilities.metadata_bytes_max}",
+            f"{source.key} has {length} bytes of metadata; the target keeps up to"
+            f" {target.metadata_bytes_max}",
         )
     return properties
+
+
+def _length(properties: ObjectProperties) -> int:
+    """Bytes of the user metadata, as S3 counts them."""
+    return sum(len(name.encode()) + len(text.encode()) for name, text in properties.metadata)
 
 
 def read_range(
@@ -173,12 +200,7 @@ def recorded_crc(task: CopyTask) -> WholeCrc:
     """Computes the CRC that is recorded of the source, but for CRC32C, which every copy
     computes.
     """
-    names = [
-        one.algorithm.value
-        for one in task.source.hashes
-        if one.algorithm.name in Crc.__members__ and one.algorithm is not HashAlgorithm.CRC32C
-    ]
-    return WholeCrc(names[0] if names else "")
+    return WholeCrc(declared_crc(task.source.hashes))
 
 
 def target_facts(key: str) -> Steps[ObjectFacts | None]:

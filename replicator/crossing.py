@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from proof.item import PROPERTIES_DIGEST_BYTES, properties_digest
+from replicator.origin import unmarked
 from replicator.stores.capabilities import OZONE_ACLS, Capabilities
 from replicator.stores.port import ObjectProperties
 
@@ -16,7 +17,9 @@ _NO_CONTENT_TYPES = (_NO_CONTENT_TYPE, ("content-type", "application/octet-strea
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """The groups of properties that cross; user metadata always does."""
+    """The groups of properties that cross; user metadata always does, but for the mark
+    of a copy's origin, which each copy gets anew.
+    """
 
     tags: bool
     headers: bool
@@ -46,10 +49,11 @@ class Crossing:
         """The part of these properties that crosses."""
         headers = tuple(one for one in properties.headers if one != _NO_CONTENT_TYPE)
         return ObjectProperties(
-            metadata=properties.metadata,
+            metadata=unmarked(properties.metadata),
             tags=properties.tags if self.tags else (),
             headers=headers if self.headers else (),
             acl=properties.acl if self.acl else (),
+            replaces_acl=self.acl,
         )
 
     def digest(self, properties: ObjectProperties) -> bytes:

@@ -1,7 +1,7 @@
 """Hashes of a whole object in one pass over its bytes, whoever reads or writes it."""
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from blake3 import blake3
 
@@ -86,6 +86,18 @@ class WholeCrc:
     def hash(self) -> ContentHash | None:
         """That of all pieces so far."""
         return None if self._crc is None else _crc_hash(self._crc, self._value)
+
+
+def declared_crc(hashes: Sequence[ContentHash]) -> str:
+    """The algorithm of the CRC among the hashes that a store declares, as `WholeCrc`
+    takes it; empty for none, and for CRC32C, which every `ContentHasher` computes.
+    """
+    names = (
+        one.algorithm.value
+        for one in hashes
+        if one.algorithm.name in Crc.__members__ and one.algorithm is not HashAlgorithm.CRC32C
+    )
+    return next(names, "")
 
 
 def with_whole(

@@ -10,6 +10,7 @@ from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing
 from replicator.difference import Action
 from replicator.ledger import PairLedger
+from replicator.origin import OriginMarks
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store
 
@@ -28,17 +29,25 @@ class KeyCopier:
         *,
         crossing: Crossing,
         limits: CopyLimits,
+        origins: OriginMarks | None = None,
         patch: PatchObject | None = None,
     ) -> None:
-        """`copier` is one to this target. `patch` may make the target's object that of
-        the source, given the facts of both, with fewer bytes; None where it does not.
+        """`copier` is one to this target. `origins` marks what is copied. `patch` may
+        make the target's object that of the source, given the facts of both, with fewer
+        bytes; None where it does not.
         """
         self._target = target
         self._ledger = ledger
         self._copier = copier
         self._crossing = crossing
         self._limits = limits
+        self._origins = origins
         self._patch = patch
+
+    @property
+    def part_bytes(self) -> int:
+        """Larger objects are sent in parts."""
+        return self._limits.part_bytes
 
     def carry_out(
         self, action: Action, source: ObjectFacts, target: ObjectFacts | None
@@ -82,6 +91,7 @@ class KeyCopier:
             windows=windows,
             content=row.hashes if row is not None else (),
             properties=row.properties if row is not None else b"",
+            origins=self._origins,
         )
         if action is Action.PROPERTIES:
             return put_properties(task)

@@ -37,6 +37,12 @@ def check_pair(source: str, target: str) -> None:
     )
 
 
+def bucket_identity(address: str) -> str:
+    """One text for all addresses that are known to name one bucket and prefix."""
+    (scheme, servers, bucket), prefix = _place(address)
+    return "\n".join((scheme, ",".join(sorted(servers.split(","))), bucket, prefix))
+
+
 def _place(address: str) -> tuple[tuple[str, str, str], str]:
     """The bucket and the prefix in it."""
     scheme, colon, rest = address.partition(":")

@@ -66,6 +66,8 @@ class ReplicationFault(Enum):
     OBJECT_FAILED = "object_failed"
     LEASE_LOST = "lease_lost"
     STATE_DAMAGED = "state_damaged"
+    LOCAL_DISK = "local_disk"
+    """The syncer's own disk is full, or fails."""
     DEFECT = "defect"
 
 
@@ -137,7 +139,8 @@ class ReplicationReport:
     the place up to which a comparison has shown the target equal. `oldest_unproven_ms`
     is when the oldest change was made that is not proven at the target yet: the RPO
     counts from it. `lag_p50_ms` and `lag_p99_ms` are of changes applied lately, from
-    the store's record of a change to the target's answer.
+    the store's record of a change to the target's answer. `target_probe` is what the
+    target was found to do, as text of a ProbeMemory: the next syncer need not ask.
     """
 
     condition: Condition
@@ -157,3 +160,4 @@ class ReplicationReport:
     last_applied_ms: int | None = None
     lag_p50_ms: int | None = None
     lag_p99_ms: int | None = None
+    target_probe: str = ""

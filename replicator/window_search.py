@@ -9,7 +9,7 @@ is checked where it is made.
 from collections.abc import Callable, Sequence
 
 from merkle.window_tree import FAN_OUT, WindowTree
-from replicator.windows import WINDOW_BYTES, ChangedRange, ranges_of
+from replicator.windows import TREE_WINDOW_BYTES, ChangedRange, ranges_of
 
 # Nodes below which windows are asked for; beyond it the object is sent whole.
 NODES_MAX = 1_024
@@ -33,8 +33,8 @@ def search_windows(
     # Windows that exist in both with one length; of other lengths, only whole ones.
     common = len(ours.levels[0])
     if ours_bytes != theirs_bytes:
-        common = min(ours_bytes, theirs_bytes) // WINDOW_BYTES
-    theirs_windows = -(-theirs_bytes // WINDOW_BYTES)
+        common = min(ours_bytes, theirs_bytes) // TREE_WINDOW_BYTES
+    theirs_windows = -(-theirs_bytes // TREE_WINDOW_BYTES)
     level = max(0, min(_depth(len(ours.levels[0])), _depth(theirs_windows)) - 1)
     parents = list(range(-(-common // FAN_OUT ** (level + 1))))
     while True:
@@ -53,7 +53,7 @@ def search_windows(
                 if not is_common or int(ours.levels[level][node]) != checksum:
                     different.append(node)
         if level == 0:
-            return ranges_of(different, theirs_bytes, ours_bytes, window_bytes=WINDOW_BYTES)
+            return ranges_of(different, theirs_bytes, ours_bytes, window_bytes=TREE_WINDOW_BYTES)
         parents, level = different, level - 1
 
 

@@ -150,6 +150,7 @@ METHOD_ROLES: Mapping[str, frozenset[Role]] = {
     _MASTER + "DeletePolicy": _OPERATOR,
     _MASTER + "SetDesiredState": _OPERATOR,
     _MASTER + "SetOptions": _OPERATOR,
+    _MASTER + "SetPrefixes": _OPERATOR,
     _MASTER + "SetEnabled": _OPERATOR,
     _MASTER + "ListReplications": _OPERATOR,
     _MASTER + "GetReplication": _OPERATOR,

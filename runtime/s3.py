@@ -97,6 +97,11 @@ class S3Client:
         """Whether the signature of a request covers a SHA-256 of its body."""
         return bool(self._scheme == "http")
 
+    @property
+    def access_key(self) -> str:
+        """The ID of the key that signs requests."""
+        return self._credentials.get_frozen_credentials().access_key
+
     def close(self) -> None:
         """Close all idle connections."""
         with self._lock:

@@ -1,6 +1,7 @@
 """The command `treefold scm run`: the controller process."""
 
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
@@ -23,12 +24,17 @@ from scm.dashboard.start import read_token
 from scm.server import ControllerServer
 
 
-@click.group()
-def scm() -> None:
-    """The controller receives reports, compares replicas and runs jobs."""
+def controller_commands(cluster_option: Callable[[Callable[..., None]], object]) -> click.Group:
+    """The commands of a controller. `cluster_option` adds an option whose value,
+    `cluster`, returns the addresses of SCMs.
+    """
+    text = "The controller receives reports, compares replicas and runs jobs."
+    group = click.Group("scm", help=text)
+    cluster_option(_run)
+    group.add_command(click.command("run")(_run))
+    return group
 
 
-@scm.command("run")
 @config_option
 @click.option(
     "--listen",
@@ -51,7 +57,8 @@ def scm() -> None:
     help="Reconcile diverged containers without a request.",
 )
 @process_options
-def run(
+def _run(
+    cluster: Callable[[], Sequence[str]] | None,
     config_path: Path | None,
     listen: str | None,
     dashboard: str | None,
@@ -64,11 +71,17 @@ def run(
 ) -> None:
     """Run a controller until SIGTERM or SIGINT.
 
+    Agents report to it and repair. With --cluster, or [cluster] in the file, SCM
+    reports, and Ozone's own reconciliation does the work: each container in rounds,
+    within limits, until the roots of its replicas are equal. Nothing is installed on
+    the cluster.
+
     All settings have defaults. docs/formats.md lists every key of the file. At SIGHUP
     the limits orders_per_datanode and automatic.jobs_max are read again.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {
+        "cluster.scms": cluster() if cluster else None,
         "listen": listen,
         "dashboard.listen": dashboard,
         "state_folder": state_folder,

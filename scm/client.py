@@ -16,6 +16,7 @@ from protos.errors import ControllerUnavailableError
 from runtime.roles import Identity, Role
 from runtime.rpc import named_errors, open_channel
 from runtime.tls_files import Tls
+from scm.datanodes import Datanode
 from scm.messages import (
     container_from,
     controller_status_from,
@@ -24,7 +25,6 @@ from scm.messages import (
     outcome_from,
 )
 from scm.planned import PlannedOrder
-from scm.registry import Datanode
 from scm.views import ContainerStatus, ControllerStatus, DatanodeView, JobStatus, ReconcileResponse
 
 DEADLINE_S = 30.0

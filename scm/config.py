@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from runtime.config import (
     Address,
@@ -17,12 +17,20 @@ from runtime.config import (
 )
 from runtime.rpc import check_exposure, is_loopback
 from runtime.tls_files import Tls
+from scm.quiet_hours import check_quiet_hours, parse_quiet_hours
 from scm.rules import Rules
 
 # The limits that a controller takes over from its file while it runs.
 LIVE_LIMITS = ("orders_per_datanode", "automatic.jobs_max")
 Limit = Annotated[Count, Field(ge=1, le=10_000)]
 Seconds = Annotated[Duration, Field(gt=0)]
+# What SCM says, or what is only for agents.
+_NOT_WITH_CLUSTER = (
+    "required_replicas",
+    "dead_after_s",
+    "roots_stale_after_s",
+    "command_deadline_s",
+)
 
 
 class AutomaticSettings(Settings):
@@ -33,6 +41,24 @@ class AutomaticSettings(Settings):
     enabled: Switch = False
     jobs_max: Limit = 4
     visit_every_s: Seconds = 60.0
+    # Nothing is started in these hours of the day, by the clock of this machine.
+    quiet_hours: Annotated[str, AfterValidator(check_quiet_hours)] | None = None
+
+
+class OzoneClusterSettings(Settings):
+    """An Ozone cluster without agents: its SCMs report, and Ozone reconciles."""
+
+    # Their client ports, tried in order. Without one, agents report and repair.
+    scms: Annotated[tuple[Address, ...], Field(max_length=16)] = ()
+    # A round has ended when no root has changed for so long: a command and its report
+    # each wait for a heartbeat, every 30 s by default.
+    settle_s: Seconds = 90.0
+    # 0 is no limit.
+    requests_per_hour: Count = Field(default=0, ge=0, le=1_000_000)
+    # Reports of all containers are read anew so often.
+    read_every_s: Seconds = 300.0
+    # Reports of containers under way are read so often.
+    poll_s: Annotated[Duration, Field(gt=0, le=60)] = 2.0
 
 
 class DashboardSettings(Settings):
@@ -70,11 +96,19 @@ class ControllerConfig(Settings):
     orders_per_datanode: Limit = 2
     command_deadline_s: Seconds = 3600.0
     automatic: AutomaticSettings = AutomaticSettings()
+    cluster: OzoneClusterSettings = OzoneClusterSettings()
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:
         if self.dead_after_s < self.stale_after_s:
             raise ValueError("dead_after_s: must not be less than stale_after_s")
+        if self.cluster.scms:
+            for name in self.model_fields_set.intersection(_NOT_WITH_CLUSTER):
+                raise ValueError(f"{name}: has no effect with [cluster]; remove it")
+            if "visit_every_s" in self.automatic.model_fields_set:
+                raise ValueError("automatic.visit_every_s: has no effect with [cluster]; remove it")
+            if self.cluster.poll_s * 2 > self.cluster.settle_s:
+                raise ValueError("cluster.settle_s: must be at least twice cluster.poll_s")
         self.roles.check_use(self.tls)
         page = self.dashboard.listen
         if page and not is_loopback(page) and not self.insecure:
@@ -95,6 +129,7 @@ class ControllerConfig(Settings):
     @property
     def rules(self) -> Rules:
         """The settings that affect decisions."""
+        quiet = self.automatic.quiet_hours
         return Rules(
             required_nodes=self.required_replicas,
             stale_after_s=self.stale_after_s,
@@ -105,6 +140,7 @@ class ControllerConfig(Settings):
             automatic=self.automatic.enabled,
             automatic_jobs=self.automatic.jobs_max,
             visit_every_s=self.automatic.visit_every_s,
+            quiet_hours=parse_quiet_hours(quiet) if quiet else None,
         )
 
     @property

@@ -9,20 +9,18 @@ restart of either side. Agents ignore repeated IDs of jobs and commands.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
-from protos.errors import JobNotFoundError, unambiguous
+from protos.errors import JobNotFoundError
 from runtime.errors import BusyError, DatabaseError
 from runtime.log import get_logger
-from scm.automatic import AutomaticMode
-from scm.dispatcher import Dispatcher
+from scm.controller_parts import ControllerParts
 from scm.eligibility import Eligibility, Ruling
 from scm.events import CONTROLLER_EVENTS
 from scm.heartbeats import Heartbeat
-from scm.job_index import JobIndex
 from scm.job_steps import name_unwritten, new_job, roots_covered_by_verdict, step
 from scm.jobs import (
     AgentRestarted,
@@ -55,22 +53,12 @@ from scm.policy import (
 )
 from scm.ports import CommandSink, JobAudit, JobStore, Leadership, ScanOrder
 from scm.queries import ClusterQueries
-from scm.registry import HeartbeatEffect, Registry
+from scm.registry import HeartbeatEffect
 from scm.rules import Rules
 from scm.unsaved import UnsavedChanges
 from scm.views import ReconcileResponse
 
 _log = get_logger("scm", CONTROLLER_EVENTS)
-
-
-@dataclass(frozen=True, slots=True)
-class ControllerParts:
-    """The parts of a controller, which tests replace."""
-
-    registry: Callable[..., Registry] = Registry
-    job_index: Callable[[ControllerLimits], JobIndex] = JobIndex
-    dispatcher: Callable[..., Dispatcher] = Dispatcher
-    automatic: Callable[..., AutomaticMode] = AutomaticMode
 
 
 class Controller:
@@ -108,6 +96,7 @@ class Controller:
         self._leadership = leadership
         self._audit = audit
         self._new_job_id = new_job_id
+        self._first_run = parts.first_run
         self._on_finished = on_finished
         self._registry = parts.registry(
             stale_after_s=rules.stale_after_s,
@@ -205,7 +194,7 @@ class Controller:
         ticked = TimePassed(self._registry.live(), self._rules.command_deadline_s)
         for job_id in self._jobs.in_flight:
             self._step(job_id, ticked, now_s)
-        if self._rules.automatic and self._leadership.term() is not None:
+        if self._rules.starts_jobs(now_s) and self._leadership.term() is not None:
             self._start_automatic_jobs(now_s)
         self._save_and_dispatch(self._jobs.peers_with_queue, now_s)
         self._unsaved.save_holders_if_due(now_s)
@@ -412,11 +401,7 @@ class Controller:
             AmbiguousIdError: several begin so.
             JobNotFoundError: none does.
         """
-        job_id = JobId(text)
-        found = [job_id] if job_id in self._jobs else self._jobs.beginning_with(text)
-        if not found or not text:
-            raise JobNotFoundError(f"There is no job {text}.")
-        return unambiguous(text, found, "jobs")
+        return self._jobs.find(text)
 
     def jobs(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""
@@ -429,6 +414,14 @@ class Controller:
         )
         self._dispatcher.change_rules(self._rules)
         self.queries.change_rules(self._rules)
+
+    def gauges(self, now_s: float) -> dict[str, float]:
+        """The current gauges, by their names in scm.metrics."""
+        return self.queries.gauges(now_s)
+
+    def fault(self, _now_s: float) -> str:
+        """Why nothing is reported; empty if that is not known."""
+        return ""
 
     @property
     def term(self) -> int | None:
@@ -492,6 +485,7 @@ class Controller:
             requested_by=requested_by,
             roots=roots(replicas),
             plans=plans,
+            run=self._first_run(container_id),
         )
         assert job.job_id not in self._jobs
         return job
@@ -555,6 +549,7 @@ class Controller:
             and compared.comparison is not RootComparison.DIVERGED,
             verdict_roots=roots_covered_by_verdict(job),
             now_s=now_s,
+            is_final=job.is_not_converging,
         )
         self._visits[job.container_id] = visit
         self._unsaved.add_visit(visit)
@@ -582,19 +577,16 @@ class Controller:
     def _save_and_dispatch(self, peers: Iterable[PeerId], now_s: float) -> None:
         # Saved before any order is sent: an agent must never work on a job that a
         # restart would lose.
-        self._save_changes(now_s)
+        self._unsaved.save_if_due(now_s)
         for peer in peers:
             self._dispatch(peer, now_s)
-        self._save_changes(now_s)
+        self._unsaved.save_if_due(now_s)
 
     def _dispatch(self, peer: PeerId, now_s: float) -> None:
         for job_id, event in self._dispatcher.dispatch(peer, now_s):
             self._step(job_id, event, now_s)
 
-    def _save_changes(self, now_s: float) -> None:
-        self._unsaved.save_if_due(now_s)
-
     def _try_save_changes(self, now_s: float) -> None:
         # An error would reject a request that is on disk. The next tick tries again.
         with suppress(DatabaseError):
-            self._save_changes(now_s)
+            self._unsaved.save_if_due(now_s)

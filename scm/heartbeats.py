@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 
 from merkle.outcome import RepairReport
+from scm.datanodes import Datanode
 from scm.jobs import JobId, OrderState
-from scm.registry import Datanode, ReplicaReport
+from scm.registry import ReplicaReport
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from itertools import islice
 
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from protos.errors import JobNotFoundError, unambiguous
 from scm.jobs import Job, JobId, JobState, Order, OrderState
 from scm.limits import LIMITS, ControllerLimits
 
@@ -33,9 +34,19 @@ class JobIndex:
         """The job; None if it is unknown or was dropped."""
         return self._jobs.get(job_id)
 
-    def beginning_with(self, prefix: str) -> list[JobId]:
-        """The IDs that begin so, newest first."""
-        return [job_id for job_id in reversed(self._jobs) if job_id.startswith(prefix)]
+    def find(self, text: str) -> JobId:
+        """The ID of a job, given whole or as a beginning that no other ID has.
+
+        Raises:
+            AmbiguousIdError: several begin so.
+            JobNotFoundError: none does.
+        """
+        if (job_id := JobId(text)) in self._jobs:
+            return job_id
+        found = [job_id for job_id in reversed(self._jobs) if job_id.startswith(text)]
+        if not found or not text:
+            raise JobNotFoundError(f"There is no job {text}.")
+        return unambiguous(text, found, "jobs")
 
     def newest(self, state: JobState | None, limit: int) -> list[Job]:
         """Up to `limit` jobs in `state`, newest first; None selects all states."""

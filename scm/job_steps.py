@@ -37,11 +37,14 @@ from scm.jobs import (
     PauseRequested,
     ProgressReceived,
     ResumeRequested,
+    RunChanged,
     TakenOver,
     ThrottleRequested,
     TimePassed,
 )
+from scm.ozone_rounds import OzoneRun
 from scm.policy import Roots, RoundEnd, Target, peers_to_reorder
+from scm.run_steps import abandon_cancelled_run, apply_run, state_of_run
 
 # An agent that restarted this often during one order will probably do so again.
 RESTARTS_MAX = 3
@@ -66,6 +69,7 @@ def new_job(
     requested_by: str = "",
     roots: Roots = (),
     plans: Mapping[PeerId, str] = MappingProxyType({}),
+    run: OzoneRun | None = None,
 ) -> Job:
     """A QUEUED job, with an order for each target, by its plan if it has one."""
     job = Job(
@@ -79,6 +83,7 @@ def new_job(
         last_progress_at_s=now_s,
         counted_at_s=now_s,
         roots=roots,
+        run=run,
     )
     return _update_state(job, now_s)
 
@@ -119,6 +124,13 @@ def step(job: Job, event: Event, now_s: float) -> Job:
             return taken if job.automatic else job
         case ThrottleRequested():
             return _throttle(job, event, now_s)
+        case RunChanged(run, is_due):
+            changed = apply_run(job, run, now_s, is_due=is_due)
+            return job if changed is job else _update_state(changed, now_s)
+        case TimePassed(live, _) if job.run is not None:
+            is_grace_over = _is_grace_over(job, now_s)
+            changed = abandon_cancelled_run(job, live) if is_grace_over else job
+            return _update_state(changed, now_s, live)
         case TimePassed(live, command_deadline_s):
             return _check_deadlines(job, now_s, live, command_deadline_s)
         case ControllerResumed():
@@ -131,7 +143,8 @@ def name_unwritten(job: Job, reasons: Mapping[PeerId, str]) -> Job:
     """A job that has ended, after a look at the replicas without an order: PARTIAL, not
     DONE, if some of them differ from those that it repaired, for these reasons.
     """
-    if not reasons or job.state not in (JobState.DONE, JobState.PARTIAL):
+    is_done = job.state in (JobState.DONE, JobState.PARTIAL)
+    if not reasons or not is_done or job.run is not None:
         return job
     named = [f"{peer} still differs: {reason}" for peer, reason in reasons.items()]
     detail = "; ".join(part for part in (job.detail, *named) if part)
@@ -143,8 +156,11 @@ def roots_covered_by_verdict(job: Job) -> Roots:
     the verdict and of the peers that answered it.
 
     The roots are those before the latest round, because a replica repaired since may
-    help the others. So may a replica on a datanode that was silent or is new.
+    help the others. So may a replica on a datanode that was silent or is new. If Ozone
+    cannot make replicas equal, the roots are those that it left.
     """
+    if job.run is not None and job.is_not_converging:
+        return job.run.seen
     most = frozenset[PeerId]()
     for order in job.orders:
         if order.progress.verdict in FINAL_VERDICTS:
@@ -310,7 +326,10 @@ def _restart_deadlines(job: Job, now_s: float) -> Job:
         for order in job.orders
     )
     cancelled_at_s = now_s if job.cancel_requested_at_s is not None else None
-    return replace(job, orders=orders, cancel_requested_at_s=cancelled_at_s, counted_at_s=now_s)
+    # Ozone gets as long as after a request: what is under way is not ordered again.
+    run = replace(job.run, quiet_since_s=now_s) if job.run else None
+    job = replace(job, orders=orders, cancel_requested_at_s=cancelled_at_s, run=run)
+    return replace(job, counted_at_s=now_s)
 
 
 def _check_deadlines(
@@ -318,10 +337,7 @@ def _check_deadlines(
 ) -> Job:
     if job.pause is not None:
         return _update_state(job, now_s, live)
-    is_grace_over = (
-        job.cancel_requested_at_s is not None
-        and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
-    )
+    is_grace_over = _is_grace_over(job, now_s)
     orders = []
     for order in job.orders:
         if order.state.is_in_flight and is_grace_over:
@@ -351,6 +367,13 @@ def _check_deadlines(
     return replace(job, state=JobState.STALLED, detail=detail)
 
 
+def _is_grace_over(job: Job, now_s: float) -> bool:
+    return (
+        job.cancel_requested_at_s is not None
+        and now_s - job.cancel_requested_at_s >= CANCEL_GRACE_S
+    )
+
+
 def _with_order(job: Job, changed: Order, now_s: float) -> Job:
     orders = tuple(changed if order.peer == changed.peer else order for order in job.orders)
     return job if orders == job.orders else _update_state(replace(job, orders=orders), now_s)
@@ -367,7 +390,7 @@ def _update_state(job: Job, now_s: float, live: AbstractSet[PeerId] | None = Non
             for o in job.orders
         )
         job = replace(job, orders=tuple(orders))
-    elif all(order.state.is_terminal for order in job.orders):
+    elif job.run is None and all(order.state.is_terminal for order in job.orders):
         job = _start_next_round(job)
     if job.state is JobState.RUNNING:
         job = _add_sample(replace(job, active_s=job.active_s + max(0.0, now_s - job.counted_at_s)))
@@ -436,15 +459,17 @@ def _add_sample(job: Job) -> Job:
 
 def _derive_state(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState, str]:
     orders = job.orders
+    if job.run is not None:
+        return state_of_run(job, job.run, live)
     if all(order.state.is_terminal for order in orders):
         return _final_state(job)
     in_flight = [order.peer for order in orders if order.state.is_in_flight]
     if in_flight and (live is None or not live.isdisjoint(in_flight)):
         is_cancelled = job.cancel_requested_at_s is not None
-        pausing = f"pausing {_pause_text(job.pause)}" if job.pause else ""
+        pausing = f"pausing {job.pause.text}" if job.pause else ""
         return JobState.RUNNING, "stopping" if is_cancelled else pausing
     if job.pause and not in_flight:
-        return JobState.PAUSED, _pause_text(job.pause)
+        return JobState.PAUSED, job.pause.text
     if in_flight:
         return JobState.WAITING, f"no heartbeat from datanode {', '.join(in_flight)}"
     queued = [order.peer for order in orders if order.state is OrderState.QUEUED]
@@ -454,10 +479,6 @@ def _derive_state(job: Job, live: AbstractSet[PeerId] | None) -> tuple[JobState,
     ):
         return JobState.QUEUED, detail
     return JobState.WAITING, detail
-
-
-def _pause_text(pause: Pause) -> str:
-    return f"by {pause.by or 'nobody'}{': ' if pause.reason else ''}{pause.reason}"
 
 
 def _final_state(job: Job) -> tuple[JobState, str]:

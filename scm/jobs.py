@@ -17,6 +17,7 @@ from typing import NewType, TypeAlias
 from merkle.outcome import RepairReport, Verdict, worst_verdict
 from merkle.replica import PeerId
 from merkle.tree import ContainerId
+from scm.ozone_rounds import OzoneOutcome, OzoneRun
 from scm.policy import Root, Roots
 
 JobId = NewType("JobId", str)
@@ -117,6 +118,11 @@ class Pause:
     reason: str
     at_s: float
 
+    @property
+    def text(self) -> str:
+        """By whom and why, for a job's detail."""
+        return f"by {self.by or 'nobody'}{': ' if self.reason else ''}{self.reason}"
+
 
 @dataclass(frozen=True, slots=True)
 class JobLimit:
@@ -159,6 +165,9 @@ class Job:
     bytes_per_second: JobLimit = NO_LIMIT
     # How many of the container's replicas may be repaired at once.
     containers_max: JobLimit = NO_LIMIT
+    # Of a container that Ozone itself reconciles as a whole: its rounds. All orders are
+    # then one order to SCM, and have one state.
+    run: OzoneRun | None = None
 
     def __post_init__(self) -> None:
         assert self.orders
@@ -173,6 +182,16 @@ class Job:
     def by_plan(self) -> bool:
         """Whether the job carries out a plan."""
         return any(order.plan for order in self.orders)
+
+    @property
+    def run_round(self) -> int:
+        """The rounds that Ozone was asked for."""
+        return self.run.round if self.run else 0
+
+    @property
+    def is_not_converging(self) -> bool:
+        """Whether Ozone leaves the replicas different, however often it is asked."""
+        return self.run is not None and self.run.outcome is OzoneOutcome.NOT_CONVERGING
 
     @property
     def bytes_planned(self) -> int:
@@ -341,6 +360,16 @@ class TakenOver:
 
 
 @dataclass(frozen=True, slots=True)
+class RunChanged:
+    """The roots of a container that Ozone reconciles were looked at, a request was sent
+    or SCM refused it. `is_due` is whether its next round may be requested.
+    """
+
+    run: OzoneRun
+    is_due: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Time passed; `live` are the live datanodes."""
 
@@ -366,6 +395,7 @@ Event: TypeAlias = (
     | ResumeRequested
     | ThrottleRequested
     | TakenOver
+    | RunChanged
     | TimePassed
     | ControllerResumed
 )

@@ -19,6 +19,7 @@ from protos.values import (
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.live_limits import LiveLimit
 from runtime.setting_values import check_address
+from scm.datanodes import Datanode, DatanodeStatus, Liveness
 from scm.eligibility import Eligibility, Ruling
 from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, JobLimit, JobState, OrderState, Pause, task_id, task_of
@@ -26,7 +27,7 @@ from scm.planned import PlannedOrder
 from scm.policy import ComparisonResult, RootComparison
 from scm.ports import AnyOrder, CancelOrder, ReconcileOrder, ScanOrder, ThrottleOrder
 from scm.queries import ClusterQueries
-from scm.registry import Datanode, DatanodeStatus, Liveness, ReplicaReport
+from scm.registry import ReplicaReport
 from scm.views import (
     ContainerStatus,
     ContainerView,
@@ -248,7 +249,7 @@ def container_to(view: ContainerView, queries: ClusterQueries, now_s: float) -> 
         last_verdict=view.visit.verdict.value if view.visit and view.visit.verdict else "",
         last_job_id=view.visit.job_id if view.visit else "",
         comparison_note=view.compared.note,
-        required_nodes=queries.required_nodes,
+        required_nodes=queries.required_nodes(view.container_id),
         expected_replicas=view.expected_replicas,
     )
 

@@ -37,6 +37,16 @@ CONTROLLER_METRICS = (
     Metric("scm_jobs_stalled", Kind.GAUGE, "Jobs whose datanodes report no progress."),
     Metric("scm_orders_limit", Kind.GAUGE, "Limit on orders at one datanode at once."),
     Metric("scm_automatic_jobs_limit", Kind.GAUGE, "Limit on jobs of automatic mode at once."),
+    Metric(
+        "scm_cluster_report_age_seconds",
+        Kind.GAUGE,
+        "With [cluster]: seconds since SCM last answered.",
+    ),
+    Metric(
+        "scm_containers_not_converging",
+        Kind.GAUGE,
+        "With [cluster]: containers that Ozone's reconciliation leaves different.",
+    ),
     Metric("scm_jobs_finished_total", Kind.COUNTER, "Jobs that ended, by state.", ("state",)),
     *PROCESS.table,
 )

@@ -4,100 +4,15 @@ Where SCM is asked, it can order one thing: that all replicas of a container rec
 So a container is the unit of work here, and no replica gets an order of its own.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
 
 from merkle.errors import ReconcileError
-from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId
 from ozone.errors import ContainerNotFoundError
-from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth
 from runtime.errors import PeerRefusedError
-from scm.eligibility import Availability, Ruling, evaluate, evaluate_availability
+from scm.container_reports import ClusterReports, ContainerReport, read_reports, ruling_of
 from scm.ozone_rounds import OzoneRun, RoundStep, observe, refused, request_sent
 from scm.pace import Pace, PaceLimits
-from scm.policy import Knowledge
-
-_HEARD = frozenset({NodeHealth.HEALTHY, NodeHealth.HEALTHY_READONLY})
-
-
-class ClusterReports(Protocol):
-    """Reports of containers, and orders for them as a whole: ozone.scm_client.
-
-    All methods may raise PeerUnavailableError, PeerRefusedError, RemoteProtocolError,
-    AccessDeniedError and SecuredClusterError.
-    """
-
-    def nodes(self) -> tuple[ClusterNode, ...]:
-        """All datanodes, in ascending order of their IDs."""
-
-    def get_containers(
-        self, container_ids: Sequence[ContainerId]
-    ) -> dict[ContainerId, ClusterContainer]:
-        """These containers, without unknown ones."""
-
-    def replicas(
-        self, container_ids: Sequence[ContainerId]
-    ) -> dict[ContainerId, tuple[ContainerReplica, ...]]:
-        """The reported replicas of these containers, without unknown ones."""
-
-    def reconcile(
-        self, container_ids: Sequence[ContainerId]
-    ) -> dict[ContainerId, PeerRefusedError | ContainerNotFoundError | None]:
-        """Request reconciliation; each container has its refusal or None."""
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerReport:
-    """A container with the cluster's own state and required count, and its replicas;
-    `live` are those whose datanodes SCM hears from.
-    """
-
-    container: ClusterContainer
-    replicas: tuple[ContainerReplica, ...]
-    live: frozenset[PeerId]
-
-    @property
-    def known(self) -> Knowledge:
-        """What a comparison of its roots has to take into account."""
-        silent = frozenset(replica.peer for replica in self.replicas) - self.live
-        return Knowledge(self.container.required_replicas, silent)
-
-
-def ruling_of(container_id: ContainerId, report: ContainerReport | None) -> Ruling:
-    """Whether a container may be reconciled: Ozone's rules, then whether two of its
-    replicas are on datanodes that SCM hears from. None is a container unknown to SCM.
-    """
-    if report is None:
-        return evaluate(container_id, None, (), required_nodes=0)
-    ruling = evaluate(
-        container_id,
-        report.container.state,
-        report.replicas,
-        required_nodes=report.container.required_replicas,
-    )
-    if not ruling.is_ok:
-        return ruling
-    live = len(report.live)
-    return evaluate_availability(container_id, Availability(True, live, live))
-
-
-def read_reports(
-    cluster: ClusterReports, container_ids: Sequence[ContainerId]
-) -> dict[ContainerId, ContainerReport]:
-    """The reports of these containers, without those that SCM does not know."""
-    heard = {node.peer for node in cluster.nodes() if node.health in _HEARD}
-    containers = cluster.get_containers(container_ids)
-    replicas = cluster.replicas(list(containers))
-    return {
-        number: ContainerReport(
-            container,
-            replicas.get(number, ()),
-            frozenset(r.peer for r in replicas.get(number, ()) if r.peer in heard),
-        )
-        for number, container in containers.items()
-    }
 
 
 class OzoneDriver:
@@ -160,7 +75,7 @@ class OzoneDriver:
     def _request(
         self,
         due: Sequence[ContainerId],
-        reports: dict[ContainerId, ContainerReport],
+        reports: Mapping[ContainerId, ContainerReport],
         now_s: float,
     ) -> None:
         try:
@@ -175,7 +90,7 @@ class OzoneDriver:
     def _note_answers(
         self,
         answers: dict[ContainerId, PeerRefusedError | ContainerNotFoundError | None],
-        reports: dict[ContainerId, ContainerReport],
+        reports: Mapping[ContainerId, ContainerReport],
         now_s: float,
     ) -> None:
         for number, refusal in answers.items():

@@ -56,6 +56,8 @@ class OzoneRun:
     seen: Roots = ()
     # When the round was requested, or later a root last changed.
     quiet_since_s: float = 0.0
+    # When the latest round was requested.
+    requested_s: float = 0.0
     outcome: OzoneOutcome | None = None
     # Why it ended so, for the user.
     detail: str = ""
@@ -81,6 +83,7 @@ def request_sent(run: OzoneRun, replicas: Sequence[ContainerReplica], now_s: flo
         before=known,
         seen=known,
         quiet_since_s=now_s,
+        requested_s=now_s,
     )
 
 

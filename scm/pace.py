@@ -5,7 +5,7 @@ own rate. What is not to be queued must not be requested. Times are passed in.
 """
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from merkle.replica import PeerId
@@ -36,6 +36,19 @@ class Pace:
         # Times of the requests of the last hour, oldest first.
         self._requested_s = deque[float]()
 
+    def change_limits(self, limits: PaceLimits) -> None:
+        """Go on with these limits; what runs is not interrupted."""
+        self._limits = limits
+
+    @property
+    def running(self) -> Collection[ContainerId]:
+        """The containers that have a place at their datanodes."""
+        return self._running.keys()
+
+    def has_place(self, peer: PeerId) -> bool:
+        """Whether one more container may be requested at a datanode."""
+        return self._load[peer] < self._limits.per_datanode
+
     def may_request(self, container_id: ContainerId, peers: Iterable[PeerId], now_s: float) -> bool:
         """Whether a request for a container on these datanodes is within the limits.
 
@@ -46,7 +59,7 @@ class Pace:
         if self._limits.per_hour and len(self._requested_s) >= self._limits.per_hour:
             return False
         ours = self._running.get(container_id, frozenset())
-        return all(self._load[peer] < self._limits.per_datanode for peer in set(peers) - ours)
+        return all(self.has_place(peer) for peer in set(peers) - ours)
 
     def requested(self, container_id: ContainerId, peers: Iterable[PeerId], now_s: float) -> None:
         """Count a request that was sent."""

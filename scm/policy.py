@@ -305,16 +305,19 @@ def next_visit(
     succeeded: bool,
     verdict_roots: Roots,
     now_s: float,
+    is_final: bool = False,
 ) -> Visit:
     """The visit that records a finished job.
 
     `succeeded` means that the job is DONE and the replicas agree now. `verdict_roots`
-    are the roots for which a final verdict holds.
+    are the roots for which a final verdict holds; `is_final` is another reason to leave
+    the container alone while it has them.
     """
-    if succeeded and verdict not in FINAL_VERDICTS:
+    is_final |= verdict in FINAL_VERDICTS
+    if succeeded and not is_final:
         return Visit(container_id, job_id, 0, now_s, verdict)
     failures = (previous.failures if previous else 0) + 1
-    final_roots = verdict_roots if verdict in FINAL_VERDICTS else None
+    final_roots = verdict_roots if is_final else None
     return Visit(
         container_id,
         job_id,

@@ -1,8 +1,8 @@
 """The ports of a controller: a sink for orders, leadership, and a store.
 
-Reports need no port: their source calls `Controller.heartbeat`. Ozone's SCM can order
-only the reconciliation of a whole container. An adapter for it would execute the first
-order of a job, and report the others as done, without roots; no further round follows.
+Reports of agents need no port: their source calls `Controller.heartbeat`. Orders here
+are for one replica. Ozone's SCM can order only the reconciliation of a container as a
+whole; its port is in scm.container_reports.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,9 +13,9 @@ from typing import Protocol, TypeAlias
 
 from merkle.replica import PeerId, ReplicaState
 from merkle.tree import ContainerId
+from scm.datanodes import Datanode
 from scm.jobs import Job, JobId
 from scm.policy import Visit
-from scm.registry import Datanode
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,23 @@ datanodes, and gauges. Nothing changes here.
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from heapq import nsmallest
 from itertools import islice
 
 from merkle.replica import ContainerState, PeerId
 from merkle.tree import ContainerId
+from scm.datanodes import Datanode, DatanodeStatus
 from scm.eligibility import Availability, Eligibility, Ruling, evaluate, evaluate_availability
 from scm.job_index import JobIndex
 from scm.jobs import JobState
-from scm.policy import ComparisonResult, RootComparison, Visit
+from scm.policy import ComparisonResult, RootComparison, Visit, roots
 from scm.ports import Leadership
-from scm.registry import Datanode, DatanodeStatus, Registry
+from scm.registry import Registry
 from scm.rules import Rules
 from scm.views import ContainerView
+
+_NOT_CONVERGING = "Ozone's reconciliation does not make them equal: a rescue may"
 
 
 class ClusterQueries:
@@ -40,15 +44,25 @@ class ClusterQueries:
         """The current state of a container; None if it is unknown."""
         if not self._registry.has_container(container_id):
             return None
+        compared = self._registry.compared(container_id)
+        if self.is_not_converging(container_id):
+            compared = replace(compared, note=f"{compared.note}; {_NOT_CONVERGING}")
         return ContainerView(
             container_id,
             self._registry.state(container_id),
-            self._registry.compared(container_id),
+            compared,
             self._registry.expected_replicas(container_id),
             tuple(self._registry.replicas(container_id)),
             self.evaluate(container_id),
             self._visits.get(container_id),
         )
+
+    def is_not_converging(self, container_id: ContainerId) -> bool:
+        """Whether Ozone left these very roots different, however often it was asked."""
+        visit = self._visits.get(container_id)
+        if visit is None or visit.verdict is not None or visit.hopeless_roots is None:
+            return False
+        return visit.hopeless_roots == roots(self._registry.replicas(container_id))
 
     def evaluate(self, container_id: ContainerId) -> Ruling:
         """Whether a job for the container may start now, with the reason."""
@@ -58,7 +72,7 @@ class ClusterQueries:
             container_id,
             state,
             replicas,
-            required_nodes=self._rules.required_nodes,
+            required_nodes=self._registry.required_nodes(container_id),
             is_expected=self._registry.has_container(container_id),
         )
         if not ruling.is_ok:
@@ -164,6 +178,9 @@ class ClusterQueries:
             "scm_jobs_stalled": active[JobState.STALLED],
             "scm_orders_limit": self._rules.orders_per_datanode,
             "scm_automatic_jobs_limit": self._rules.automatic_jobs,
+            # Agents report by themselves, and say by verdicts what stays.
+            "scm_cluster_report_age_seconds": 0.0,
+            "scm_containers_not_converging": 0,
         }
 
     @property
@@ -171,7 +188,6 @@ class ClusterQueries:
         """The number of known datanodes."""
         return self._registry.datanode_count
 
-    @property
-    def required_nodes(self) -> int:
-        """How many replicas a container should have."""
-        return self._rules.required_nodes
+    def required_nodes(self, container_id: ContainerId) -> int:
+        """How many replicas the container should have (Registry.required_nodes)."""
+        return self._registry.required_nodes(container_id)

@@ -11,19 +11,21 @@ containers are always known. Times are passed in.
 """
 
 import math
-from bisect import bisect_right
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from enum import Enum
+from itertools import takewhile
 from types import MappingProxyType
 
 from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
+from ozone.scm_client import ClusterContainer
 from runtime.errors import UsageError
 from scm.ages import RootAges
 from scm.backlog import Backlog
+from scm.comparison_index import ComparisonIndex
+from scm.container_reports import ClusterSnapshot, reason_not_compared
+from scm.datanodes import LIVENESS_OF, Datanode, DatanodeStatus, Liveness
 from scm.eligibility import container_state
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
@@ -32,30 +34,6 @@ from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, exp
 # "not found".
 _EMPTY_CONTAINERS_MAX = 100_000
 _ID_MAX = (1 << 63) - 1
-# Ozone serves no client from such a replica.
-_UNSERVED = frozenset({ReplicaState.UNHEALTHY, ReplicaState.INVALID})
-
-
-class Liveness(Enum):
-    """A datanode's state by the age of its last heartbeat. A STALE datanode gets no
-    orders; the replicas of a DEAD one are ignored.
-    """
-
-    LIVE = "live"
-    STALE = "stale"
-    DEAD = "dead"
-
-
-@dataclass(frozen=True, slots=True)
-class Datanode:
-    """A datanode; `address` is the host:port of its agent, and `returns_to_service`
-    says what that does with UNHEALTHY replicas that it has healed.
-    """
-
-    peer: PeerId
-    hostname: str
-    address: str
-    returns_to_service: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +81,6 @@ class HeartbeatEffect:
     outdated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DatanodeStatus:
-    """A datanode's liveness and number of replicas."""
-
-    datanode: Datanode
-    liveness: Liveness
-    heartbeat_age_s: float
-    replicas: int
-
-
 @dataclass(slots=True)
 class _DatanodeEntry:
     datanode: Datanode
@@ -128,6 +96,9 @@ class _DatanodeEntry:
     # at `known_at_s`.
     awaited: set[ContainerId] = field(default_factory=set)
     known_at_s: float = 0.0
+    # Whether SCM reports it. Then DEAD is SCM's word alone: if SCM is silent, nobody
+    # knows.
+    is_of_cluster: bool = False
 
     def begin_full_report(self) -> None:
         """Count all replicas as last known at the last heartbeat, or earlier."""
@@ -166,7 +137,6 @@ class Registry:
             for peer in peers:
                 self._unconfirmed.setdefault(peer, set()).add(container_id)
         self._absent_are_dead = False
-        self._ages = RootAges()
         self._stale_after_s = stale_after_s
         self._dead_after_s = dead_after_s
         self._datanodes: dict[PeerId, _DatanodeEntry] = {}
@@ -174,16 +144,12 @@ class Registry:
         self._empty: dict[ContainerId, ContainerState] = {}
         # A container that was closed once stays closed, whatever its replicas are.
         self._seen_closed: set[ContainerId] = set()
-        self._compared: dict[ContainerId, ComparisonResult] = {}
-        self._diverged: dict[ContainerId, None] = {}
-        self._unserved: set[ContainerId] = set()
-        # The same containers, since when this process knows it.
-        self.backlog = Backlog()
-        self._counts: Counter[RootComparison] = Counter()
+        # What SCM says of containers, if it is the one that reports.
+        self._facts: dict[ContainerId, ClusterContainer] = {}
+        self._index = ComparisonIndex()
         # Datanodes that are STALE or DEAD, and those that are DEAD.
         self._silent: frozenset[PeerId] = frozenset()
         self._dead: frozenset[PeerId] = frozenset()
-        self._sorted_ids: list[ContainerId] | None = None
         self._update_comparisons(self._holders)
 
     def handle_heartbeat(
@@ -242,6 +208,60 @@ class Registry:
             frozenset(reassigned),
         )
 
+    def handle_cluster(self, snapshot: ClusterSnapshot, now_s: float) -> None:
+        """Record what SCM says of its datanodes and of some containers."""
+        self._now_s = now_s = max(now_s, self._now_s)
+        changed = self._update_nodes(snapshot, now_s)
+        gone = set(snapshot.gone)
+        if snapshot.listed:
+            after, through = snapshot.listed
+            known = takewhile(lambda number: number <= through, self.container_ids(after))
+            gone.update(number for number in known if number not in snapshot.containers)
+        for container_id in gone:
+            self._facts.pop(container_id, None)
+            self._set_replicas(container_id, ())
+        for container_id, report in snapshot.containers.items():
+            self._facts[container_id] = report.container
+            self._set_replicas(container_id, report.replicas)
+        self._update_comparisons(changed | gone | snapshot.containers.keys())
+
+    def _set_replicas(
+        self, container_id: ContainerId, replicas: Iterable[ContainerReplica]
+    ) -> None:
+        # SCM lists the datanodes of all replicas, but not in the same moment.
+        held = {one.peer: one for one in replicas if one.peer in self._datanodes}
+        earlier = self._replicas.pop(container_id, {})
+        for peer in earlier.keys() - held.keys():
+            self._datanodes[peer].containers.discard(container_id)
+        for peer in held.keys() - earlier.keys():
+            self._datanodes[peer].containers.add(container_id)
+        if held:
+            self._replicas[container_id] = held
+
+    def _update_nodes(self, snapshot: ClusterSnapshot, now_s: float) -> set[ContainerId]:
+        """Bring the datanodes up to date; returns the containers of those of which the
+        liveness changed.
+        """
+        changed = set[ContainerId]()
+        for node in snapshot.nodes:
+            entry = self._datanodes.get(node.peer)
+            datanode = Datanode(node.peer, node.host, node.address)
+            if entry is None:
+                entry = _DatanodeEntry(datanode, 0, 0, now_s, Liveness.STALE, is_of_cluster=True)
+                self._datanodes[node.peer] = entry
+            liveness = LIVENESS_OF[node.health]
+            if liveness is not entry.liveness:
+                changed |= entry.containers
+            entry.datanode, entry.liveness = datanode, liveness
+            if liveness is Liveness.LIVE:
+                entry.last_heartbeat_s = now_s
+            else:
+                # SCM says when it is silent, and not since when.
+                entry.last_heartbeat_s = min(entry.last_heartbeat_s, now_s - self._stale_after_s)
+        if changed or any(one.liveness is not Liveness.LIVE for one in self._datanodes.values()):
+            self._update_silent()
+        return changed
+
     def update_liveness(self, now_s: float) -> list[tuple[PeerId, Liveness]]:
         """Update each datanode's liveness by the age of its last heartbeat; returns the
         datanodes that became STALE or DEAD.
@@ -250,7 +270,10 @@ class Registry:
         worse = []
         for peer, entry in self._datanodes.items():
             age_s = now_s - entry.last_heartbeat_s
-            liveness = Liveness.DEAD if age_s >= self._dead_after_s else Liveness.STALE
+            is_dead = age_s >= self._dead_after_s and not entry.is_of_cluster
+            liveness = Liveness.DEAD if is_dead else Liveness.STALE
+            if entry.is_of_cluster and entry.liveness is Liveness.DEAD:
+                continue
             if age_s >= self._stale_after_s and liveness is not entry.liveness:
                 entry.liveness = liveness
                 worse.append((peer, liveness))
@@ -263,7 +286,7 @@ class Registry:
             self._absent_are_dead = True
             for peer in self._unconfirmed.keys() - self._datanodes.keys():
                 self._update_comparisons(self._unconfirmed[peer])
-        self._update_comparisons(self._ages.aged(now_s - self._roots_stale_after_s))
+        self._update_comparisons(self._index.ages.aged(now_s - self._roots_stale_after_s))
         return worse
 
     def resume(self, pause_s: float) -> None:
@@ -277,7 +300,7 @@ class Registry:
         """Whether a replica of the container is or was reported, here or to an earlier
         process.
         """
-        return container_id in self._compared
+        return self._index.get(container_id) is not None
 
     def replicas(self, container_id: ContainerId) -> list[ContainerReplica]:
         """The replicas on datanodes that are not dead, by datanode ID."""
@@ -286,8 +309,10 @@ class Registry:
 
     def state(self, container_id: ContainerId) -> ContainerState | None:
         """The state by `container_state`, without replicas the last known one; None if
-        the container is unknown.
+        the container is unknown. What SCM says goes first.
         """
+        if fact := self._facts.get(container_id):
+            return fact.state
         replicas = self.replicas(container_id) or list(
             self._replicas.get(container_id, {}).values()
         )
@@ -312,7 +337,12 @@ class Registry:
 
     def compared(self, container_id: ContainerId) -> ComparisonResult:
         """The comparison of the container's reported roots."""
-        return self._compared.get(container_id) or compare([])
+        return self._index.get(container_id) or compare([])
+
+    def required_nodes(self, container_id: ContainerId) -> int:
+        """How many replicas the container should have: SCM says it, or the settings."""
+        fact = self._facts.get(container_id)
+        return fact.required_replicas if fact else self._required_nodes
 
     def expected_replicas(self, container_id: ContainerId) -> int:
         """The number of replicas that must be known before a container can match."""
@@ -326,9 +356,14 @@ class Registry:
         return self._holders.get(container_id, frozenset())
 
     @property
+    def backlog(self) -> Backlog:
+        """The diverged containers, since when this process knows it."""
+        return self._index.backlog
+
+    @property
     def ages(self) -> RootAges:
         """The ages of the roots."""
-        return self._ages
+        return self._index.ages
 
     def is_live(self, peer: PeerId) -> bool:
         """Whether the datanode is LIVE."""
@@ -381,31 +416,28 @@ class Registry:
 
     def container_ids(self, after: int = 0) -> Iterator[ContainerId]:
         """All known containers with IDs above `after`, ascending."""
-        if self._sorted_ids is None:
-            self._sorted_ids = sorted(self._compared)
-        ordered = self._sorted_ids
-        yield from (ordered[at] for at in range(bisect_right(ordered, after), len(ordered)))
+        return self._index.container_ids(after)
 
     def diverged(self) -> Collection[ContainerId]:
         """Containers whose replicas differ, in the order in which they diverged."""
-        return self._diverged.keys()
+        return self._index.diverged
 
     def unserved(self) -> Collection[ContainerId]:
         """Containers that clients cannot read: every reported replica is UNHEALTHY or
         INVALID.
         """
-        return self._unserved
+        return self._index.unserved
 
     def postpone(self, container_id: ContainerId) -> None:
         """Move a diverged container to the end of the order."""
-        self._diverged[container_id] = self._diverged.pop(container_id)
+        self._index.postpone(container_id)
 
     def counts(self) -> Mapping[RootComparison, int]:
         """The number of containers by comparison."""
-        return self._counts
+        return self._index.counts
 
     def __len__(self) -> int:
-        return len(self._compared)
+        return len(self._index)
 
     def _check_limit(self, peer: PeerId, report: ReplicaReport) -> None:
         entry = self._datanodes.get(peer)
@@ -483,43 +515,32 @@ class Registry:
 
     def _update_comparisons(self, container_ids: Iterable[ContainerId]) -> None:
         for container_id in container_ids:
-            earlier = self._compared.get(container_id)
-            if earlier:
-                self._counts[earlier.comparison] -= 1
             held = self._replicas.get(container_id, {})
-            if not held and container_id not in self._empty and container_id not in self._holders:
-                self._forget(container_id)
+            if not (
+                held
+                or container_id in self._empty
+                or container_id in self._holders
+                or container_id in self._facts
+            ):
+                self._index.forget(container_id)
                 continue
-            if earlier is None:
-                self._sorted_ids = None
             replicas = [held[peer] for peer in held if peer not in self._dead]
-            compared = compare(replicas, self._knowledge(container_id, replicas))
-            self._compared[container_id] = compared
-            self._counts[compared.comparison] += 1
-            closed = [replica for replica in replicas if replica.state.is_closed]
-            if closed:
-                self._ages.put(container_id, closed)
-            else:
-                self._ages.remove(container_id)
-            if replicas and {replica.state for replica in replicas} <= _UNSERVED:
-                self._unserved.add(container_id)
-            else:
-                self._unserved.discard(container_id)
-            if compared.comparison is RootComparison.DIVERGED:
-                self._diverged.setdefault(container_id)
-                largest = max((replica.used_bytes for replica in replicas), default=0)
-                self.backlog.put(container_id, largest, self._now_s)
-            else:
-                self.backlog.remove(container_id)
-                self._diverged.pop(container_id, None)
+            compared = self._compare(container_id, replicas)
+            self._index.put(
+                container_id,
+                replicas,
+                compared,
+                self._now_s,
+                has_scan_times=container_id not in self._facts,
+            )
 
-    def _forget(self, container_id: ContainerId) -> None:
-        if self._compared.pop(container_id, None):
-            self._sorted_ids = None
-        self._diverged.pop(container_id, None)
-        self.backlog.remove(container_id)
-        self._unserved.discard(container_id)
-        self._ages.remove(container_id)
+    def _compare(
+        self, container_id: ContainerId, replicas: Sequence[ContainerReplica]
+    ) -> ComparisonResult:
+        fact = self._facts.get(container_id)
+        if fact and (reason := reason_not_compared(fact)):
+            return ComparisonResult(RootComparison.NOT_APPLICABLE, reason)
+        return compare(replicas, self._knowledge(container_id, replicas))
 
     def _knowledge(
         self, container_id: ContainerId, replicas: Sequence[ContainerReplica]
@@ -531,6 +552,9 @@ class Registry:
             for peer in self.holders(container_id)
             if peer not in reported and not self._is_dead_or_absent(peer)
         )
+        if fact := self._facts.get(container_id):
+            # SCM knows of no scan, so that the age of a root says nothing.
+            return Knowledge(fact.required_replicas, self._silent)
         max_s = self._roots_stale_after_s
         awaited = frozenset(
             peer for peer in reported if container_id in self._datanodes[peer].awaited

@@ -1,6 +1,6 @@
 """The trees of a container's replicas, as their agents have them now, compared."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -8,12 +8,16 @@ from merkle.comparison import Comparison, compare, with_doubt
 from merkle.errors import ReconcileError
 from merkle.limits import PEERS_MAX
 from merkle.tree import ContainerTree
-from repair.peers import AgentPeer
+from ozone.datanode_client import DatanodeClient
+from repair.peers import AgentPeer, checked_tree
 from runtime.roles import Identity, Role
 from runtime.rpc import Deadlines, open_channel
 from runtime.tls_files import Tls
 from scm.policy import RootComparison
 from scm.views import ContainerStatus, ReplicaStatus
+
+# A datanode that takes longer is left out, and named.
+_CLUSTER_DEADLINES = Deadlines(tree_s=5.0)
 
 
 def fetch_trees(
@@ -43,6 +47,36 @@ def fetch_trees(
         except ReconcileError as error:
             return error
 
+    return _fetch_all(container, fetch)
+
+
+def fetch_cluster_trees(
+    container: ContainerStatus,
+) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
+    """The same of a cluster without agents, from its datanodes."""
+
+    def fetch(replica: ReplicaStatus) -> ContainerTree | ReconcileError:
+        peer_id, number = replica.datanode.peer, container.container_id
+        try:
+            # Ozone itself uses no TLS in an unsecured cluster.
+            channel = open_channel(replica.datanode.address, insecure=True)
+            client = DatanodeClient(
+                channel, f"datanode {peer_id}", datanode_id=peer_id, deadlines=_CLUSTER_DEADLINES
+            )
+            try:
+                [(_, found)] = client.each_tree_bytes([number])
+            finally:
+                client.close()
+            return found if isinstance(found, ReconcileError) else checked_tree(found, number)
+        except ReconcileError as error:
+            return error
+
+    return _fetch_all(container, fetch)
+
+
+def _fetch_all(
+    container: ContainerStatus, fetch: Callable[[ReplicaStatus], ContainerTree | ReconcileError]
+) -> tuple[dict[str, ContainerTree], dict[str, ReconcileError]]:
     trees: dict[str, ContainerTree] = {}
     errors: dict[str, ReconcileError] = {}
     live = [replica for replica in container.replicas if replica.is_live]

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from scm.quiet_hours import QuietHours
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -18,3 +20,13 @@ class Rules:
     automatic: bool = False
     automatic_jobs: int = 4
     visit_every_s: float = 60.0
+    # It starts nothing in these.
+    quiet_hours: QuietHours | None = None
+
+    def is_quiet(self, now_s: float) -> bool:
+        """Whether automatic mode rests now."""
+        return self.quiet_hours is not None and self.quiet_hours.has(now_s)
+
+    def starts_jobs(self, now_s: float) -> bool:
+        """Whether automatic mode may start something now."""
+        return self.automatic and not self.is_quiet(now_s)

@@ -7,7 +7,6 @@ response loses nothing.
 
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from enum import Enum
@@ -34,12 +33,13 @@ from runtime.rpc import start_server
 from runtime.setting_values import split_address
 from runtime.thread_health import STEP_S_MAX, ThreadHealth
 from scm.audit import ControllerAudit
+from scm.cluster_feed import ClusterFeed
 from scm.config import LIVE_LIMITS, ControllerConfig
 from scm.controller import Controller
 from scm.dashboard.start import start_dashboard
 from scm.events import CONTROLLER_EVENTS
 from scm.job_store import SqliteJobStore
-from scm.jobs import Job, JobId, JobState, ThrottleRequested
+from scm.jobs import Job, JobState, ThrottleRequested
 from scm.local_controller import LocalController
 from scm.messages import (
     command_to,
@@ -55,7 +55,9 @@ from scm.messages import (
 )
 from scm.metrics import CONTROLLER_METRICS, PROCESS
 from scm.policy import RootComparison
-from scm.ports import AnyOrder, JobStore, ScanOrder
+from scm.ports import AnyOrder, ScanOrder
+from scm.replica_trees import fetch_cluster_trees
+from scm.start_controller import Surroundings, make_controller
 from scm.ticker import Ticker
 from scm.views import ControllerStatus
 
@@ -120,17 +122,6 @@ class Outbox:
         found = list(islice(self._waiting.get(peer, {}).values(), _COMMANDS_MAX))
         self._delivered.setdefault(peer, set()).update(order.command_id for order in found)
         return found
-
-
-class SoleLeader:
-    """The leadership of a single controller: it leads from its start, in a new term."""
-
-    def __init__(self, store: JobStore) -> None:
-        self._term = store.next_term()
-
-    def term(self) -> int | None:
-        """The term that began at the start."""
-        return self._term
 
 
 class ControllerService:
@@ -376,7 +367,8 @@ class ControllerService:
                 self._limits(),
                 unserved=queries.unserved(_UNSERVED_MAX),
                 started_age_s=now_s - self._started_s,
-                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX),
+                fault=self._thread_health.fault(time.monotonic(), STEP_S_MAX)
+                or self._controller.fault(now_s),
                 automatic=queries.is_automatic,
                 roles_enforced=self._access.is_enforced,
             )
@@ -413,6 +405,7 @@ class ControllerServer:
         self._metrics = Metrics(CONTROLLER_METRICS)
         self._metrics_server: MetricsServer | None = None
         self._dashboard: DashboardServer | None = None
+        self._feed: ClusterFeed | None = None
         # Durably: the store's terms must not begin anew after a power cut.
         Disk().make_folder(config.state_folder.absolute())
         self._store = SqliteJobStore(config.state_folder / "controller.db")
@@ -422,19 +415,16 @@ class ControllerServer:
             self._audit = ControllerAudit(config.audit_path)
             self._upkeep = AuditUpkeep(self._audit, self._metrics, PROCESS, self.thread_health)
             outbox = Outbox()
-            self._controller = Controller(
-                rules=config.rules,
-                store=self._store,
-                sink=outbox,
-                leadership=SoleLeader(self._store),
-                audit=self._audit,
-                new_job_id=lambda: JobId(uuid.uuid4().hex[:12]),
-                now_s=self._clock(),
-                pause_after_s=_PAUSE_AFTER_S,
-                on_finished=lambda job: self._metrics.count(
-                    "scm_jobs_finished_total", state=job.state.value
-                ),
+            surroundings = Surroundings(
+                self._store,
+                self._audit,
+                self._lock,
+                self._clock,
+                self._metrics,
+                self.thread_health,
+                _PAUSE_AFTER_S,
             )
+            self._controller, self._feed = make_controller(config, outbox, surroundings)
             access = self._serve(config, outbox, self._audit)
         except BaseException:
             self._close()
@@ -442,7 +432,7 @@ class ControllerServer:
         self.address = self._rpc.address
         self._ticker = Ticker(
             self._controller.tick,
-            self._controller.queries.gauges,
+            self._controller.gauges,
             self._lock,
             self._clock,
             self._metrics,
@@ -450,6 +440,8 @@ class ControllerServer:
             thread_health=self.thread_health,
         )
         self._ticker.start()
+        if self._feed:
+            self._feed.start()
         _log.info(
             "server_started",
             address=self.address,
@@ -481,7 +473,11 @@ class ControllerServer:
         )
         local = LocalController(self._controller, self._lock, self._clock, service.status)
         self._dashboard = start_dashboard(
-            config.dashboard, local, tls=config.rpc_tls, insecure=config.insecure
+            config.dashboard,
+            local,
+            fetch_cluster_trees if config.cluster.scms else None,
+            tls=config.rpc_tls,
+            insecure=config.insecure,
         )
         if config.metrics:
             host, port = split_address(config.metrics)
@@ -520,6 +516,8 @@ class ControllerServer:
             self._dashboard.close()
         if self._metrics_server:
             self._metrics_server.close()
+        if self._feed:
+            self._feed.close()
         if self._upkeep:
             self._upkeep.stop()
         if self._audit:

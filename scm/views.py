@@ -9,10 +9,10 @@ from merkle.outcome import RepairReport, Verdict
 from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import ContainerId
 from runtime.live_limits import LiveLimit
+from scm.datanodes import Datanode
 from scm.eligibility import Ruling
 from scm.jobs import NO_LIMIT, JobId, JobLimit, JobState, OrderState, Pause
 from scm.policy import ComparisonResult, Visit
-from scm.registry import Datanode
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,9 +55,13 @@ class LocalCluster:
     The processes run while the context is open.
     """
 
-    def __init__(self, volumes: Mapping[str, Path], scratch: Path) -> None:
-        """Prepare the processes. They write only to the volumes and to `scratch`."""
-        self._volumes = volumes
+    def __init__(
+        self, volumes: Mapping[str, Path], scratch: Path, *, dashboard: str | None = None
+    ) -> None:
+        """Prepare the processes. They write only to the volumes and to `scratch`. The
+        controller serves its page at `dashboard`, an address of loopback.
+        """
+        self._volumes, self._dashboard = volumes, dashboard
         self._scratch = scratch
         self._controller = self._process("controller", ["scm", "run"])
         self._agents = {name: self._process(name, ["agent", "run"]) for name in volumes}
@@ -254,9 +258,10 @@ class LocalCluster:
         folder = self._controller.folder
         settings = {"state_folder": str(folder / "state"), "listen": "127.0.0.1:0"}
         lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-        (folder / "config.toml").write_text(
-            "\n".join([*lines, f"required_replicas = {len(self._agents)}"])
-        )
+        lines.append(f"required_replicas = {len(self._agents)}")
+        if self._dashboard:
+            lines += ["[dashboard]", f"listen = {json.dumps(self._dashboard)}"]
+        (folder / "config.toml").write_text("\n".join(lines))
 
     def _await_reports(self) -> None:
         """Wait until every agent has reported. Its first heartbeat has all replicas."""

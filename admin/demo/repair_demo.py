@@ -83,7 +83,9 @@ class _Demo:
         ):
             scratch = Path(name)
             volumes = self._volumes(work)
-            reference = None if self._options.fixture else _unpacked("healthy", scratch / "healthy")
+            reference = (
+                None if self._options.fixture else unpack_volumes("healthy", scratch / "healthy")
+            )
             self.outcome.replicas = tuple(volumes)
             if self._options.damage:
                 self.outcome.inflicted = inflict(self._options.damage, volumes, scratch / "damage")
@@ -112,7 +114,7 @@ class _Demo:
         return self.outcome
 
     def _heal(self, cluster: LocalCluster) -> None:
-        self.outcome.before = cluster.scan(_held(cluster))
+        self.outcome.before = cluster.scan(reported_replicas(cluster))
         self._show("scanned", cluster, self.outcome.before)
         eligible = []
         for view in cluster.containers():
@@ -128,7 +130,7 @@ class _Demo:
             self.outcome.jobs.clear()
         if eligible:
             self._reconcile(cluster, eligible)
-        self.outcome.after = cluster.scan(_held(cluster))
+        self.outcome.after = cluster.scan(reported_replicas(cluster))
         self._show("rescanned", cluster, self.outcome.after)
         # A replica may have been rebuilt from files that were in no tree. The other
         # replicas can copy it only now.
@@ -143,7 +145,7 @@ class _Demo:
         }
         if again := [name for name in eligible if int(name) in self.outcome.diverged & changed]:
             self._reconcile(cluster, again)
-            self.outcome.after = cluster.scan(_held(cluster))
+            self.outcome.after = cluster.scan(reported_replicas(cluster))
             self._show("rescanned", cluster, self.outcome.after)
 
     def _reconcile(self, cluster: LocalCluster, container_ids: Sequence[str]) -> None:
@@ -303,7 +305,7 @@ class _Demo:
     def _volumes(self, work: Path) -> dict[str, Path]:
         fixture = self._options.fixture
         if fixture is None:
-            volumes = _unpacked("damaged", work)
+            volumes = unpack_volumes("damaged", work)
             self._require_agent(len(volumes))
             return volumes
         found = sorted(
@@ -336,7 +338,7 @@ class _Demo:
             raise UsageError(f"there is no agent {self._options.kill}: the fixture has {agents}")
 
 
-def _unpacked(moment: str, folder: Path) -> dict[str, Path]:
+def unpack_volumes(moment: str, folder: Path) -> dict[str, Path]:
     """Unpack a packaged state of a real cluster (`healthy`, `damaged`); returns its
     volumes by datanode.
     """
@@ -357,7 +359,7 @@ def _writes(audit: Path) -> list[dict[str, int]]:
     return [line for line in lines if line["kind"] == "write"]
 
 
-def _held(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
+def reported_replicas(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
     """The reported replicas by agent and container ID."""
     names = cluster.names_by_datanode()
     held: dict[str, dict[ContainerId, ContainerReplica]] = {name: {} for name in names.values()}

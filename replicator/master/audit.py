@@ -19,6 +19,16 @@ class MasterAudit(AuditFile):
         between: dict[str, object] = {"source": policy.source, "target": policy.target}
         self._ordered("add", policy.policy_id, order, between)
 
+    def prefixes(
+        self, policy_id: PolicyId, prefixes: tuple[str, ...], order: OperatorOrder
+    ) -> None:
+        """Record that other keys of a replication are about to cross.
+
+        Raises:
+            DiskError: the line is not on disk; the order must not be carried out.
+        """
+        self._ordered("prefixes", policy_id, order, {"prefixes": list(prefixes)})
+
     def ordered(self, kind: str, policy_id: PolicyId, order: OperatorOrder) -> None:
         """Record an order that changes a replication: "delete", "desired", "options",
         "failover" or "end_failover", or of all "enable" and "disable".

@@ -285,6 +285,15 @@ class MasterClient:
         )
         return _view(self._calls.call(lambda stub: stub.SetOptions, request))
 
+    def set_prefixes(
+        self, policy_id: PolicyId, prefixes: Sequence[str], reason: str
+    ) -> ReplicationView:
+        """Change which keys of a replication cross; see orders.set_prefixes."""
+        request = pb.SetPrefixesRequest(
+            policy_id=policy_id, prefixes=prefixes, requested_by=self._by, reason=reason
+        )
+        return _view(self._calls.call(lambda stub: stub.SetPrefixes, request))
+
     def set_enabled(self, reason: str, *, is_enabled: bool) -> None:
         """Let replications run cluster-wide, or none of them."""
         request = pb.SetEnabledRequest(enabled=is_enabled, requested_by=self._by, reason=reason)

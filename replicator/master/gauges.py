@@ -43,10 +43,12 @@ def _values(view: ReplicationView) -> dict[str, float]:
     if report is None or view.condition is Condition.UNKNOWN:
         return {}
     position, rpo = report.checkpoint.position, rpo_ms(view)
+    # Without a holder nobody has a queue, and nothing arrives.
+    has_queue, lag_ms = view.state.holder is not None, report.lag_p99_ms
     found = {
         NEXT_INDEX: position.index + 1 if position else None,
-        LAG: None if report.lag_p99_ms is None else report.lag_p99_ms / 1000,
-        PENDING: report.queued,
+        LAG: lag_ms / 1000 if lag_ms is not None and has_queue else None,
+        PENDING: report.queued if has_queue else None,
         RPO: None if rpo is None else rpo / 1000,
     }
     return {name: value for name, value in found.items() if value is not None}

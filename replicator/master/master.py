@@ -19,6 +19,7 @@ from replicator.master.orders import (
     set_desired,
     set_enabled,
     set_options,
+    set_prefixes,
 )
 from replicator.master.ports import MasterStore
 from replicator.master.records import RecordKey, RecordKind, StoredState, SyncerCapacity
@@ -141,6 +142,17 @@ class ReplicationMaster:
     ) -> None:
         """See orders.set_options."""
         self._decide(lambda state, _: set_options(state, policy_id, options, order), record)
+
+    def set_prefixes(
+        self,
+        policy_id: PolicyId,
+        prefixes: tuple[str, ...],
+        order: OperatorOrder,
+        *,
+        record: Recorder = _unrecorded,
+    ) -> None:
+        """See orders.set_prefixes."""
+        self._decide(lambda state, _: set_prefixes(state, policy_id, prefixes, order), record)
 
     def set_enabled(
         self, order: OperatorOrder, *, is_enabled: bool, record: Recorder = _unrecorded

@@ -28,6 +28,7 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.port import FeedPosition, SnapshotFacts
+from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from runtime.errors import RemoteProtocolError, UsageError
 from runtime.setting_values import check_address
 
@@ -116,8 +117,8 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         _snapshot_from(message.snapshot) if message.HasField("snapshot") else None,
         message.last_key,
         _position_from(message.position) if message.HasField("position") else None,
-        _prefixes_from(message.prefixes),
-        _prefixes_from(message.compared),
+        prefixes_from(message.prefixes),
+        prefixes_from(message.compared),
     )
 
 
@@ -142,6 +143,7 @@ def report_to(report: ReplicationReport) -> pb.Report:
         last_applied_ms=report.last_applied_ms,
         lag_p50_ms=report.lag_p50_ms,
         lag_p99_ms=report.lag_p99_ms,
+        target_probe=report.target_probe,
     )
 
 
@@ -170,7 +172,12 @@ def report_from(message: pb.Report) -> ReplicationReport:
         last_applied_ms=_known(message, "last_applied_ms"),
         lag_p50_ms=_known(message, "lag_p50_ms"),
         lag_p99_ms=_known(message, "lag_p99_ms"),
+        target_probe=_probe_from(message.target_probe),
     )
+
+
+def _probe_from(text: str) -> str:
+    return _text(text, "probe of the target", PROBE_CHARACTERS_MAX)
 
 
 def options_to(options: ReplicationOptions) -> pb.Options:
@@ -239,14 +246,19 @@ def policy_from(message: pb.Policy) -> Policy:
         policy_id_from(message.policy_id),
         _text(message.source, "source", _ADDRESS_MAX, is_needed=True),
         _text(message.target, "target", _ADDRESS_MAX, is_needed=True),
-        _prefixes_from(message.prefixes),
+        prefixes_from(message.prefixes),
         options_from(message.options),
         desired_from(message.desired),
         message.revision,
     )
 
 
-def _prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+def prefixes_from(given: Iterable[str]) -> tuple[str, ...]:
+    """The prefixes of a policy; none is all keys.
+
+    Raises:
+        UsageError: they are not sorted, or too many or too long.
+    """
     prefixes = tuple(given)
     if list(prefixes) != sorted(set(prefixes)):
         raise UsageError("the prefixes of a policy are sorted, and none is there twice")
@@ -370,6 +382,7 @@ def assignment_to(assignment: Assignment, known: dict[PolicyId, int]) -> pb.Assi
         return pb.Assignment(policy_id=assignment.policy.policy_id, digest=digest)
     message.digest = digest
     message.checkpoint.CopyFrom(_checkpoint_to(assignment.checkpoint))
+    message.target_probe = assignment.target_probe
     return message
 
 
@@ -384,7 +397,8 @@ def assignment_from(message: pb.Assignment) -> Assignment | None:
     policy = policy_from(message.policy)
     if policy.policy_id != message.policy_id or not message.epoch:
         raise UsageError("an assignment is of another policy, or has no epoch")
-    return Assignment(policy, _number(message.epoch), _checkpoint_from(message.checkpoint))
+    checkpoint, probe = _checkpoint_from(message.checkpoint), _probe_from(message.target_probe)
+    return Assignment(policy, _number(message.epoch), checkpoint, probe)
 
 
 def known_from(message: pb.HeartbeatRequest) -> dict[PolicyId, int]:

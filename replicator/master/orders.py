@@ -42,7 +42,8 @@ def add_policy(
         if (known.policy.source, known.policy.target) == (policy.source, policy.target):
             raise PolicyRefusedError(
                 f"{policy.source} is replicated to {policy.target} by {known.policy.policy_id}",
-                hint="One syncer works for a pair of buckets. Change the prefixes of that one.",
+                hint="One syncer works for a pair of buckets. To let other keys cross:"
+                f" treefold bucket prefixes {known.policy.policy_id}.",
             )
     if len(state.policies) >= POLICIES_MAX:
         raise PolicyRefusedError(f"there are {POLICIES_MAX} replications already")
@@ -108,6 +109,34 @@ def set_options(
     if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
     policy = replace(record.policy, options=options)
+    return Transition(None, (_changed(state, replace(record, policy=policy), order),))
+
+
+def set_prefixes(
+    state: StoredState, policy_id: PolicyId, prefixes: tuple[str, ...], order: OperatorOrder
+) -> Transition[None]:
+    """Replicate the keys below these prefixes from now on, and no others (OZ-161).
+
+    Raises:
+        PolicyNotFoundError: there is none.
+        PolicyRefusedError: it was cancelled or failed over, or brings the changes of
+            another replication back.
+    """
+    record, _ = known_policy(state, policy_id)
+    if _is_over(record):
+        raise PolicyRefusedError(f"replication {policy_id} was cancelled")
+    # A way back compares what the way forth had: below other prefixes nothing would
+    # have come back, and the way forth would delete it.
+    if record.failed_over_ms is not None:
+        raise PolicyRefusedError(
+            f"replication {policy_id} failed over: its target has writers of its own",
+            hint=f"Bring their changes back first: treefold bucket failback {policy_id}.",
+        )
+    if record.returns_policy is not None:
+        raise PolicyRefusedError(
+            f"replication {policy_id} brings back what {record.returns_policy} has copied"
+        )
+    policy = replace(record.policy, prefixes=prefixes)
     return Transition(None, (_changed(state, replace(record, policy=policy), order),))
 
 

@@ -21,6 +21,7 @@ from replicator.master.messages import (
     options_from,
     policy_from,
     policy_id_from,
+    prefixes_from,
     registration_from,
 )
 from replicator.master.orders import OperatorOrder
@@ -72,6 +73,7 @@ class ReplicationMasterService:
             ("DeletePolicy", self.delete_policy, pb.DeletePolicyRequest),
             ("SetDesiredState", self.set_desired, pb.SetDesiredStateRequest),
             ("SetOptions", self.set_options, pb.SetOptionsRequest),
+            ("SetPrefixes", self.set_prefixes, pb.SetPrefixesRequest),
             ("SetEnabled", self.set_enabled, pb.SetEnabledRequest),
             ("ListReplications", self.list_replications, pb.ListReplicationsRequest),
             ("GetReplication", self.get_replication, pb.GetReplicationRequest),
@@ -212,6 +214,16 @@ class ReplicationMasterService:
         order = self._order(request.requested_by, request.reason, context)
         record = partial(self._audit.ordered, "options", policy_id, order)
         self._master.set_options(policy_id, options, order, record=record)
+        return self._view(policy_id)
+
+    def set_prefixes(
+        self, request: pb.SetPrefixesRequest, context: grpc.ServicerContext
+    ) -> pb.Replication:
+        """Change which keys of a replication cross; see orders.set_prefixes."""
+        policy_id, prefixes = policy_id_from(request.policy_id), prefixes_from(request.prefixes)
+        order = self._order(request.requested_by, request.reason, context)
+        record = partial(self._audit.prefixes, policy_id, prefixes, order)
+        self._master.set_prefixes(policy_id, prefixes, order, record=record)
         return self._view(policy_id)
 
     def set_enabled(

@@ -75,11 +75,13 @@ class HeldReport:
 class Assignment:
     """A replication that a syncer has. `policy.desired` and its options are what counts
     now, all settings considered. All that the syncer writes anywhere carries `epoch`.
+    `target_probe` is what the last syncer has said of the target.
     """
 
     policy: Policy
     epoch: int
     checkpoint: Checkpoint
+    target_probe: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,5 +327,6 @@ def _assignment(
         desired=wanted(record, state.settings),
         options=replace(options, queue_entries_max=entries),
     )
-    checkpoint = one.report.checkpoint if one.report else Checkpoint()
-    return Assignment(policy, one.epoch, checkpoint)
+    if one.report is None:
+        return Assignment(policy, one.epoch, Checkpoint())
+    return Assignment(policy, one.epoch, one.report.checkpoint, one.report.target_probe)

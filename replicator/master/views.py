@@ -11,6 +11,7 @@ from replicator.master.records import (
     wanted,
 )
 from replicator.replication import Condition, DesiredState, PolicyId
+from replicator.syncer.prefixes import uncovered
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,12 +112,21 @@ def _condition(
 
 
 def rpo_ms(view: ReplicationView) -> int | None:
-    """The age of the oldest change that is not proven at the target, in ms; 0 if all
-    are, None if it is not known.
+    """The age of the oldest change that is not proven at the target, in ms; None if it
+    is not known, such as while keys are compared that an order has added.
     """
     report = view.state.report
-    if report is None or view.condition is Condition.UNKNOWN:
+    if report is None or report.oldest_unproven_ms is None or missing_prefixes(view):
         return None
-    if report.oldest_unproven_ms is not None:
-        return max(view.now_ms - report.oldest_unproven_ms, 0)
-    return None if report.proven_position is None else 0
+    if view.condition is Condition.UNKNOWN:
+        return None
+    return max(view.now_ms - report.oldest_unproven_ms, 0)
+
+
+def missing_prefixes(view: ReplicationView) -> tuple[str, ...]:
+    """The prefixes that are wanted, and whose keys were not all brought over yet; the
+    empty one is all keys. With a report only.
+    """
+    report = view.state.report
+    known = report.checkpoint.prefixes if report is not None else ()
+    return uncovered(view.record.policy.prefixes, known)

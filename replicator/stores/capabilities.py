@@ -30,7 +30,8 @@ class Capabilities:
     that the store declares of the whole of each object that is uploaded in parts; empty
     where it declares none. `records_hashes`: asked for one object, the store tells
     hashes that its listings lack. `acl_form` says whose grantees and permissions its
-    ACLs have: they cross to the same. `reasons` has the name of a field above and the
+    ACLs have: they cross to the same. `tells_whole_seconds`: some of its answers have
+    times without ms. `reasons` has the name of a field above and the
     reason for its value, where the store lacks something or was not asked.
     """
 
@@ -53,3 +54,4 @@ class Capabilities:
     upload_crc: str = ""
     records_hashes: bool = False
     acl_form: str = "s3"
+    tells_whole_seconds: bool = False

@@ -73,6 +73,12 @@ class LocalSnapshots:
         with self._database.view() as rows:
             return rows.snapshot(name)
 
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """See SnapshotStore."""
+        with self._database.view() as rows:
+            found = rows.snapshots(prefix)
+        yield from found
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""
         view = LocalView(self._database, self._files, snapshot)

@@ -16,7 +16,6 @@ become an object, and ranges another object's parts, by rows alone.
 import json
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict
 
 from replicator.hashing import content_hashes
 from replicator.stores.errors import FeedGapError, PositionTrimmedError, SnapshotLostError
@@ -47,10 +46,13 @@ PAGE_ROWS = 1000
 
 # Of any change: the largest that SQLite keeps.
 _POSITION_MAX = (1 << 63) - 1
+# What an object keeps of its properties.
+_GROUPS = ("metadata", "tags", "headers", "acl")
 _FACTS = """
 SELECT v.key, v.position, v.modified_ms, v.content, c.size_bytes, c.etag, c.crc32c, c.md5,
     c.blake3, v.previous_key FROM versions v LEFT JOIN contents c USING (content)
 """
+_SNAPSHOTS = "SELECT name, snapshot_id, s.position, created_ms, log FROM snapshots s, history"
 # A delete marker that is one half of a rename.
 _IS_RENAMED = """v.content IS NULL AND EXISTS (
     SELECT 1 FROM versions r WHERE r.position = v.position + 1 AND r.previous_key = v.key)"""
@@ -335,15 +337,15 @@ class BucketRows:
 
     def snapshot(self, name: str) -> SnapshotFacts | None:
         """The snapshot of this name."""
-        row = self._execute(
-            "SELECT snapshot_id, s.position, created_ms, log FROM snapshots s, history"
-            " WHERE name = ?",
-            (name,),
-        ).fetchone()
-        if row is None:
-            return None
-        snapshot_id, position, created_ms, log = of_types(row, str, int, int, str)
-        return SnapshotFacts(name, snapshot_id, FeedPosition(log, position), created_ms)
+        row = self._execute(f"{_SNAPSHOTS} WHERE name = ?", (name,)).fetchone()
+        return _snapshot_of(row) if row is not None else None
+
+    def snapshots(self, prefix: str) -> list[SnapshotFacts]:
+        """All snapshots whose names begin with `prefix`, by name."""
+        rows = self._execute(
+            f"{_SNAPSHOTS} WHERE substr(name, 1, ?) = ? ORDER BY name", (len(prefix), prefix)
+        )
+        return [_snapshot_of(row) for row in rows]
 
     def snapshot_position(self, snapshot: SnapshotFacts) -> int:
         """The position that a snapshot shows.
@@ -525,12 +527,18 @@ def _change(row: _FactsRow, *, is_rename: bool, has_index: bool = True) -> Chang
     )
 
 
+def _snapshot_of(row: tuple[str, str, int, int, str]) -> SnapshotFacts:
+    name, snapshot_id, position, created_ms, log = of_types(row, str, str, int, int, str)
+    return SnapshotFacts(name, snapshot_id, FeedPosition(log, position), created_ms)
+
+
 def _range(older: int, newer: int, after: int) -> dict[str, int]:
     return {"older": older, "newer": newer, "after": after, "most": PAGE_ROWS}
 
 
 def _text(properties: ObjectProperties) -> str:
-    return json.dumps(asdict(properties), ensure_ascii=False)
+    groups = {name: getattr(properties, name) for name in _GROUPS}
+    return json.dumps(groups, ensure_ascii=False)
 
 
 def _properties(text: str) -> ObjectProperties:
@@ -541,7 +549,10 @@ def _properties(text: str) -> ObjectProperties:
                 of_types(pair, str, str)
             if list(pairs) != sorted(pairs):
                 raise damaged("a property")
-        return ObjectProperties(**groups)
+        metadata, tags, headers, acl = (groups.pop(name, ()) for name in _GROUPS)
+        if groups:
+            raise damaged("a property")
+        return ObjectProperties(metadata, tags, headers, acl)
     # Of text that is not JSON, or not that of properties.
     except (AttributeError, TypeError, ValueError) as error:
         raise damaged("a property") from error

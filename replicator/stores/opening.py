@@ -2,11 +2,15 @@
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from replicator.stores.address import LocalAddress, OzoneAddress, S3Address, parse_address
 from replicator.stores.port import Store
 from runtime.disk import Disk
+
+if TYPE_CHECKING:
+    from replicator.stores.probe_memory import ProbeMemory
 
 
 def effective_address(address: str) -> str:
@@ -39,10 +43,11 @@ def open_store(
     *,
     may_write: bool,
     create: bool = False,
+    memory: "ProbeMemory | None" = None,
 ) -> Iterator[Store]:
     """The store that an argument names, closed at the end of the context. With `create`
     a local bucket is made if there is none; with `may_write` a remote store is probed
-    by scratch objects.
+    by scratch objects, unless `memory` knows it.
 
     Raises:
         UsageError: the address is invalid.
@@ -64,9 +69,9 @@ def open_store(
 
             settings = S3Location.parse(text).settings
             with closing(open_client(settings)) as client:
-                yield open_s3(text, may_write=may_write, client=client)
+                yield open_s3(text, may_write=may_write, client=client, memory=memory)
         case OzoneAddress(text):
             from replicator.stores.ozone import open_ozone
 
-            with open_ozone(text, may_write=may_write) as store:
+            with open_ozone(text, may_write=may_write, memory=memory) as store:
                 yield store

@@ -27,6 +27,7 @@ from replicator.stores.ozone_objects import (
 )
 from replicator.stores.ozone_snapshots import OzoneSnapshots
 from replicator.stores.port import Store
+from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3_behaviour import S3Behaviour
 from replicator.stores.s3_bucket import S3Bucket
 from replicator.stores.s3_objects import S3Reader, S3Writer
@@ -43,13 +44,19 @@ _VERSION_MIN = 9
 
 @contextmanager
 def open_ozone(
-    address: str, *, may_write: bool, client: S3Client | None = None, user: str = ""
+    address: str,
+    *,
+    may_write: bool,
+    client: S3Client | None = None,
+    user: str = "",
+    memory: ProbeMemory | None = None,
 ) -> Iterator[Store]:
     """The store at `ozone://OM:PORT/VOLUME/BUCKET/PREFIX?s3=URL`, closed at the end.
 
     Keys are relative to the prefix. Requests to the OM run as the access ID of the S3
     credentials. `client` and `user` are taken instead of those for the address. With
-    `may_write` the gateway is probed by scratch objects, which are removed.
+    `may_write` the gateway is probed by scratch objects, which are removed, unless
+    `memory` knows it.
 
     Raises:
         UsageError: the address is invalid.
@@ -66,10 +73,10 @@ def open_ozone(
     ):
         bucket = replace(_found(manager, location), records=records)
         if client is not None:
-            yield _store(address, location, bucket, client, may_write=may_write)
+            yield _store(address, location, bucket, client, may_write=may_write, memory=memory)
             return
         with closing(open_client(location.settings)) as opened:
-            yield _store(address, location, bucket, opened, may_write=may_write)
+            yield _store(address, location, bucket, opened, may_write=may_write, memory=memory)
 
 
 def _found(manager: ManagerClient, location: OzoneLocation) -> OzoneBucket:
@@ -103,9 +110,10 @@ def _store(
     client: S3Client,
     *,
     may_write: bool,
+    memory: ProbeMemory | None,
 ) -> Store:
     gateway = S3Bucket(client, location.s3_bucket, location.prefix, location.s3_bucket)
-    gateway.behaviour = behaviour = probe(gateway, may_write=may_write)
+    gateway.behaviour = behaviour = probe(gateway, may_write=may_write, memory=memory)
     reader = S3Reader(gateway)
     uploads = S3UploadWriter(gateway, reader)
     feed = OzoneFeed(bucket)
@@ -151,5 +159,6 @@ def _capabilities(behaviour: S3Behaviour, bucket: OzoneBucket) -> Capabilities:
         lists_all_keys=True,
         stamps_cover_properties=True,
         records_hashes=True,
+        tells_whole_seconds=False,
         reasons=tuple(sorted(reasons.items())),
     )

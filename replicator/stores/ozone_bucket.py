@@ -24,7 +24,7 @@ from ozone.errors import (
 )
 from ozone.key_checksum import DatanodeRecords
 from ozone.manager import ManagerClient
-from ozone.manager_messages import Pairs, acl_to
+from ozone.manager_messages import acl_to
 from ozone.manager_values import BucketLayout, KeyFacts, ManagerBucket
 from proof.item import ContentHash, HashAlgorithm
 from replicator.stores.errors import (
@@ -229,14 +229,15 @@ class OzoneBucket:
         if found is None or not found.is_active or found.snapshot_id != self.snapshot_id:
             raise SnapshotLostError(f"the snapshot {name} of {'/'.join(self.place)} is gone")
 
-    def keep_acl(self, made: ObjectFacts, acl: Pairs) -> None:
-        """Give an object that was just written this ACL, unless it has it, or somebody
+    def keep_acl(self, made: ObjectFacts, properties: ObjectProperties) -> None:
+        """Give an object that was just written its ACL, unless it has it, or somebody
         else has written the key since.
 
         Raises:
             StoreError: the OM refused, or did not answer.
         """
-        found = self.key(made.key) if acl else None
+        acl = properties.acl
+        found = self.key(made.key) if acl or properties.replaces_acl else None
         if found is None or found.etag != made.etag or found.acl == acl:
             return
         with translated(f"cannot set the ACL of {made.key!r}"):

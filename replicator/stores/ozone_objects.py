@@ -132,30 +132,34 @@ class OzoneWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.put(key, body, given, condition)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return _with_md5(made)
 
     def put_properties(
         self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
     ) -> ObjectFacts:
         """See ObjectWriter. The OM replaces tags or the ACL; else the gateway copies
-        the object to a scratch object and back.
+        the object to a scratch object and back. What it has already is not written: a
+        syncer that was killed has written it, and could not record that.
         """
         given = without_acl(properties)
         found = self._bucket.key(facts.key)
         if found is None or not same_stamp(facts_of(facts.key, found), facts):
             raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
-        pinned = replace(facts, version="")
+        pinned, known = replace(facts, version=""), properties_of(found)
+        has_acl = properties.acl or properties.replaces_acl
+        if known == properties or (not has_acl and without_acl(known) == given):
+            return replace(pinned, modified_ms=0)
         if tags_only and properties.tags:
             name = self._bucket.name(facts.key)
             with translated(f"cannot set the tags of {facts.key!r}"):
                 self._bucket.manager.put_tags(*self._bucket.place, name, properties.tags)
             return replace(pinned, modified_ms=0)
-        if properties.acl and without_acl(properties_of(found)) == given:
-            self._bucket.keep_acl(facts, properties.acl)
+        if has_acl and without_acl(known) == given:
+            self._bucket.keep_acl(facts, properties)
             return replace(pinned, modified_ms=0)
         made = self._gateway.put_properties(pinned, given, tags_only=tags_only)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return replace(_with_md5(made), version="")
 
     def delete(self, keys: Sequence[str]) -> list[DeleteFailure]:
@@ -239,7 +243,7 @@ class OzoneUploadWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.complete(key, upload, parts, given, condition, whole)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return made
 
     def abort(self, key: str, upload: UploadId) -> None:
@@ -266,7 +270,7 @@ class OzonePieceWriter:
         given = without_acl(properties)
         with _named_conflicts(facts.key):
             made = self._gateway.put_pieces(facts, md5, pieces, given, condition)
-        self._bucket.keep_acl(made, properties.acl)
+        self._bucket.keep_acl(made, properties)
         return _with_md5(made)
 
     def write_part_pieces(

@@ -57,6 +57,12 @@ class OzoneSnapshots:
             found = self._bucket.manager.snapshot(*self._bucket.place, name)
         return self._facts(found) if found is not None and found.is_active else None
 
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """See SnapshotStore."""
+        with translated("cannot list snapshots"):
+            found = list(self._bucket.manager.snapshots(*self._bucket.place, prefix=prefix))
+        yield from (self._facts(one) for one in found if one.is_active)
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""
         root = f"{SNAPSHOT_ROOT}{snapshot.name}/"

@@ -6,7 +6,7 @@ ETag is opaque here: whatever proves content stands in `ObjectFacts.hashes`.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, Protocol
 
@@ -46,13 +46,15 @@ class ObjectProperties:
 
     `metadata` is the user's, with lower-case names and no prefix. `headers` are content
     headers (content-type, cache-control, content-disposition, content-encoding,
-    content-language, expires). `acl` is a sorted list of grantee and permission.
+    content-language, expires). `acl` is a sorted list of grantee and permission. An
+    empty one is whatever the store gives to new objects, unless `replaces_acl`.
     """
 
     metadata: tuple[tuple[str, str], ...] = ()
     tags: tuple[tuple[str, str], ...] = ()
     headers: tuple[tuple[str, str], ...] = ()
     acl: tuple[tuple[str, str], ...] = ()
+    replaces_acl: bool = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
         for group in (self.metadata, self.tags, self.headers, self.acl):
@@ -503,6 +505,13 @@ class SnapshotStore(Protocol):
 
         Raises:
             StoreError: the store did not say.
+        """
+
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """All snapshots whose names begin with `prefix` and that can be read.
+
+        Raises:
+            StoreError: the list is not complete.
         """
 
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:

@@ -6,6 +6,7 @@ work is relied on.
 """
 
 from replicator.stores.port import Store
+from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3_bucket import S3Bucket, S3Location
 from replicator.stores.s3_lister import S3Lister
 from replicator.stores.s3_objects import S3Reader, S3Writer
@@ -15,14 +16,20 @@ from replicator.stores.s3_uploads import S3Scratch, S3UploadReader, S3UploadWrit
 from runtime.s3 import S3Client, open_client
 
 
-def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) -> Store:
+def open_s3(
+    address: str,
+    *,
+    may_write: bool,
+    client: S3Client | None = None,
+    memory: ProbeMemory | None = None,
+) -> Store:
     """The store at `s3://BUCKET/PREFIX?endpoint_url=…&region=…&profile=…`.
 
     Keys are relative to the prefix, which is a folder: `s3://b/data` has `data/x` as
     `x`. With `scratch_bucket=NAME` scratch objects lie there; best is a bucket without
     versions. With `may_write` the store is probed by scratch objects, which are
     removed; without, it is only read, and its capabilities claim no more than that
-    shows. `client` is taken instead of one for the address.
+    shows. `client` is taken instead of one for the address; `memory` spares a probe.
 
     Raises:
         UsageError: the address is invalid.
@@ -37,7 +44,7 @@ def open_s3(address: str, *, may_write: bool, client: S3Client | None = None) ->
         parsed.prefix,
         parsed.scratch_bucket or parsed.bucket,
     )
-    bucket.behaviour = probe(bucket, may_write=may_write)
+    bucket.behaviour = probe(bucket, may_write=may_write, memory=memory)
     reader = S3Reader(bucket)
     uploads = S3UploadWriter(bucket, reader)
     can_stitch = may_write and bucket.behaviour.copies_ranges

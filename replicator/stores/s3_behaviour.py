@@ -115,5 +115,6 @@ class S3Behaviour:
             whole_hashes=(),
             part_etags_are_md5=self.etag_is_md5,
             upload_crc=crc,
+            tells_whole_seconds=True,
             reasons=tuple(sorted(reasons.items())),
         )

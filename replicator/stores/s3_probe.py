@@ -19,6 +19,7 @@ from replicator.hashing import crc_hash, md5_of
 from replicator.stores.capabilities import CONTENT_HEADERS
 from replicator.stores.errors import StoreError
 from replicator.stores.port import UploadedPart
+from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import (
     S3Bucket,
@@ -77,9 +78,10 @@ _PROOFS = 3
 _UNASKED = "the store was only read"
 
 
-def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
+def probe(bucket: S3Bucket, *, may_write: bool, memory: ProbeMemory | None = None) -> S3Behaviour:
     """What the store does with this bucket. Without `may_write` only what reading
-    shows: no conditional write, and MD5 by objects that are there.
+    shows: no conditional write, and MD5 by objects that are there. With it, what
+    `memory` knows is not asked again.
 
     Raises:
         StoreError: the bucket does not exist, or the store refused what every store
@@ -108,7 +110,8 @@ def probe(bucket: S3Bucket, *, may_write: bool) -> S3Behaviour:
         small = [one for one in sizes if 0 < one[0] <= _PROOF_BYTES_MAX and is_md5(one[2])]
         return _read_only(bucket, found, [name for _, name, _ in small[:_PROOFS]])
     # In the bucket itself: one without versions beside it obeys other conditions.
-    return _Probe(replace(bucket, scratch_bucket=bucket.bucket), found).run()
+    ask = _Probe(replace(bucket, scratch_bucket=bucket.bucket), found).run
+    return ask() if memory is None else memory.behaviour_of(bucket, found, ask)
 
 
 class _Probe:

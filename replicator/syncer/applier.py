@@ -25,8 +25,8 @@ from replicator.key_copy import KeyCopier
 from replicator.ledger import LedgerRow, PairLedger
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import Change, ChangeKind, ObjectFacts, Store
-from replicator.syncer.conflict import delete_wins, wins
 from replicator.syncer.prefixes import covers, parts_below
+from replicator.syncer.two_way import TwoWayRules
 
 T = TypeVar("T")
 
@@ -52,7 +52,7 @@ class Effect(Enum):
     GONE = "gone"
     """The source does not have the key any more; a later change settles it (OZ-087)."""
     CONFLICT = "conflict"
-    """The target has a newer object, which stays."""
+    """The target has a newer object, or has deleted this one: it stays so."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +79,11 @@ class ChangeApplier:
         readers: Executor,
         retried: Retrying,
         prefixes: Sequence[str] = (),
-        newest_wins: bool = False,
+        two_way: TwoWayRules | None = None,
         check_snapshot: Callable[[], None] = lambda: None,
     ) -> None:
-        """`check_snapshot` raises SnapshotLostError where `source` is a snapshot
+        """`two_way` decides where the target is written to as well; None where it is
+        not. `check_snapshot` raises SnapshotLostError where `source` is a snapshot
         that is gone; deletes ask it first.
         """
         self._source = source
@@ -93,10 +94,10 @@ class ChangeApplier:
         self._readers = readers
         self._retried = retried
         self._prefixes = prefixes
-        self._newest_wins = newest_wins
+        self._two_way = two_way
         self._check_snapshot = check_snapshot
-        # Where both sides are written to, a key that is new here may be there already.
-        self._absent = 0 if newest_wins else _ABSENT_IN_A_ROW
+        # The first changes may be those that a syncer before this one has applied.
+        self._absent = 0
         # Keys that a comparison of contents has found different, against the ledger.
         self._doubted = set[str]()
         # Keys that the source was seen without: a change from before must not bring an
@@ -116,7 +117,8 @@ class ChangeApplier:
                 # A comparison of both sides, which tells no facts, has found another
                 # object at the target than the ledger knows.
                 looks = not change.index and change.facts is None
-                outcome = self._put(change.key, change.facts, looks=looks)
+                is_found = not change.index
+                outcome = self._put(change.key, change.facts, looks=looks, is_found=is_found)
                 if outcome.effect is Effect.GONE and not change.index:
                     # It is none of the log, so that no later one settles it.
                     return self._delete_one(change)
@@ -146,9 +148,12 @@ class ChangeApplier:
         """
         return self._delete(changes, readers=self._readers)
 
-    def _put(self, key: str, facts: ObjectFacts | None, *, looks: bool = False) -> Outcome:
+    def _put(
+        self, key: str, facts: ObjectFacts | None, *, looks: bool = False, is_found: bool = False
+    ) -> Outcome:
         """Bring over what the source has; with `looks` the target is asked first what
         it has: a comparison has found another object there than the ledger knows.
+        `is_found` says that no change of the log tells of it.
         """
         row = self._ledger.row(key)
         is_old = facts and row is not None and facts.modified_ms <= row.source.modified_ms
@@ -164,32 +169,40 @@ class ChangeApplier:
             self._seen_gone.discard(key)
         if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
-        elif not looks and self._expects_absent:
+        elif not looks and self._expects_absent(source):
             target = None
         else:
             target = self._look(key)
         for _ in range(_LOOKS_MAX):
             state = KeyState(key, source, target, row, source_is_fresh=is_fresh)
             try:
-                return self._settle(state)
+                return self._settle(state, is_found=is_found)
             except PreconditionFailedError:
                 pass
             except CopyFailedError as error:
                 if error.reason is not FailureReason.TARGET_CHANGED:
                     raise
             target, row = self._look(key), self._ledger.row(key)
+            if self._two_way is not None:
+                # Either side may have been read, and be another object by now.
+                source = self._retried(lambda: self._source.reader.facts(key))
+                if source is None:
+                    self._seen_gone.add(key)
+                    return Outcome(Effect.GONE)
         raise CopyFailedError(
             FailureReason.TARGET_CHANGED, f"{key} is written at the target again and again"
         )
 
-    @property
-    def _expects_absent(self) -> bool:
-        """Whether a key that is new may be written without a look: the store checks."""
+    def _expects_absent(self, source: ObjectFacts) -> bool:
+        """Whether a key that is new may be written without a look: the store checks. A
+        large object that a killed syncer has sent would cross in vain.
+        """
         checks = self._target.capabilities.creates_conditionally
-        return checks and self._absent >= _ABSENT_IN_A_ROW
+        is_small = source.size_bytes <= self._keys.part_bytes
+        return checks and is_small and self._absent >= _ABSENT_IN_A_ROW
 
-    def _settle(self, state: KeyState) -> Outcome:
-        decided = self._comparison.decide_key(state)
+    def _settle(self, state: KeyState, *, is_found: bool) -> Outcome:
+        decided, two_way = self._comparison.decide_key(state), self._two_way
         if state.key in self._doubted and decided.decision.action is Action.NOTHING:
             decided = self._comparison.decide_key(replace(state, target_is_damaged=True))
         self._doubted.discard(state.key)
@@ -197,9 +210,10 @@ class ChangeApplier:
         if now.source is None:
             return Outcome(Effect.GONE)
         if action is Action.NOTHING:
-            return Outcome(Effect.NOTHING)
-        foreign = now.target if self._newest_wins and not decided.target_was_seen else None
-        if foreign is not None and not wins(now.source, foreign):
+            if two_way is None or not two_way.mark_is_older(now):
+                return Outcome(Effect.NOTHING)
+            action = Action.PROPERTIES
+        elif two_way is not None and not two_way.may_put(now, action, is_found=is_found):
             return Outcome(Effect.CONFLICT)
         result = self._keys.carry_out(action, now.source, now.target)
         if result is None:
@@ -209,7 +223,7 @@ class ChangeApplier:
 
     def _look(self, key: str) -> ObjectFacts | None:
         found = self._retried(lambda: self._target.reader.facts(key))
-        if not self._newest_wins:
+        if self._two_way is None:
             self._absent = self._absent + 1 if found is None else 0
         return found
 
@@ -249,18 +263,21 @@ class ChangeApplier:
             facts = self._retried(lambda: self._source.reader.facts(key))
             if facts is not None:
                 # It was written again since: what counts is what it is now.
-                return self._put(key, facts, looks=not change.index)
+                is_found = not change.index
+                return self._put(key, facts, looks=is_found, is_found=is_found)
             self._seen_gone.add(key)
-            if not self._newest_wins:
+            if self._two_way is None:
                 return None
             target, row = self._look(key), self._ledger.row(key)
+            if target is None:
+                # A row would say that the target has deleted what may come again.
+                self._ledger.forget([key])
+                return Outcome(Effect.NOTHING)
+            is_ours = row is not None and row.target.agrees(target)
+            if is_ours or self._two_way.may_delete(change, target):
+                return None
         except StoreError as error:
             return error
-        if target is None:
-            return Outcome(Effect.NOTHING)
-        is_ours = row is not None and row.target.agrees(target)
-        if is_ours or delete_wins(change.time_ms, target):
-            return None
         return Outcome(Effect.CONFLICT)
 
     def _rename(self, change: Change) -> Outcome:
@@ -282,6 +299,9 @@ class ChangeApplier:
         """
         row, renamer = self._ledger.row(old), self._target.renamer
         if renamer is None or row is None or not row.source.etag:
+            return False
+        if self._two_way is not None:
+            # For a moment it would count as written now, and by the target's clients.
             return False
         source = self._retried(lambda: self._source.reader.facts(new))
         if source is None or self._retried(lambda: self._source.reader.facts(old)) is not None:

@@ -7,6 +7,7 @@ way when the work must stop, keeps no heartbeat from being sent.
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from merkle.errors import ReconcileError
@@ -24,8 +25,10 @@ from replicator.replication import (
     SyncerId,
 )
 from replicator.stores.address import check_outside
+from replicator.stores.errors import StoreError
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
+from replicator.stores.probe_memory import PROBE_AGE_MAX_S, ProbeMemory
 from replicator.syncer.duties import HeldReplication
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.faults import FaultVerdict, verdict
@@ -37,7 +40,7 @@ from replicator.syncer.target_verifier import follower_client
 from replicator.syncer.threads import ReplicationThreads
 from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
-from runtime.errors import BusyError, InternalError
+from runtime.errors import BusyError, DiskError, InternalError
 from runtime.guard import ThreadGuard
 from runtime.log import error_fields, get_logger
 from runtime.rate_limit import Clock
@@ -47,6 +50,10 @@ from runtime.tls_files import Tls
 _LOOK_S = 0.5
 _RETRY_FIRST_S = 0.5
 _RETRY_MAX_S = 30.0
+# A target is probed anew a minute after an earlier probe was taken for granted, then
+# so often that the next syncer can do the same.
+_PROBE_KNOWN_S = 60.0
+_PROBE_AGAIN_S = PROBE_AGE_MAX_S / 2
 # Objects written at once, and parts; Copier reads as many besides.
 _PARTS = 8
 _log = get_logger("syncer", SYNCER_EVENTS)
@@ -92,6 +99,8 @@ class AssignedReplication:
         self._trouble: FaultVerdict | None = None
         self._last: ReplicationReport | None = None
         self._taken = 0
+        self._probe = ProbeMemory(clock, assignment.target_probe)
+        self._probe_s = 0.0
         self._is_lost = False
         self._told: tuple[Condition, ReplicationFault | None] | None = None
         lease.describe = self.report
@@ -137,6 +146,9 @@ class AssignedReplication:
 
     def report(self) -> ReplicationReport:
         """How it is now."""
+        return replace(self._report(), target_probe=self._probe.text)
+
+    def _report(self) -> ReplicationReport:
         engine, trouble = self._engine, self._trouble
         if engine is not None and trouble is None:
             return engine.report()
@@ -222,7 +234,13 @@ class AssignedReplication:
             source = opened.enter_context(_opened(policy.source, may_write=False, create=False))
             # Later a missing target is not made anew: its disk may not be mounted.
             is_new = self._checkpoint == Checkpoint()
-            target = opened.enter_context(_opened(policy.target, may_write=True, create=is_new))
+            known = self._probe.text
+            target = opened.enter_context(
+                _opened(policy.target, may_write=True, create=is_new, memory=self._probe)
+            )
+            is_anew = self._probe.text != known
+            wait_s = _PROBE_AGAIN_S if is_anew else _PROBE_KNOWN_S
+            self._probe_s = self._clock.monotonic_s() + wait_s
             verifier = None
             if policy.options.verifier:
                 verifier = opened.enter_context(
@@ -260,6 +278,8 @@ class AssignedReplication:
                 while not engine.is_over and threads.is_alive() and not self._stop.is_set():
                     self._wake.wait(_LOOK_S)
                     self._wake.clear()
+                    if self._is_wanted() and self._clock.monotonic_s() >= self._probe_s:
+                        self._probe_again(policy.target)
                     if self._policy.options.verifier != policy.options.verifier:
                         return False
                 if not (engine.is_over or self._stop.is_set()):
@@ -270,6 +290,30 @@ class AssignedReplication:
                 self._checkpoint = self._last.checkpoint
                 self._taken += engine.entries_taken
                 self._engine = None
+
+    def _probe_again(self, address: str) -> None:
+        """Ask the target once more what it does, beside the work.
+
+        Raises:
+            _StoreNotOpenedError: it does other things than what it was opened for.
+        """
+        self._probe_s = self._clock.monotonic_s() + _PROBE_AGAIN_S
+        found, known = ProbeMemory(self._clock), self._probe
+        if not known.text:
+            return
+        try:
+            with open_store(address, may_write=True, memory=found):
+                pass
+        except ReconcileError:
+            # The work meets the same, and says so.
+            self._probe_s = self._clock.monotonic_s() + _PROBE_KNOWN_S
+            return
+        self._probe = found
+        if not found.agrees(known):
+            reason = "the target does other things than before: it is opened again"
+            raise _StoreNotOpenedError(
+                FaultVerdict(ReplicationFault.TARGET_UNAVAILABLE, reason, waits=True)
+            )
 
     def _note(self, error: ReconcileError) -> None:
         self._last = None
@@ -296,7 +340,9 @@ class AssignedReplication:
 
 
 @contextmanager
-def _opened(address: str, *, may_write: bool, create: bool) -> Iterator[Store]:
+def _opened(
+    address: str, *, may_write: bool, create: bool, memory: ProbeMemory | None = None
+) -> Iterator[Store]:
     """One side of a replication.
 
     Raises:
@@ -304,13 +350,18 @@ def _opened(address: str, *, may_write: bool, create: bool) -> Iterator[Store]:
     """
     with ExitStack() as opened:
         try:
-            store = opened.enter_context(open_store(address, may_write=may_write, create=create))
+            store = opened.enter_context(
+                open_store(address, may_write=may_write, create=create, memory=memory)
+            )
         except ReconcileError as error:
             raise _StoreNotOpenedError(_opening_verdict(error, is_source=not may_write)) from error
         yield store
 
 
 def _opening_verdict(error: ReconcileError, *, is_source: bool) -> FaultVerdict:
+    if isinstance(error, DiskError):
+        # That of a bucket in a folder, and not the syncer's own.
+        error = StoreError(error.message, hint=error.hint, **error.facts)
     found, fault = verdict(error, source_answers=not is_source), ReplicationFault
     if found.is_of_key:
         # No key was asked for: the bucket itself is not what it should be.

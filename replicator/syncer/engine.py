@@ -34,6 +34,7 @@ from replicator.syncer.following import LogFollower
 from replicator.syncer.index_proofs import IndexProofs
 from replicator.syncer.lease import Lease, LeaseLostError
 from replicator.syncer.phase import Tools
+from replicator.syncer.prefixes import uncovered
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
 from replicator.syncer.rounds import EngineLimits, RoundRunner
 from replicator.syncer.stages import GapFound, StageMachine, WishesChanged
@@ -42,7 +43,8 @@ from replicator.syncer.target_verifier import TargetVerifier
 from replicator.syncer.verified_store import verified_store
 from replicator.syncer.workers import ChangeWorkers
 from replicator.verifier.client import VerifierClient
-from runtime.errors import InternalError, OperationInterruptedError
+from runtime.disk import Disk
+from runtime.errors import DiskError, InternalError, OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
 
 # Between two looks at what to do, when there is nothing to do.
@@ -68,6 +70,7 @@ class ReplicationEngine:
         checkpoint: Checkpoint | None,
         clock: Clock,
         limits: EngineLimits | None = None,
+        disk: Disk | None = None,
         new_executor: NewExecutor = ThreadPoolExecutor,
         verifier: VerifierClient | None = None,
     ) -> None:
@@ -97,7 +100,7 @@ class ReplicationEngine:
         self._wished: Policy | None = None
         self._source = source
         self._folder = SyncerFolder(
-            parent, syncer=syncer, source=source.address, target=target.address
+            parent, syncer=syncer, source=source.address, target=target.address, disk=disk
         )
         try:
             self._ledger = PairLedger(
@@ -244,6 +247,9 @@ class ReplicationEngine:
             return capture.poll(wake=self._wake.set)
         except ReconcileError as error:
             capture.error = error
+            if isinstance(error, DiskError):
+                # What the source has to say cannot be kept here.
+                self._stopped = verdict(error, source_answers=True)
             self._wake.set()
             return 1.0
 
@@ -319,6 +325,9 @@ class ReplicationEngine:
 
     def _oldest_unproven_ms(self) -> int | None:
         """Every change made before this time is at the target; None where unknown."""
+        if uncovered(self._policy.prefixes, self._machine.checkpoint.prefixes):
+            # Nobody knows of what age the changes are below a prefix that was added.
+            return None
         if self._follower is None or not self._machine.is_live:
             return self._rounds.equal_as_of_ms
         return self._follower.equal_as_of_ms
@@ -429,6 +438,7 @@ class ReplicationEngine:
         if not self._is_over:
             for snapshot in self._machine.snapshots:
                 self._rounds.delete_snapshot(snapshot)
+            self._rounds.delete_left()
             self._end()
 
     def _end(self) -> None:

@@ -9,6 +9,7 @@ from replicator.replication import ReplicationFault
 from replicator.stores.errors import StoreError, UnsupportedObjectError
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.queue import QueueDamagedError
+from runtime.errors import DatabaseError, DiskError
 
 _FULL = frozenset({"ENOSPC", "EDQUOT", "QUOTA_EXCEEDED", "QuotaExceeded", "InsufficientCapacity"})
 _FULL |= {"XMinioStorageFull", "QuotaExceededException", "StorageFull"}
@@ -43,6 +44,9 @@ def verdict(error: ReconcileError, *, source_answers: bool) -> FaultVerdict:
         return FaultVerdict(fault.LEASE_LOST, text)
     if isinstance(error, QueueDamagedError | LedgerDamagedError):
         return FaultVerdict(fault.STATE_DAMAGED, text)
+    if isinstance(error, DiskError | DatabaseError):
+        # Stores have errors of their own, also those in folders.
+        return FaultVerdict(fault.LOCAL_DISK, text)
     if error.retryable or reason is FailureReason.UNAVAILABLE:
         waiting = fault.SOURCE_UNAVAILABLE if is_of_source else fault.TARGET_UNAVAILABLE
         return FaultVerdict(waiting, text, waits=True)

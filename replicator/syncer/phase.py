@@ -7,17 +7,19 @@ from typing import TypeVar
 
 from replicator.comparison import KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
-from replicator.copy_task import CopyLimits
+from replicator.copy_task import CopyLimits, properties_at_target
 from replicator.crossing import Crossing
 from replicator.difference import DecisionRules
 from replicator.key_copy import KeyCopier, PatchObject
 from replicator.ledger import PairLedger
+from replicator.origin import OriginMarks
 from replicator.replication import ReplicationOptions
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
 from replicator.syncer.index_proofs import IndexProofs
 from replicator.syncer.target_verifier import TargetVerifier
+from replicator.syncer.two_way import SupersededKeys, TwoWayRules
 from replicator.syncer.window_patches import WindowPatches
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
@@ -64,8 +66,11 @@ class SyncPhase:
         options: ReplicationOptions,
         prefixes: tuple[str, ...],
         snapshot: SnapshotFacts | None,
+        superseded: SupersededKeys,
+        *,
+        is_first: bool,
     ) -> None:
-        """With a snapshot that is the source.
+        """With a snapshot that is the source. `is_first`: it is the initial batch.
 
         Raises:
             StoreError: the snapshot cannot be opened.
@@ -107,31 +112,48 @@ class SyncPhase:
             )
             for trusts_times in (True, False)
         )
-        target, ledger = tools.target, tools.ledger
-        keys = KeyCopier(
-            target,
-            ledger,
-            self._copier,
-            crossing=crossing,
-            limits=tools.copy_limits,
-            patch=_window_patch(tools, source, crossing),
-        )
-        self.applier = ChangeApplier(
-            source,
-            tools.target,
-            tools.ledger,
-            comparison=of_changes,
-            keys=keys,
-            readers=tools.readers,
-            retried=tools.retried,
-            prefixes=prefixes,
-            newest_wins=options.newest_wins,
-            check_snapshot=lambda: _check_snapshot(tools, snapshot),
-        )
+        self.applier = self._applier(of_changes, tools, options, prefixes, superseded, is_first)
 
     def close(self) -> None:
         """Wait for parts that are on their way, and end the threads."""
         self._copier.close()
+
+    def _applier(
+        self,
+        comparison: KeyComparison,
+        tools: Tools,
+        options: ReplicationOptions,
+        prefixes: tuple[str, ...],
+        superseded: SupersededKeys,
+        is_first: bool,
+    ) -> ChangeApplier:
+        crossing, target, snapshot = self.crossing, tools.target, self.snapshot
+        marks = OriginMarks(self.source, crossing.digest, may_leave_out=not options.newest_wins)
+        two_way = None
+        if options.newest_wins:
+            theirs = OriginMarks(target, crossing.digest)
+            two_way = TwoWayRules(marks, theirs, superseded, tools.retried, is_first=is_first)
+        keys = KeyCopier(
+            target,
+            tools.ledger,
+            self._copier,
+            crossing=crossing,
+            limits=tools.copy_limits,
+            origins=marks,
+            patch=_window_patch(tools, self.source, crossing, marks),
+        )
+        return ChangeApplier(
+            self.source,
+            target,
+            tools.ledger,
+            comparison=comparison,
+            keys=keys,
+            readers=tools.readers,
+            retried=tools.retried,
+            prefixes=prefixes,
+            two_way=two_way,
+            check_snapshot=lambda: _check_snapshot(tools, snapshot),
+        )
 
 
 def _rules(source: Store, target: Store) -> DecisionRules:
@@ -143,12 +165,21 @@ def _rules(source: Store, target: Store) -> DecisionRules:
     )
 
 
-def _window_patch(tools: Tools, source: Store, crossing: Crossing) -> PatchObject | None:
+def _window_patch(
+    tools: Tools, source: Store, crossing: Crossing, origins: OriginMarks
+) -> PatchObject | None:
     """What patches objects through the verifier; None without one."""
     if tools.verifier is None:
         return None
     return WindowPatches(
-        source, tools.verifier, crossing, take_bytes=tools.rate.take, retried=tools.retried
+        source,
+        tools.verifier,
+        crossing,
+        lambda facts, found: properties_at_target(
+            facts, found, crossing, origins, tools.target.capabilities
+        ),
+        take_bytes=tools.rate.take,
+        retried=tools.retried,
     ).patch
 
 

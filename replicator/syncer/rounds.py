@@ -50,6 +50,7 @@ from replicator.syncer.stages import (
     WorkDone,
     WorkProgressed,
 )
+from replicator.syncer.two_way import SupersededKeys
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
@@ -64,7 +65,7 @@ _PROOF_RETRY_S = 60.0
 _PROGRESS_S = 5.0
 # Small objects that are written at once through a verifier.
 _GROUPED_OBJECTS = 32
-# Snapshots that crashes have left, of which nobody knows.
+# Names of snapshots that a store may still reserve after they were deleted.
 _NAME_TRIES = 100
 
 
@@ -73,7 +74,8 @@ class EngineLimits:
     """How a replication is carried out: what is copied at once, attempts of one request
     before its key or round is tried again later, and the time between two proofs.
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
-    is how long one unit of work waits for copies that run.
+    is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
+    a key that only the target has changed is left to the other direction of a pair.
     """
 
     copier: CopierLimits = field(default_factory=CopierLimits)
@@ -82,6 +84,7 @@ class EngineLimits:
     prove_every_s: float = 3600.0
     deletes_extras: bool = True
     wait_s: float = 0.1
+    superseded_wait_s: float = 86_400.0
 
     def grouped(self) -> "EngineLimits":
         """These limits where small writes go together in calls: each waits for its
@@ -123,7 +126,7 @@ class RoundRunner:
         self._clock = clock
         self._limits = limits
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
-        self._is_difference_open = False
+        self._is_difference_open = self._has_cleaned = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved: Checkpoint | None = None
@@ -133,6 +136,7 @@ class RoundRunner:
         self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: Comparing | None = None
+        self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
@@ -182,6 +186,9 @@ class RoundRunner:
             LeaseLostError: another syncer works on this.
             ReconcileError: it could not be done; the next call tries it again.
         """
+        if not self._has_cleaned:
+            self.delete_left()
+            self._has_cleaned = True
         if not self._todo:
             return False
         self._settle_source_rounds()
@@ -224,6 +231,24 @@ class RoundRunner:
         if found is not None and found.snapshot_id == snapshot.snapshot_id:
             snapshots.delete(snapshot.name)
 
+    def delete_left(self) -> list[SnapshotFacts]:
+        """Let go of what syncers have left that were killed: snapshots of which no
+        checkpoint says anything. Returns what they were.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            StoreError: the source did not answer.
+        """
+        snapshots = self._tools.source.snapshots
+        if snapshots is None:
+            return []
+        needed = {one.snapshot_id for one in self._machine.snapshots}
+        found = self._tools.retried(lambda: list(snapshots.named(self._snapshot_prefix)))
+        left = [one for one in found if one.snapshot_id not in needed and _number(one.name)]
+        for one in left:
+            self.delete_snapshot(one)
+        return left
+
     def record(self) -> None:
         """Save what is to be saved next.
 
@@ -244,7 +269,14 @@ class RoundRunner:
         if phase is not None and phase.snapshot == snapshot:
             return phase
         self.end_phase()
-        phase = SyncPhase(self._tools, self.policy.options, self.policy.prefixes, snapshot)
+        phase = SyncPhase(
+            self._tools,
+            self.policy.options,
+            self.policy.prefixes,
+            snapshot,
+            self._superseded,
+            is_first=self._machine.checkpoint.stage is Stage.INITIAL_BATCH,
+        )
         self._phase = phase
         self._workers.begin(phase.applier)
         return phase
@@ -356,28 +388,27 @@ class RoundRunner:
     def _take_snapshot(self) -> SnapshotTaken:
         snapshots = self._tools.source.snapshots
         assert snapshots is not None
-        known = [_number(one.name) for one in self._machine.snapshots]
-        digest = blake3_of(self.policy.policy_id.encode()).hex()[:12]
-        left = f"treefold-{digest}-{min(known, default=1) - 1}"
-        self._lease.check()
-        # A syncer that ended just after it had recorded the next one has left it.
-        if min(known, default=1) > 1 and snapshots.find(left) is not None:
-            self._lease.check()
-            snapshots.delete(left)
-        for number in range(max(known, default=0) + 1, max(known, default=0) + _NAME_TRIES):
-            name = f"treefold-{digest}-{number}"
+        known = (*self._machine.snapshots, *self.delete_left())
+        last = max((_number(one.name) for one in known), default=0)
+        for number in range(last + 1, last + _NAME_TRIES):
+            name = f"{self._snapshot_prefix}{number}"
             self._lease.check()
             try:
                 made = self._tools.retried(partial(snapshots.create, name))
             except PreconditionFailedError:
-                # One of ours, made just before a crash: nobody knows of it.
+                # An answer was lost, or a store still reserves a name that was deleted.
                 snapshots.delete(name)
                 continue
             position = made.position
             if position is None and self._capture is not None:
                 position = self._capture.position()
             return SnapshotTaken(made, position)
-        raise StoreError(f"the snapshots treefold-{digest}-... cannot be deleted")
+        raise StoreError(f"the snapshots {self._snapshot_prefix}... cannot be deleted")
+
+    @property
+    def _snapshot_prefix(self) -> str:
+        """How the names of all snapshots of this replication begin."""
+        return f"treefold-{blake3_of(self.policy.policy_id.encode()).hex()[:12]}-"
 
     def _save(self, checkpoint: Checkpoint) -> None:
         if checkpoint == self._saved:

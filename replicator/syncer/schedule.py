@@ -111,7 +111,7 @@ class ChangeSchedule:
 
     def touch(self, change: Change, *, now_ms: int) -> Work:
         """Take in what a comparison found of a key; returns what will settle it."""
-        work = self._add(change, [], now_ms)
+        work = self._add(change, [], change.time_ms or now_ms)
         work.is_found = True
         return work
 

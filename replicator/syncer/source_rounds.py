@@ -210,7 +210,10 @@ class SourceRounds:
                 self._touch(Change(0, key, "", ChangeKind.DELETE))
             return
         if row is None or not row.properties or not row.source.agrees(facts):
-            self._touch(Change(0, key, "", ChangeKind.PUT, facts=facts))
+            is_written = row is None or not row.source.agrees(facts)
+            # Of tags and deletes no listing tells when they were made.
+            time_ms = facts.modified_ms if is_written else 0
+            self._touch(Change(0, key, "", ChangeKind.PUT, facts=facts, time_ms=time_ms))
             return
         self._found.pop(key, None)
         if self._reads_properties and self._is_in_slice(key):

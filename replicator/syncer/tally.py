@@ -33,16 +33,17 @@ class ReplicationTally:
         self._sent_bytes = 0
         self._last_ms: int | None = None
 
-    def applied(self, outcome: Outcome, since_ms: int, changes: int, now_ms: int) -> None:
-        """Count an outcome of so many changes of the log, the oldest from `since_ms`;
-        what a comparison has found is none of the log, and has no lag.
+    def applied(self, outcome: Outcome, since_ms: int | None, changes: int, now_ms: int) -> None:
+        """Count an outcome of so many changes of the log. `since_ms` is when the oldest
+        of them was made, or what a round has found; None where nobody knows: it has no
+        lag.
         """
         with self._lock:
             self._applied += changes
             self._effects[outcome.effect] += 1
             self._sent_bytes += outcome.sent_bytes
             self._last_ms = now_ms
-            if changes:
+            if since_ms is not None:
                 self._lags.append(max(0, now_ms - since_ms))
 
     def numbers(self) -> TallyNumbers:

@@ -8,7 +8,7 @@ from replicator.copy_requests import CopyFailedError, CopyResult, FailureReason
 from replicator.crossing import Crossing
 from replicator.deletes import Retrying
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
-from replicator.stores.port import ObjectFacts, Store
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.syncer.target_verifier import TargetVerifier, VerifierSession
 from replicator.verifier.values import BODY_BYTES_MAX
 from replicator.window_patch import WindowPatcher
@@ -22,14 +22,18 @@ class WindowPatches:
         source: Store,
         verifier: TargetVerifier,
         crossing: Crossing,
+        at_target: Callable[[ObjectFacts, ObjectProperties], ObjectProperties],
         *,
         take_bytes: Callable[[int], None],
         retried: Retrying,
     ) -> None:
-        """`take_bytes` waits until the rate allows so many more bytes."""
+        """`at_target` gives what a copy gets of the properties of the source's object.
+        `take_bytes` waits until the rate allows so many more bytes.
+        """
         self._source = source
         self._verifier = verifier
         self._crossing = crossing
+        self._at_target = at_target
         self._take_bytes = take_bytes
         self._retried = retried
         self._patcher: tuple[VerifierSession, WindowPatcher] | None = None
@@ -51,7 +55,7 @@ class WindowPatches:
     ) -> CopyResult | None:
         try:
             read = self._source.reader.properties_of
-            properties = self._crossing.of(self._retried(lambda: read(source)))
+            properties = self._at_target(source, self._retried(lambda: read(source)))
         except (ObjectMissingError, PreconditionFailedError) as error:
             raise CopyFailedError(
                 FailureReason.SOURCE_CHANGED, f"{source.key} changed while it was read"

@@ -193,7 +193,10 @@ class ChangeWorkers:
     def _settle(self, work: Work, outcome: Outcome | ReconcileError) -> int:
         if isinstance(outcome, Outcome):
             work.has_effect = outcome.effect not in (Effect.NOTHING, Effect.GONE, Effect.CONFLICT)
-            self._tally.applied(outcome, work.since_ms, len(work.numbers), self._clock.now_ms())
+            # An object that was equal already says nothing of how late a round is.
+            has_lag = work.numbers or (work.change.time_ms and work.has_effect)
+            since_ms = work.since_ms if has_lag else None
+            self._tally.applied(outcome, since_ms, len(work.numbers), self._clock.now_ms())
             self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
             self._failures, self.waiting = 0, None
             return 1

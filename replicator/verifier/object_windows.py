@@ -12,7 +12,7 @@ from proof.messages import WindowsAnswer, WindowsQuestion
 from replicator.hashing import ContentHasher
 from replicator.stores.errors import ObjectMissingError
 from replicator.stores.port import ObjectFacts, Store
-from replicator.windows import WINDOW_BYTES
+from replicator.windows import TREE_WINDOW_BYTES
 from runtime.errors import UsageError
 
 # A tree of 5 GiB takes 3 MB; a comparison descends in one object at a time.
@@ -79,9 +79,11 @@ def read_window_tree(
             if hasher is not None:
                 hasher.update(piece)
             data = rest + piece
-            whole = len(data) - len(data) % WINDOW_BYTES
-            found += window_checksums(data[:whole], ChecksumType.CRC32C, WINDOW_BYTES)
+            whole = len(data) - len(data) % TREE_WINDOW_BYTES
+            found += window_checksums(data[:whole], ChecksumType.CRC32C, TREE_WINDOW_BYTES)
             rest = data[whole:]
-    found += window_checksums(rest, ChecksumType.CRC32C, WINDOW_BYTES)
+    found += window_checksums(rest, ChecksumType.CRC32C, TREE_WINDOW_BYTES)
     windows = np.frombuffer(bytes(found), ">u4").astype(np.uint64)
-    return window_tree(Crc.CRC32C, windows, size_bytes=facts.size_bytes, window_bytes=WINDOW_BYTES)
+    return window_tree(
+        Crc.CRC32C, windows, size_bytes=facts.size_bytes, window_bytes=TREE_WINDOW_BYTES
+    )

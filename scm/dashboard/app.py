@@ -27,6 +27,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from merkle.errors import ReconcileError
+from merkle.limits import CONTAINER_ID_MAX
 from protos.errors import AmbiguousIdError, JobNotFoundError
 from repair.picture import BlockCell
 from runtime.eta import duration_text
@@ -50,8 +51,6 @@ _JOBS_READ_MAX = 500
 # Everybody who looks within this time sees the same: many viewers cost as one.
 _FRESH_S = 1.0
 _REFRESH_S = 5
-# IDs are positive and have 64 bits.
-_CONTAINER_ID_MAX = 2**63 - 1
 # Who orders by the page; the token has no name.
 _REQUESTER = "dashboard"
 # Nothing is loaded from anywhere, no script runs, and nobody frames the page.
@@ -173,7 +172,7 @@ class Dashboard:
         if refusal := self._refusal(request):
             return refusal
         container_id = request.path_params["container_id"]
-        known = 0 < container_id <= _CONTAINER_ID_MAX
+        known = 0 < container_id <= CONTAINER_ID_MAX
         container = self._reader.container(container_id) if known else None
         if container is None:
             return self._error(request, 404, f"No datanode has reported container {container_id}.")
@@ -211,7 +210,7 @@ class Dashboard:
         if refusal := self._refusal(request) or self._order_refusal(request):
             return refusal
         container_id = request.path_params["container_id"]
-        if not 0 < container_id <= _CONTAINER_ID_MAX:
+        if not 0 < container_id <= CONTAINER_ID_MAX:
             return self._error(request, 404, f"No datanode has reported container {container_id}.")
         try:
             answer = self._board.reconcile(container_id, _REQUESTER)

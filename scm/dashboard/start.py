@@ -9,6 +9,7 @@ from runtime.tls_files import Tls
 from scm.config import DashboardSettings
 
 if TYPE_CHECKING:
+    from scm.dashboard.blocks import Fetch
     from scm.dashboard.server import DashboardServer
     from scm.local_controller import LocalController
 
@@ -20,12 +21,13 @@ _TOKEN_BYTES_MAX = 4096
 def start_dashboard(
     settings: DashboardSettings,
     controller: "LocalController",
+    fetch: "Fetch | None" = None,
     *,
     tls: Tls | None,
     insecure: bool,
 ) -> "DashboardServer | None":
-    """The server of the page; None without an address. Agents are asked for trees by
-    these files of TLS.
+    """The server of the page; None without an address. Trees come by `fetch`; without
+    it agents are asked for them, with these files of TLS.
 
     Raises:
         ConfigError: the extra is not installed, the token cannot be used, or the
@@ -51,7 +53,7 @@ def start_dashboard(
             hint="pip install 'treefold[dashboard]', and 'treefold[sweep]' for dashboard.sweeps.",
         ) from error
     host, port = split_address(settings.listen)
-    pictures = BlockPictures(fetch_by(tls, insecure=insecure))
+    pictures = BlockPictures(fetch or fetch_by(tls, insecure=insecure))
     dashboard = Dashboard(
         controller,
         controller,

@@ -16,7 +16,8 @@ from scm.job_store import SqliteJobStore
 from scm.jobs import Job, JobId, OrderIssued, OrderState, ProgressReceived
 from scm.policy import Target, Visit
 from scm.ports import CancelOrder, CommandSink, JobStore, Leadership, ScanOrder
-from scm.server import Outbox, SoleLeader
+from scm.server import Outbox
+from scm.start_controller import SoleLeader
 from tests.support.cluster_reports import DN1, DN2, FixedLeadership, MemoryJobStore, MemorySink
 
 

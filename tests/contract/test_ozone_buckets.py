@@ -26,6 +26,7 @@ from replicator.stores.errors import (
     UnsupportedObjectError,
 )
 from replicator.stores.port import ChangeKind, FeedPosition, ObjectProperties, Store
+from replicator.stores.stamps import same_stamp
 from tests.support.bucket_commands import BucketPair, write_large
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_twin_service import TwinService
@@ -120,6 +121,31 @@ def test_whoever_follows_the_log_has_the_keys_of_the_bucket(
     if layout is FLAT:
         with buckets.opened_again(store) as again:
             assert followed(again, begun, wanted) == wanted
+
+
+@pytest.mark.parametrize("changed", ["tags", "metadata", "nothing"])
+def test_properties_that_are_there_are_not_written_again(
+    buckets: OzoneBuckets, changed: str
+) -> None:
+    """OZ-048: a syncer that was killed has written them, and could not record that."""
+    store = buckets.fresh(FLAT)
+    first = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
+    store.writer.put("k", b"body", first, ANYTHING)
+    given = {
+        "tags": replace(first, tags=(("c", "blue"),)),
+        "metadata": replace(first, metadata=(("a", "other"),)),
+        "nothing": first,
+    }[changed]
+    # What the killed one knew, whose record is of before.
+    known = replace(current(store, "k"), version="", modified_ms=0)
+    tags_only = changed == "tags"
+    store.writer.put_properties(known, given, tags_only=tags_only)
+    before = current(store, "k")
+    again = store.writer.put_properties(known, given, tags_only=tags_only)
+    assert current(store, "k") == before
+    assert same_stamp(again, before)
+    found = store.reader.properties("k")
+    assert (found.metadata, found.tags) == (given.metadata, given.tags)
 
 
 @pytest.mark.parametrize("layout", [FLAT, TREE])
@@ -335,18 +361,23 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
 def test_acls_cross_with_their_objects_and_alone(
     buckets: OzoneBuckets, layout: BucketLayout, tmp_path: Path
 ) -> None:
-    """OZ-029: of objects in one request and in parts; another ACL moves no byte."""
+    """OZ-029: of objects in one request and in parts; another ACL moves no byte. An
+    empty one crosses too: the target must not give its own.
+    """
     source, target = buckets.fresh(layout), buckets.fresh(layout)
+    put(source, "d/closed")
     put(source, "d/small")
     write_large(source, "d/large", random.Random(4).randbytes(12 * MIB), NOTHING)
     acl = (("group:staff", "rl"), ("user:alice", "rw"), *OWN)
     place = buckets.place(source)
     for key in ("d/small", "d/large"):
         buckets.manager.set_acl(*place, key, tuple(sorted(acl)))
+    buckets.manager.set_acl(*place, "d/closed", ())
     commands = BucketPair(source.address, target.address, tmp_path / "state", buckets.endpoint)
     assert commands.sync().last["equal"]
     for key in ("d/small", "d/large"):
         assert target.reader.properties(key).acl == tuple(sorted(acl))
+    assert target.reader.properties("d/closed").acl == ()
     etags = [current(target, key).etag for key in ("d/small", "d/large")]
     for key in ("d/small", "d/large"):
         buckets.manager.set_acl(*place, key, OWN)
@@ -355,6 +386,11 @@ def test_acls_cross_with_their_objects_and_alone(
     for key in ("d/small", "d/large"):
         assert target.reader.properties(key).acl == OWN
     assert [current(target, key).etag for key in ("d/small", "d/large")] == etags
+    buckets.manager.set_acl(*place, "d/small", ())
+    report = commands.sync()
+    assert (report.last["metadataOnly"], report.last["bytes"], report.last["equal"]) == (1, 0, True)
+    assert target.reader.properties("d/small").acl == ()
+    assert commands.sync().last["metadataOnly"] == 0
 
 
 def test_an_acl_that_ozone_does_not_have_is_refused_before_a_byte(buckets: OzoneBuckets) -> None:

@@ -1,5 +1,5 @@
-"""All peers behave alike: in memory, an agent over gRPC, and a datanode of Ozone's
-protocol over gRPC.
+"""All peers behave alike: in memory, an agent over gRPC, a datanode of Ozone's protocol
+over gRPC, and a datanode whose agent is asked first, also if the agent is silent.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ import pytest
 
 from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
+from live.agent_peer import AgentFirstPeer
 from merkle.checksum import ChecksumType
 from merkle.columns import encode_tree
 from merkle.errors import TreeRefusedError
@@ -35,7 +36,8 @@ from tests.support.peers import MemoryPeer, MemoryScans, MemorySource, MemorySta
 PEER = PeerId("7f541a06-6c26-476d-9994-c6e1947e11cb")
 CONTAINER = ContainerId(12)
 BLOCK = BlockId(20)
-KINDS = ("memory", "agent", "datanode")
+KINDS = ("memory", "agent", "datanode", "agent first", "agent silent")
+NOBODY = "127.0.0.1:1"
 
 
 @pytest.fixture
@@ -80,6 +82,9 @@ def limited(source: MemorySource, scans: MemoryScans, *, payload_bytes_max: int)
 
 
 def connect(kind: str, address: str, deadlines: Deadlines | None = None) -> Peer:
+    if kind.startswith("agent "):
+        agent = connect("agent", address if kind == "agent first" else NOBODY, deadlines)
+        return AgentFirstPeer(connect("datanode", address, deadlines), agent)
     channel = open_channel(address)
     if kind == "agent":
         return AgentPeer(PEER, channel, address, deadlines=deadlines)

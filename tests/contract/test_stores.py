@@ -983,6 +983,8 @@ def test_a_snapshot_shows_what_was_there(target: ContractStore) -> None:
         assert made.position == store.feed.position()
     assert snapshots.find("one") == made
     assert snapshots.find("two") is None
+    assert list(snapshots.named("on")) == [made]
+    assert list(snapshots.named("two")) == []
     with pytest.raises(PreconditionFailedError):
         snapshots.create("one")
     put(store, "a", b"new")
@@ -1001,6 +1003,7 @@ def test_a_snapshot_shows_what_was_there(target: ContractStore) -> None:
         assert b"".join(pieces) == b"ldo"
     snapshots.delete("one")
     snapshots.delete("one")
+    assert list(snapshots.named("")) == []
     again = snapshots.create("one" if target.frees_names_at_once else "another")
     assert again.snapshot_id != made.snapshot_id
     reads: list[Callable[[], object]] = [

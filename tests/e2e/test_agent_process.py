@@ -43,6 +43,7 @@ def settings(
         f'state_folder = "{folder / "state"}"\nlisten = "127.0.0.1:0"\n'
         f'[[volumes]]\npath = "{volume}"\nhold = "{hold}"\n'
         f"[scan]\nenabled = false\nbytes_per_second = {bytes_per_second}\n"
+        f"on_demand_bytes_per_second = {bytes_per_second}\n"
         f"mapped = {str(mapped).lower()}\n"
         # Without repair an owner's volume is opened read-only.
         f"[repair]\nenabled = {str(hold == 'owner').lower()}\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from replicator.stores.port import ObjectProperties, Store
+from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_commands import (
     ODD_KEYS,
     RICH,
@@ -162,7 +163,7 @@ def test_one_byte_of_a_large_object_crosses_as_its_window(ozone_pair: OzonePair)
     changed = ozone_pair.commands.sync()
     traffic = ozone_pair.link.traffic()
     assert (changed.last["copied"], changed.last["failed"]) == (1, []), changed.last
-    assert changed.last["bytes"] <= 16 << 10
+    assert changed.last["bytes"] <= WINDOW_BYTES
     assert beside_listings(traffic) - without_change <= STITCHED_BYTES_MAX, traffic
     check_harmless(traffic)
     found = held(ozone_pair.target, has_acls=False)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from replicator.stores.port import ObjectProperties, Store
+from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_commands import (
     RICH,
     BucketPair,
@@ -165,7 +166,7 @@ def test_one_byte_of_a_large_object_crosses_as_its_window(
     changed = pair.commands.sync()
     traffic = link.traffic()
     assert (changed.exit_status, changed.last["copied"]) == (0, 1), changed.last
-    assert changed.last["bytes"] <= 16 << 10
+    assert changed.last["bytes"] <= WINDOW_BYTES
     assert traffic.total.length_bytes - without_change <= STITCHED_BYTES_MAX, traffic
     found = held(pair.target)
     assert set(found) == {"large"}

@@ -35,6 +35,55 @@ def keys_of(missing: object) -> list[object]:
     return [one["key"] for one in missing["changes"]]
 
 
+def test_an_order_changes_which_keys_cross_while_it_runs(tmp_path: Path) -> None:
+    """OZ-161: with the command, a real master and a real syncer."""
+    with (
+        master_process(tmp_path / "m") as master,
+        closing(MasterClient([master.address()])) as client,
+        ReplicatedPair(tmp_path, client) as pair,
+        syncer_process(tmp_path / "s", [master.address()]) as syncer,
+    ):
+        syncer.address()
+        address = master.address()
+        source, target = pair.source.store(), pair.target.store()
+        for key in ("a/1", "b/1", "c/1"):
+            put(source, key, key.encode())
+        pair.add()
+        pair.await_equal()
+        assert run(address, "prefixes", "p1")[0] == 2
+        assert run(address, "prefixes", "p1", "--all", "--prefix", "a/")[0] == 2
+        assert run(address, "prefixes", "p2", "--all")[0] == 1
+        assert run(address, "prefixes", "p1", "--prefix", "a/")[0] == 6
+        status, planned = run(address, "prefixes", "p1", "--prefix", "a/", "--dry-run")
+        assert (status, planned["added"], planned["removed"]) == (0, [], [""])
+        assert pair.view().record.policy.prefixes == ()
+        assert run(address, "prefixes", "p1", "--prefix", "a/", "--yes")[0] == 0
+        wait_until(lambda: reported_prefixes(pair) == ("a/",), "the syncer to follow it")
+
+        put(source, "a/2", b"followed")
+        put(source, "b/2", b"not followed")
+        wait_until(lambda: "a/2" in pair.objects(pair.target), "what is followed")
+        assert "b/2" not in pair.objects(pair.target)
+        # What was there before stays, and what others put there is not overwritten.
+        put(target, "c/1", b"of somebody else")
+        words = ("--prefix", "a/", "--prefix", "c/", "--yes")
+        assert run(address, "prefixes", "p1", *words)[0] == 6
+        assert pair.view().record.policy.prefixes == ("a/",)
+        words = ("--prefix", "a/", "--prefix", "b/", "--allow-nonempty", "--yes")
+        assert run(address, "prefixes", "p1", *words)[0] == 0
+        wait_until(lambda: "b/2" in pair.objects(pair.target), "what was added")
+        wait_until(lambda: reported_prefixes(pair) == ("a/", "b/"), "the end of the comparison")
+        assert pair.objects(pair.target)["c/1"] == b"of somebody else"
+        status, unchanged = run(address, "prefixes", "p1", *words)
+        assert (status, unchanged["added"], unchanged["removed"]) == (0, [], [])
+    assert '"kind":"prefixes"' in (tmp_path / "m/state/audit.jsonl").read_text().replace(" ", "")
+
+
+def reported_prefixes(pair: ReplicatedPair) -> tuple[str, ...]:
+    report = pair.view().state.report
+    return report.checkpoint.prefixes if report is not None else ()
+
+
 def test_a_source_fails_and_all_comes_back(tmp_path: Path) -> None:
     with (
         master_process(tmp_path / "m") as master,

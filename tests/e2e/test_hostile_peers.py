@@ -15,22 +15,24 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import grpc
-import psutil
 import pytest
 
 from dnagent.ports import AgentStatus
 from dnagent.server import AgentService
+from live.deep_read import read_replica
 from merkle.checksum import window_checksums
 from merkle.errors import ReconcileError
 from merkle.replica import PeerId
-from merkle.tree import ContainerId
+from merkle.tree import ContainerId, ContainerTree
 from ozone.datanode import XceiverService
 from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from repair.peers import AgentPeer, DatanodePeer
 from repair.ports import Peer
 from runtime.rpc import Deadlines, UnaryCall, open_channel, start_server
-from tests.support.evil_server import BLOCK, CASES, CHUNK_BYTES, Ask, Case, replica
+from tests.support.bounded_memory import bounded_memory
+from tests.support.evil_records import BLOCK, CHUNK_BYTES, replica
+from tests.support.evil_server import CASES, Ask, Case
 from tests.support.peers import MemoryScans, MemorySource, MemoryStatus
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,9 +41,6 @@ PEER = PeerId("evil")
 STALLED_S = 0.7
 # Any other ends by itself, well before this.
 PATIENT_S = 30.0
-# Over what the process had before; parsing a message of 32 MiB of the smallest parts
-# takes the most (inv-I10).
-MEMORY_BYTES_MAX = 256 << 20
 
 pytestmark = pytest.mark.e2e
 
@@ -93,32 +92,18 @@ def ask_read(peer: Peer, container_id: ContainerId) -> None:
     )
 
 
+def ask_list(peer: Peer, container_id: ContainerId) -> None:
+    """As a deep diagnosis reads a replica."""
+    assert isinstance(peer, DatanodePeer)
+    read_replica(peer._client, container_id, ContainerTree.of(container_id, []), lambda _: None)
+
+
 ASK: dict[Ask, Callable[[Peer, ContainerId], None]] = {
     Ask.TREE: ask_tree,
     Ask.RECORDS: ask_records,
     Ask.READ: ask_read,
+    Ask.LIST: ask_list,
 }
-
-
-@contextmanager
-def bounded_memory() -> Iterator[None]:
-    """Fail if the process grows by more than the limit at any time inside."""
-    process, done = psutil.Process(), threading.Event()
-    before, peak = process.memory_info().rss, 0
-
-    def watch() -> None:
-        nonlocal peak
-        while not done.wait(0.005):
-            peak = max(peak, process.memory_info().rss - before)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-    assert peak <= MEMORY_BYTES_MAX, f"grew by {peak >> 20} MiB"
 
 
 def code_of(peer: Peer, ask: Ask, container_id: ContainerId) -> str | None:

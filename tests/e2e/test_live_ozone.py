@@ -17,6 +17,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_damage import block_files, flip
 
 pytestmark = [pytest.mark.ozone(is_last=1), pytest.mark.timeout(900)]
 
@@ -54,16 +55,7 @@ def treefold(*words: str) -> subprocess.CompletedProcess[str]:
 
 def files(cluster: OzoneCluster, datanode: int, container_id: int) -> dict[int, Path]:
     """The files of a container's blocks on one datanode, by their sizes."""
-    folder = f"hdds/*/current/containerDir*/{container_id}/chunks/*.block"
-    return {path.stat().st_size: path for path in cluster.volume(datanode).glob(folder)}
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    return {path.stat().st_size: path for path in block_files(cluster, datanode, container_id)}
 
 
 def diagnose(cluster: OzoneCluster, *words: str) -> tuple[int, dict[int, dict[str, Any]]]:

@@ -53,6 +53,13 @@ def run(*words: str) -> tuple[int, dict[str, object]]:
     return done.exit_code, document
 
 
+def listed(*words: str) -> list[object]:
+    """The IDs that `bucket list` prints."""
+    data = run("bucket", "list", *words)[1]["data"]
+    assert isinstance(data, dict)
+    return [one["id"] for one in data["replications"]]
+
+
 def test_a_killed_master_loses_nothing_and_the_same_syncer_goes_on(tmp_path: Path) -> None:
     """OZ-038, OZ-047: holder and reports are on disk before they are answered."""
     with ExitStack() as stack:
@@ -140,10 +147,13 @@ def test_what_operators_order_reaches_the_syncer_and_is_on_record(tmp_path: Path
         syncer = stack.enter_context(StandInSyncer("s1", [address]))
         syncer.await_work(P1)
         wait_until(lambda: run("bucket", "status", "p1", *to)[0] == 0, "it to be ACTIVE")
+        assert listed("--active", *to) == listed(*to) == ["p1"]
         assert run("bucket", "pause", "p1", *to)[0] == 0
         paused_s = time.monotonic()
         wait_until(lambda: syncer.desired[P1] is DesiredState.PAUSED, "the pause")
         assert time.monotonic() - paused_s < 2
+        wait_until(lambda: listed("--active", *to) == [], "it to be listed as PAUSED")
+        assert listed(*to) == ["p1"]
         assert run("bucket", "resume", "p1", *to)[0] == 0
         assert run("bucket", "disable", *to, "--yes")[0] == 0
         wait_until(lambda: syncer.desired[P1] is DesiredState.PAUSED, "the end of all")

@@ -8,8 +8,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +15,7 @@ import pytest
 from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
 
 pytestmark = [pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]
 
@@ -46,42 +45,13 @@ def container(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFact
         *(f"key put /healing/kept/{size} {folder / str(size)}" for size in SIZES),
     )
     closed = ozone_cluster.close_open()
-    return next(one for one in closed if len(files(ozone_cluster, 1, one)) == len(SIZES))
-
-
-def files(cluster: OzoneCluster, datanode: int, container_id: int) -> list[Path]:
-    """The files of a container's blocks on one datanode."""
-    folder = f"hdds/*/current/containerDir*/{container_id}/chunks/*.block"
-    return sorted(cluster.volume(datanode).glob(folder), key=lambda path: path.name)
+    return next(one for one in closed if len(block_files(ozone_cluster, 1, one)) == len(SIZES))
 
 
 def contents(cluster: OzoneCluster, container_id: int) -> list[list[bytes]]:
-    return [[path.read_bytes() for path in files(cluster, i, container_id)] for i in (1, 2, 3)]
-
-
-def damage_and_reconcile_twice(cluster: OzoneCluster, container_id: ContainerId) -> None:
-    """Damage all replicas differently. Each reconcile ends with a scan, so that trees
-    and SCM know.
-    """
-    for datanode, offset in enumerate(OFFSETS, 1):
-        for path in files(cluster, datanode, container_id):
-            with path.open("r+b") as file:
-                file.seek(offset)
-                found = file.read(4)
-                file.seek(offset)
-                file.write(bytes(byte ^ 1 for byte in found))
-    client = ScmClient([cluster.scm_address])
-    for _ in range(2):
-        assert client.reconcile([container_id]) == {container_id: None}
-        # The order, the scans and their reports; nothing tells that a reconcile ended.
-        time.sleep(6)
-
-    def are_diverged() -> bool:
-        found = client.replicas([container_id])[container_id]
-        return len({one.data_checksum for one in found}) == 3
-
-    eventually("each replica has a root of its own", are_diverged)
-    client.close()
+    return [
+        [path.read_bytes() for path in block_files(cluster, i, container_id)] for i in (1, 2, 3)
+    ]
 
 
 def command(cluster: OzoneCluster, *words: str) -> list[str]:
@@ -112,7 +82,7 @@ def test_what_ozone_leaves_diverged_twice_is_healed(
     client = ScmClient([ozone_cluster.scm_address])
     nodes = {one.peer for one in client.nodes()}
     client.close()
-    damage_and_reconcile_twice(ozone_cluster, container)
+    damage_and_reconcile_twice(ozone_cluster, container, OFFSETS)
     assert contents(ozone_cluster, container) != originals
     status, document = rescue(ozone_cluster, str(container), "--yes")
     assert status == 0, document
@@ -139,7 +109,7 @@ def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
     originals = contents(ozone_cluster, container)
     before = replica_peers(ozone_cluster, container)
     for phase in PHASES:
-        damage_and_reconcile_twice(ozone_cluster, container)
+        damage_and_reconcile_twice(ozone_cluster, container, OFFSETS)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
         with subprocess.Popen(
             command(ozone_cluster, str(container), "--yes"),

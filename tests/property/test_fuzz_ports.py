@@ -205,6 +205,7 @@ def _to_master() -> Iterator[tuple[str, str, Message]]:
             "SetOptions",
             rp.SetOptionsRequest(policy_id=P1, options=options_to(options)),
         ),
+        ("SetPrefixes", rp.SetPrefixesRequest(policy_id=P1, prefixes=["a", "b"], reason="r")),
         ("SetEnabled", rp.SetEnabledRequest(enabled=True, reason="r")),
         ("ListReplications", rp.ListReplicationsRequest(after_policy_id="a")),
         ("GetReplication", rp.GetReplicationRequest(policy_id=P1)),

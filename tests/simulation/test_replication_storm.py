@@ -75,6 +75,20 @@ def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
     assert expected <= marks.keys()
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        # A gap ended a round between a record and the deletion of a snapshot.
+        265,
+        # What was cancelled had to end while the operator had disabled everything.
+        1377,
+    ],
+)
+def test_a_storm_that_once_failed_heals(seed: int, tmp_path: Path) -> None:
+    """OZ-124, OZ-126."""
+    weather(seed, tmp_path)
+
+
 def test_a_storm_is_the_same_each_time(tmp_path: Path) -> None:
     traces = [list(weather(5, tmp_path / name).trace) for name in "ab"]
     assert traces[0] == traces[1]

@@ -11,10 +11,12 @@ import pytest
 from live.rescue import (
     ATTEMPTS_MAX,
     Beat,
+    ChunkRead,
     Event,
     Failed,
     ListReplicas,
     OrderReconcile,
+    ReadChunk,
     ReadTree,
     Register,
     ReplicasListed,
@@ -59,6 +61,9 @@ class Cluster:
     has_replica: bool = False
     trees: dict[PeerId, ContainerTree] = field(default_factory=dict)
     ordered_unlisted: int = 0
+    # A chunk has other bytes than its tree says with this probability.
+    lies: float = 0.0
+    read_back: list[PeerId] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.trees = {peer: tree_of(is_whole=False, other=self.other) for peer in PEERS}
@@ -88,6 +93,11 @@ class Cluster:
                 return ReplicasListed(list(self.listed()))
             case ReadTree(peer):
                 return TreeRead(self.trees[peer])
+            case ReadChunk(peer, place):
+                self.read_back.append(peer)
+                assert place == (BLOCK, 0)
+                is_whole = self.trees[peer].blocks[0].chunks[0].checksum_matches
+                return ChunkRead(is_whole and self.chance.random() >= self.lies, 4096)
             case Wait():
                 pass
         return Succeeded()
@@ -128,12 +138,14 @@ def test_whatever_is_lost_a_rescue_ends_and_leaves(seed: int) -> None:
         loss=chance.choice([0.0, 0.1, 0.3]),
         heals=chance.choice([0.3, 1.0]),
         other=chance.choice([7, 8]),
+        lies=chance.choice([0.0, 0.4]),
     )
     outcome, made = run(cluster, restarts=chance.choice([0.0, 0.02]))
     assert outcome is not None
     # What it says is true.
     for peer in outcome.healed:
         assert cluster.trees[peer].blocks[0].chunks[0].checksum_matches
+        assert peer in cluster.read_back
     assert sorted((*outcome.healed, *outcome.unhealed)) == sorted(PEERS)
     if outcome.has_left:
         assert not cluster.has_replica
@@ -151,6 +163,8 @@ def test_an_undisturbed_rescue_heals_all_with_one_reconcile(other: int) -> None:
     assert outcome.attempts == 1
     assert {one.peer for one in made if isinstance(one, ReadTree)} == set(PEERS)
     assert cluster.ordered_unlisted == 0
+    assert sorted(cluster.read_back) == sorted(PEERS)
+    assert outcome.bytes_read_back == 3 * 4096
 
 
 def test_a_rescue_killed_at_any_request_can_be_run_again() -> None:
@@ -182,3 +196,49 @@ def test_a_root_that_scm_reports_is_not_believed_before_the_tree_is_read() -> No
     assert machine.outcome.unhealed == (PEERS[2],)
     assert machine.outcome.attempts == ATTEMPTS_MAX
     assert machine.outcome.has_left
+
+
+def test_bytes_that_do_not_match_are_not_healed_whatever_the_tree_says() -> None:
+    cluster = Cluster(random.Random(0), lies=1.0)
+    outcome, _ = run(cluster)
+    assert outcome is not None
+    assert outcome.unhealed == PEERS
+    assert outcome.attempts == ATTEMPTS_MAX
+    assert outcome.has_left
+    # Once for each reconcile: nothing else can change what is on disk.
+    assert len(cluster.read_back) == ATTEMPTS_MAX * len(PEERS)
+
+
+def test_heartbeats_go_on_while_many_chunks_are_read_back() -> None:
+    """SCM calls a datanode stale after 9 s at the shortest."""
+    chunks = [ChunkTree(at * 4096, 4096, 5) for at in range(200)]
+    staged = ContainerTree.of(NUMBER, [BlockTree.live(BLOCK, chunks)])
+    places = frozenset((BLOCK, chunk.offset) for chunk in chunks)
+    machine = Rescue(OWN, staged, places, PEERS[:1])
+    own, real = (
+        ContainerReplica(peer, NUMBER, ReplicaState.CLOSED, staged.data_checksum, 1)
+        for peer in (OWN, PEERS[0])
+    )
+    now_s, last_s, read = 0.0, 0.0, 0
+    request: Request | None = machine.start(now_s)
+    while request is not None:
+        is_member = machine.phase is not RescuePhase.LEAVING
+        match request:
+            case Beat() | Register():
+                assert now_s - last_s < 9
+                last_s, event = now_s, Succeeded()
+            case ReadTree():
+                event = TreeRead(staged)
+            case ReadChunk():
+                read, event = read + 1, ChunkRead(True, 4096)
+                now_s += 0.5
+            case ListReplicas():
+                event = ReplicasListed([real, own] if is_member else [real])
+            case Wait(seconds):
+                now_s, event = now_s + seconds, Succeeded()
+            case _:
+                event = Succeeded()
+        request = machine.step(event, now_s)
+    assert machine.outcome is not None
+    assert machine.outcome.is_complete
+    assert read == 200

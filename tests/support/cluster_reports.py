@@ -12,12 +12,13 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import DatabaseError, DiskError
 from scm.controller import Controller
+from scm.datanodes import Datanode
 from scm.heartbeats import Heartbeat, ProgressReport
 from scm.jobs import Job, JobId, OrderState
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import Visit
 from scm.ports import AnyOrder, CancelOrder, CommandSink, ReconcileOrder
-from scm.registry import Datanode, HeartbeatEffect, ReplicaReport
+from scm.registry import HeartbeatEffect, ReplicaReport
 from scm.rules import Rules
 
 # When replicas were scanned, unless a test says otherwise: as its clock starts.

@@ -51,11 +51,17 @@ from protos.ozone_datanode_pb2 import (
 from repair.wire import SERVICE as AGENT
 from repair.wire import encode_piece
 from runtime.rpc import Handler
-from tests.support.peers import MemoryReplica, replica_of
+from tests.support.evil_records import (
+    BLOCK,
+    CHUNK_BYTES,
+    NOT_ONE_RECORD,
+    RECORDS,
+    length_field,
+    many_chunks,
+    raw_record,
+    replica,
+)
 
-BLOCK = BlockId(20)
-# What the test asks for: one chunk of that length.
-CHUNK_BYTES = 256 << 10
 FIRST_CONTAINER = 1000
 # Longer than any deadline of the test; a case that waits for it has hung.
 _AGES_S = 60
@@ -69,6 +75,8 @@ class Ask(Enum):
     TREE = "tree"
     RECORDS = "records"
     READ = "read"
+    # All records of a container, of a datanode alone.
+    LIST = "list"
 
 
 @dataclass(frozen=True)
@@ -87,11 +95,6 @@ class Case:
 
     def __str__(self) -> str:
         return f"{self.kind}-{self.ask.value}-{self.name}"
-
-
-def replica(container_id: ContainerId) -> MemoryReplica:
-    """What an honest peer would hold."""
-    return replica_of(container_id, {20: CHUNK_BYTES, 21: 5000}, chunk_bytes=CHUNK_BYTES)
 
 
 def _honest(container_id: ContainerId) -> ContainerTree:
@@ -129,7 +132,7 @@ def _empty_blocks(number: int) -> Callable[[ContainerId], bytes]:
 
     def tree(container_id: ContainerId) -> bytes:
         info = ContainerChecksumInfo(containerID=container_id).SerializeToString()
-        return info + _field(2, b"\x12\x00" * number)
+        return info + length_field(2, b"\x12\x00" * number)
 
     return tree
 
@@ -157,20 +160,11 @@ TREES: dict[str, Callable[[ContainerId], bytes]] = {
     "ten million empty blocks": _empty_blocks(10_000_000),
     "ten million empty chunks": lambda c: (
         ContainerChecksumInfo(containerID=c).SerializeToString()
-        + _field(2, _field(2, b"\x1a\x00" * 10_000_000))
+        + length_field(2, length_field(2, b"\x1a\x00" * 10_000_000))
     ),
     "garbage tree": lambda _: b"\xff" * 1000,
     "tree cut short": lambda c: encode_tree(_honest(c))[:-1],
 }
-
-
-def _field(number: int, data: bytes) -> bytes:
-    """A length-delimited field, whatever the message would say to it."""
-    head, length = bytearray([number << 3 | 2]), len(data)
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    return bytes(head) + bytes([length]) + data
 
 
 def _bytes(*messages: bytes) -> Answers:
@@ -297,7 +291,7 @@ _PAGES: dict[str, tuple[Answers, tuple[str, ...]]] = {
         ("tree_refused",),
     ),
     "endless pages": (
-        lambda c, _: (_page(c, _part(i)) + _field(15, bytes(16 << 20)) for i in count()),
+        lambda c, _: (_page(c, _part(i)) + length_field(15, bytes(16 << 20)) for i in count()),
         ("tree_refused",),
     ),
     "pages that stop coming": (
@@ -319,6 +313,20 @@ _AGENT_RECORDS: dict[str, tuple[Answers, tuple[str, ...]]] = {
         ("remote_protocol",),
     ),
 }
+
+
+def _agent_record(make: Callable[[ContainerId], bytes]) -> Answers:
+    return lambda c, _: [GetBlockRecordsResponse(block_data=[make(c)]).SerializeToString()]
+
+
+def _datanode_record(make: Callable[[ContainerId], bytes]) -> Answers:
+    """A response with this record, which may be none."""
+
+    def answers(container_id: ContainerId, _: grpc.ServicerContext) -> Iterable[bytes]:
+        start = Reply(cmdType=Type.GetBlock, result=Result.SUCCESS).SerializeToString()
+        return [start + length_field(12, length_field(1, make(container_id)))]
+
+    return answers
 
 
 def _good_piece(length: int = 64 << 10) -> bytes:
@@ -410,6 +418,30 @@ def _chunk(*buffers: bytes) -> Callable[[Reply, ContainerId], None]:
     return fill
 
 
+def _listing(*raw: Callable[[ContainerId], bytes], count: int = 1) -> Answers:
+    """A page of these records, so many times."""
+
+    def answers(container_id: ContainerId, _: grpc.ServicerContext) -> Iterable[bytes]:
+        start = Reply(cmdType=Type.ListBlock, result=Result.SUCCESS).SerializeToString()
+        rows = b"".join(length_field(1, make(container_id)) for make in raw)
+        return [start + length_field(14, rows * count)]
+
+    return answers
+
+
+def _blocks(start: int, count: int, other: int = 0) -> Answers:
+    """A page of that many blocks without chunks."""
+
+    def answers(container_id: ContainerId, _: grpc.ServicerContext) -> Iterable[bytes]:
+        reply = Reply(cmdType=Type.ListBlock, result=Result.SUCCESS)
+        for block_id in range(start, start + count):
+            row = reply.listBlock.blockData.add()
+            row.blockID.containerID, row.blockID.localID = container_id + other, block_id
+        return [reply.SerializePartialToString()]
+
+    return answers
+
+
 def _message(text: str) -> Callable[[Reply, ContainerId], None]:
     def fill(reply: Reply, _: ContainerId) -> None:
         reply.message = text
@@ -481,6 +513,22 @@ _DATANODE: dict[Ask, dict[str, tuple[Answers, tuple[str, ...]]]] = {
             (),
         ),
     },
+    Ask.LIST: {
+        "no body": (_reply(Type.ListBlock, _nothing), ("remote_protocol",)),
+        "a page longer than requested": (_blocks(1, 1001), ("remote_protocol",)),
+        "one page for ever": (_blocks(1, 1000), ("remote_protocol",)),
+        "blocks of another container": (_blocks(1, 2, other=1), ("remote_protocol",)),
+        "blocks below 0": (_blocks(-2, 2), ("remote_protocol",)),
+        "a block twice in one page": (
+            _listing(lambda c: raw_record(c, lambda _: None), count=2),
+            ("remote_protocol",),
+        ),
+        "millions of empty blocks": (
+            _listing(lambda _: b"", count=12_000_000),
+            ("remote_protocol",),
+        ),
+        "millions of empty chunks in a list": (_listing(many_chunks), ("remote_protocol",)),
+    },
 }
 
 
@@ -489,7 +537,14 @@ def _cases() -> Iterator[Case]:
         yield Case("agent", Ask.TREE, name, _agent_tree(make), ("tree_refused",))
         yield Case("datanode", Ask.TREE, name, _reply(_TREE, _info(make)), ("tree_refused",))
     agent = {Ask.TREE: _AGENT_TREE, Ask.RECORDS: _AGENT_RECORDS, Ask.READ: _AGENT_READ}
-    for ask in Ask:
+    for name, make in RECORDS.items():
+        yield Case("agent", Ask.RECORDS, name, _agent_record(make), ("remote_protocol",))
+        # What contradicts itself counts as missing: a disk may be at fault.
+        codes = ("remote_protocol",) if name in NOT_ONE_RECORD else ()
+        yield Case("datanode", Ask.RECORDS, name, _datanode_record(make), codes)
+    for name, (answers, codes) in _DATANODE[Ask.LIST].items():
+        yield Case("datanode", Ask.LIST, name, answers, codes)
+    for ask in agent:
         for name, (answers, codes) in (agent[ask] | _WRONG_TRANSPORT).items():
             yield Case("agent", ask, name, answers, codes)
         for name, (answers, codes) in (_DATANODE[ask] | _DATANODE_ANY | _WRONG_TRANSPORT).items():

@@ -2,11 +2,14 @@
 on real sockets.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 
+from dnagent.ports import AgentStatus
+from dnagent.server import AgentService
 from live.diagnosis import Diagnosis
+from live.ports import AgentReader
 from live.survey import ClusterSurvey
 from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import BlockId, ContainerId
@@ -22,7 +25,15 @@ from ozone.scm_client import (
 )
 from protos.convert import tree_from_bytes
 from runtime.rpc import Deadlines, RpcServer, open_channel, start_server
-from tests.support.peers import CHUNK_BYTES, MemoryReplica, MemorySource, replica_of, xor_replicas
+from tests.support.peers import (
+    CHUNK_BYTES,
+    MemoryReplica,
+    MemoryScans,
+    MemorySource,
+    MemoryStatus,
+    replica_of,
+    xor_replicas,
+)
 from tests.support.scm_twin import ScmTwin, served
 
 PEERS = [PeerId(f"{number}fffffff-0000-4000-8000-000000000000") for number in (1, 2, 3)]
@@ -106,7 +117,12 @@ class LiveTwin:
         """The datanode's process ends; SCM has not noticed."""
         self.servers[datanode - 1].stop(0)
 
-    def diagnose(self, *, deep: bool = False) -> dict[int, Diagnosis]:
+    def diagnose(
+        self,
+        *,
+        deep: bool = False,
+        find_agent: Callable[[ClusterNode], AgentReader | None] = lambda _: None,
+    ) -> dict[int, Diagnosis]:
         """A diagnosis of all containers."""
 
         def connect(node: ClusterNode) -> DatanodeClient:
@@ -118,7 +134,9 @@ class LiveTwin:
 
         client = ScmClient([self.address])
         try:
-            with ClusterSurvey(client, connect, 0, reads_data=deep) as survey:
+            with ClusterSurvey(
+                client, connect, 0, reads_data=deep, find_agent=find_agent
+            ) as survey:
                 batches = survey.diagnose(client.containers())
                 return {one.container.container_id: one for batch in batches for one in batch}
         finally:
@@ -143,3 +161,20 @@ def live_twin() -> Iterator[LiveTwin]:
             for number, (peer, server) in enumerate(zip(PEERS, servers, strict=True), 1)
         ]  # fmt: skip
         yield LiveTwin(stack.enter_context(served(scm.serve)), scm, sources, servers)
+
+
+@contextmanager
+def agents_beside(
+    cluster: LiveTwin, sources: Sequence[CountingSource] = ()
+) -> Iterator[list[RpcServer]]:
+    """An agent beside each of its datanodes, which scans what they hold; `sources`
+    count what the agents read apart from what the datanodes do.
+    """
+    with ExitStack() as stack:
+        servers = list[RpcServer]()
+        for peer, source in zip(PEERS, sources or cluster.sources, strict=True):
+            status = MemoryStatus(AgentStatus(peer, repair_enabled=False))
+            service = AgentService(source, MemoryScans(source), status)
+            servers.append(start_server("127.0.0.1:0", [service.register]))
+            stack.callback(servers[-1].stop, 0)
+        yield servers

@@ -6,7 +6,6 @@ import random
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar, cast
@@ -125,17 +124,6 @@ class MasterHost:
             return False
         self.on_change()
         return True
-
-    def want_prefixes(self, policy_id: PolicyId, prefixes: tuple[str, ...]) -> bool:
-        """Want other prefixes of a replication; whether there is one."""
-        state = self.state()
-        record = state.policy(policy_id)
-        if record is None or not self.is_up:
-            return False
-        policy = replace(
-            record.policy, prefixes=tuple(sorted(prefixes)), revision=record.policy.revision + 1
-        )
-        return self.store.write({}, [replace(record, policy=policy)])
 
     def client(self, caller: Caller, is_cut_off: Callable[[], bool]) -> SyncerClient:
         """The connection of a syncer's process."""

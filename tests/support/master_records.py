@@ -64,8 +64,9 @@ def report(
     log: str = "log",
 ) -> ReplicationReport:
     position = None if index is None else FeedPosition(log, index)
-    checkpoint = Checkpoint(Stage.LIVE, position=position)
-    return ReplicationReport(condition, checkpoint, fault, "message" if fault else "")
+    checkpoint = Checkpoint(Stage.LIVE, position=position, prefixes=("",))
+    message = "message" if fault else ""
+    return ReplicationReport(condition, checkpoint, fault, message, target_probe='{"store":"x"}')
 
 
 def state_of(records: Iterable[Record], now_ms: int = 1_000_000) -> StoredState:

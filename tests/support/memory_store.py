@@ -660,6 +660,15 @@ class MemorySnapshots:
             found = store.snapshots.get(name)
             return found[0] if found else None
 
+    def named(self, prefix: str) -> Iterator[SnapshotFacts]:
+        """See SnapshotStore."""
+        store = self._store
+        with store._operation("find_snapshots", prefix), store._lock:
+            found = [
+                facts for name, (facts, _) in store.snapshots.items() if name.startswith(prefix)
+            ]
+        yield from found
+
     def open(self, snapshot: SnapshotFacts) -> SnapshotView:
         """See SnapshotStore."""
         view = _MemoryView(self._store, snapshot)

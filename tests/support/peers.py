@@ -222,7 +222,15 @@ class MemoryScans:
     def scan(self, container_id: ContainerId, cancelled: Callable[[], bool]) -> ScanReport:
         state = self._source.head(container_id).state
         replica = self._source.replicas[container_id]
-        tree = replica.scanned_tree()
+        # As a scan of files: without blocks that have none, and without lost chunks.
+        tree = ContainerTree.of(
+            container_id,
+            [
+                BlockTree.live(block.block_id, [one for one in block.chunks if one.length_bytes])
+                for block in replica.scanned_tree().blocks
+                if block.block_id in replica.files
+            ],
+        )
         replica.tree = encode_tree(tree)
         return ScanReport(
             container_id, state, tree.data_checksum or 0, sum(map(len, replica.files.values()))

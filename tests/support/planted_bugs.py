@@ -37,12 +37,14 @@ from repair.requests import (
 )
 from repair.round import RepairRules
 from scm.automatic import AutomaticMode
-from scm.controller import Controller, ControllerParts
+from scm.controller import Controller
+from scm.controller_parts import ControllerParts
+from scm.datanodes import Datanode
 from scm.dispatcher import Dispatcher
 from scm.job_index import JobIndex
 from scm.jobs import Event as JobEvent
 from scm.jobs import JobId, ProgressReceived
-from scm.registry import Datanode, HeartbeatEffect, Registry, ReplicaReport
+from scm.registry import HeartbeatEffect, Registry, ReplicaReport
 from tests.support.cluster_control import Parts
 from tests.support.memory import RepairableReplica
 

@@ -132,6 +132,9 @@ class ReplicationStorm:
         if record is None:
             self._add_policy()
         elif record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
+            # What is cancelled ends only where something runs at all (OZ-124).
+            if not state.settings.is_enabled:
+                self.host.order(lambda master: master.set_enabled(ORDER, is_enabled=True))
             self.host.order(lambda master: master.delete_policy(_POLICY, ORDER, force=False))
         elif record.failed_over_ms is not None:
             self.host.order(lambda master: master.end_failover(_POLICY, ORDER))
@@ -266,8 +269,10 @@ class ReplicationStorm:
                 is_taken = host.order(lambda one: one.set_enabled(ORDER, is_enabled=is_enabled))
             case 7 | 8:
                 what = "prefixes"
-                self._prefixes = rng.choice(_WANTED)
-                is_taken = host.want_prefixes(_POLICY, self._prefixes)
+                chosen = rng.choice(_WANTED)
+                wished = tuple(sorted(chosen))
+                is_taken = host.order(lambda one: one.set_prefixes(_POLICY, wished, ORDER))
+                self._prefixes = chosen if is_taken else self._prefixes
             case _:
                 what, is_taken = "all", True
                 self._want_all()

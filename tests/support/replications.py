@@ -9,18 +9,45 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from replicator.copier import CopierLimits
+from replicator.origin import unmarked
 from replicator.replication import Checkpoint, Policy, PolicyId, ReplicationOptions, SyncerId
-from replicator.stores.port import Store
+from replicator.stores.errors import StoreError
+from replicator.stores.port import ObjectProperties, Store
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import Lease, LocalLease
 from replicator.syncer.rounds import EngineLimits
 from replicator.verifier.client import VerifierClient
+from runtime.disk import Disk
 from runtime.retry import Backoff
 from tests.support.bucket_sync import LIMITS, InlineExecutor
+from tests.support.memory_store import MemoryStore
 
 T = TypeVar("T")
 SYNCER, POLICY = SyncerId("syncer-1"), PolicyId("policy-1")
 P = ParamSpec("P")
+
+
+def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
+    """What a store has of each key, without the marks of copies."""
+    return {
+        key: (one.body, replace(one.properties, metadata=unmarked(one.properties.metadata)))
+        for key, one in store.objects.items()
+    }
+
+
+def failing(store: MemoryStore, error: StoreError, names: set[str]) -> Callable[[], None]:
+    """Let operations of a store fail until the returned function is called."""
+
+    def before(name: str, _key: str) -> None:
+        if name in names:
+            raise error
+
+    store.faults = replace(store.faults, before=before)
+
+    def mend() -> None:
+        store.faults = replace(store.faults, before=lambda _name, _key: None)
+
+    return mend
 
 
 class StepClock:
@@ -102,6 +129,7 @@ class Replication:
     limits: EngineLimits = field(default_factory=step_limits)
     checkpoint: Checkpoint | None = None
     later: LaterExecutor | None = None
+    disk: Disk | None = None
     syncer: SyncerId = SYNCER
     policy_id: PolicyId = POLICY
     verifier: VerifierClient | None = None
@@ -124,6 +152,7 @@ class Replication:
             checkpoint=self.checkpoint,
             clock=self.clock,
             limits=self.limits,
+            disk=self.disk,
             new_executor=self._executor,
             verifier=self.verifier,
         )

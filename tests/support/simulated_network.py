@@ -17,8 +17,8 @@ from merkle.tree import ContainerId
 from protos import controller_pb2 as pb
 from repair.requests import Cancelled
 from runtime.errors import BusyError, OperationInterruptedError
+from scm.datanodes import Liveness
 from scm.jobs import JobId
-from scm.registry import Liveness
 from tests.support.cluster_control import AgentProcess, ControllerProcess, Message
 from tests.support.faults import Fault
 from tests.support.memory import CrashError

@@ -71,8 +71,8 @@ CONTROLLER_OPERATOR = {
 }  # fmt: skip
 AGENT_OPERATOR = {"ScanContainer", "GetStatus", "PlanRepair", "UndoJob"}
 MASTER_OPERATOR = {
-    "AddPolicy", "DeletePolicy", "SetDesiredState", "SetOptions", "SetEnabled", "GetStatus",
-    "ListReplications", "GetReplication", "Failover", "EndFailover",
+    "AddPolicy", "DeletePolicy", "SetDesiredState", "SetOptions", "SetPrefixes", "SetEnabled",
+    "GetStatus", "ListReplications", "GetReplication", "Failover", "EndFailover",
 }  # fmt: skip
 SYNCER = {"Register", "Heartbeat", "SaveReport", "Release"}
 HEALTH = {"Check", "List", "Watch"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ozone.manager_values import BucketLayout
 from replicator.master.messages import options_from, options_to
 from replicator.master.syncer_rules import Assignment
 from replicator.replication import (
@@ -22,8 +23,10 @@ from replicator.replication import (
     ReplicationOptions,
     SyncerId,
 )
+from replicator.stores import s3_probe
 from replicator.stores.errors import StoreError
 from replicator.stores.local import LocalBucket
+from replicator.stores.port import Store
 from replicator.syncer.assigned import AssignedReplication
 from replicator.syncer.lease import LeaseTimer
 from replicator.syncer.master_lease import MasterLease
@@ -32,6 +35,8 @@ from runtime.errors import UsageError
 from runtime.guard import ThreadGuard
 from runtime.rate_limit import SystemClock
 from tests.support.master_clients import RecordingClient
+from tests.support.ozone_buckets import OzoneBuckets
+from tests.support.ozone_twin_service import TwinService
 from tests.support.stores import put
 from tests.support.verifiers import config_of, verifier_of
 from tests.support.waiting import wait_until
@@ -39,7 +44,12 @@ from tests.support.waiting import wait_until
 
 @contextmanager
 def assigned(
-    folder: Path, *, desired: DesiredState = DesiredState.ENABLED, lease_s: float = 60.0
+    folder: Path,
+    *,
+    desired: DesiredState = DesiredState.ENABLED,
+    lease_s: float = 60.0,
+    target: str = "",
+    target_probe: str = "",
 ) -> Iterator[AssignedReplication]:
     clock = SystemClock()
     timer = LeaseTimer(clock, margin_s=0.0)
@@ -47,11 +57,11 @@ def assigned(
     policy = Policy(
         PolicyId("p1"),
         f"local:{folder / 'source'}",
-        f"local:{folder / 'target'}",
+        target or f"local:{folder / 'target'}",
         desired=desired,
     )
-    assignment = Assignment(policy, 3, Checkpoint())
-    (folder / "state").mkdir()
+    assignment = Assignment(policy, 3, Checkpoint(), target_probe)
+    (folder / "state").mkdir(exist_ok=True)
     found = AssignedReplication(
         assignment,
         MasterLease(RecordingClient(), timer, assignment),
@@ -197,3 +207,61 @@ def test_a_verifier_crosses_in_messages_and_has_a_port() -> None:
     assert options_from(options_to(options)) == options
     with pytest.raises(UsageError, match="verifier"):
         options_from(options_to(replace(options, verifier="far.example")))
+
+
+def is_at_work(found: AssignedReplication, target: Store) -> bool:
+    """Whether the target has the object."""
+    found.report()
+    return target.reader.facts("a") is not None
+
+
+def test_the_next_syncer_takes_the_word_of_the_last_one_and_asks_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A gateway is asked some forty questions: not while work waits for the answers."""
+    make_source(tmp_path)
+    with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
+        for name, value in service.s3_endpoint.environment.items():
+            monkeypatch.setenv(name, value)
+        target = buckets.fresh(BucketLayout.OBJECT_STORE)
+        asked = list[str]()
+        ask = s3_probe._Probe.run
+        monkeypatch.setattr(s3_probe._Probe, "run", lambda one: asked.append("") or ask(one))
+        with assigned(tmp_path, target=target.address) as found:
+            wait_until(lambda: is_at_work(found, target), "the object")
+            known = found.report().target_probe
+        assert len(asked) == 1
+        assert "creates_conditionally" in known
+        assert target.writer.delete(["a"]) == []
+        with assigned(tmp_path, target=target.address, target_probe=known) as found:
+            wait_until(lambda: is_at_work(found, target), "the object")
+            assert found.report().target_probe == known
+            assert len(asked) == 1
+            # A minute later it asks.
+            found._probe_s = 0.0
+            wait_until(lambda: found.report().target_probe != known, "another record")
+            assert len(asked) == 2
+            assert found.report().condition is Condition.ACTIVE
+
+
+def test_a_target_that_does_other_things_now_is_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_source(tmp_path)
+    with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
+        for name, value in service.s3_endpoint.environment.items():
+            monkeypatch.setenv(name, value)
+        target = buckets.fresh(BucketLayout.OBJECT_STORE)
+        with assigned(tmp_path, target=target.address) as found:
+            wait_until(lambda: is_at_work(found, target), "the object")
+            known = found.report().target_probe
+        claim = '"creates_conditionally":true'
+        stale = known.replace(claim, claim.replace("true", "false"))
+        assert stale != known
+        with assigned(tmp_path, target=target.address, target_probe=stale) as found:
+            wait_until(lambda: found._engine is not None, "its work")
+            engine = found._engine
+            found._probe_s = 0.0
+            wait_until(lambda: found._engine not in (engine, None), "its work, begun again")
+            assert claim in found.report().target_probe
+            assert found.report().condition is Condition.ACTIVE

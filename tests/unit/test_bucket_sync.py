@@ -19,6 +19,7 @@ from replicator.listing import ListingOrderError
 from replicator.stores.capabilities import Capabilities
 from replicator.stores.errors import StoreError, StoreUnavailableError
 from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.windows import WINDOW_BYTES
 from runtime.errors import OperationInterruptedError
 from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.memory_store import (
@@ -125,7 +126,7 @@ def test_one_changed_byte_of_a_large_object_moves_its_window(kind: str, tmp_path
     source.write("large", bytes(body), PROPERTIES)
     report = run()
     assert (report.copied, report.equal) == (1, True)
-    assert report.bytes == target.payload == 16 << 10
+    assert report.bytes == target.payload == WINDOW_BYTES
     assert target.bodies() == source.bodies()
     body += b"tail"
     source.write("large", bytes(body[5:]), PROPERTIES)
@@ -337,7 +338,7 @@ def test_a_change_is_stitched_where_small_parts_are_refused(tmp_path: Path) -> N
     source.write("large", bytes(body), PROPERTIES)
     report = run()
     assert (report.copied, report.equal) == (1, True)
-    assert report.bytes == target.payload == 16 << 10
+    assert report.bytes == target.payload == WINDOW_BYTES
     assert target.bodies() == source.bodies()
     assert not target.uploading
 

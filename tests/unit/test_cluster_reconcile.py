@@ -50,7 +50,6 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster
     file = tmp_path / "client.toml"
     file.touch()
     monkeypatch.setenv("TREEFOLD_CONFIG", str(file))
-    monkeypatch.setattr("admin.cluster_reconcile._POLL_S", 0.01)
     twin = Cluster([
         ClusterNode(
             peer, f"host{at}", f"127.0.0.1:{at}", NodeHealth.HEALTHY, NodeOperation.IN_SERVICE

@@ -43,8 +43,9 @@ from merkle.tree import BlockId, ContainerId
 from protos import controller_pb2
 from protos.errors import ControllerUnavailableError
 from runtime.metrics import Metrics
+from scm.datanodes import Datanode
 from scm.policy import RootComparison
-from scm.registry import Datanode, Registry, ReplicaReport
+from scm.registry import Registry, ReplicaReport
 from tests.support.trees import counted_tree
 
 OURS = PeerId("dn-1")

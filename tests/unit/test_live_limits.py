@@ -83,12 +83,11 @@ def test_an_agent_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
     running.start()
     try:
         limits = {"bytes_per_second": "7MiB/s"}
-        running.reload(
-            AgentConfig(**config, scan=limits, repair=limits | {"reconciliations_max": 5})
-        )
+        scan = limits | {"on_demand_bytes_per_second": "9MiB/s"}
+        running.reload(AgentConfig(**config, scan=scan, repair=limits | {"reconciliations_max": 5}))
         found = running.status()
         assert [limit.name for limit in found.limits] == list(AGENT_LIMITS)
-        assert [limit.value for limit in found.limits] == [7 << 20, 7 << 20, 5]
+        assert [limit.value for limit in found.limits] == [7 << 20, 9 << 20, 7 << 20, 5]
         assert (found.repair_bytes_per_second, found.fault) == (0, "")
         assert [volume.scan_bytes_per_second for volume in found.volumes] == [0]
         page = running.metrics.page().decode()
@@ -96,7 +95,8 @@ def test_an_agent_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
         assert float(shown["dnagent_repair_limit_bytes_per_second"]) == 7 << 20
         assert float(shown["dnagent_reconciliations_limit"]) == 5
         scanner = next(iter(running._scanners.values()))
-        assert [limiter.bytes_per_second for limiter in scanner._limiters] == [7 << 20] * 2
+        assert scanner._background_limiter.bytes_per_second == 7 << 20
+        assert scanner._request_limiter.bytes_per_second == 9 << 20
         assert running._repair_limiter.bytes_per_second == 7 << 20
     finally:
         running.stop()

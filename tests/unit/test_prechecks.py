@@ -26,7 +26,7 @@ from replicator.prechecks import (
 )
 from replicator.stores.bucket_facts import BucketFacts, BucketGrant, BucketQuota
 from replicator.stores.capabilities import OZONE_ACLS
-from replicator.stores.errors import UnsupportedObjectError
+from replicator.stores.errors import StoreError, UnsupportedObjectError
 from replicator.stores.port import Store
 from runtime.errors import UsageError
 from tests.support.memory_store import MemoryStore
@@ -217,6 +217,8 @@ def test_a_document_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_local_bucket_is_made_and_takes_no_properties(tmp_path: Path) -> None:
     create_bucket(f"local:{tmp_path / 'b'}", BucketFacts())
     assert (tmp_path / "b").is_dir()
+    with pytest.raises(StoreError, match="already"):
+        create_bucket(f"local:{tmp_path / 'b'}", BucketFacts())
     with pytest.raises(UnsupportedObjectError):
         create_bucket(f"local:{tmp_path / 'c'}", FACTS)
     assert not (tmp_path / "c").exists()

@@ -10,11 +10,13 @@ import pytest
 
 from merkle.object_checksum import Crc
 from replicator.hashing import crc_hash
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.replication import Stage
+from replicator.stores.port import ObjectFacts, ObjectProperties, Store
 from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.flawed_stores import FlawedReader
 from tests.support.memory_store import DECLARING, UNPROVEN, MemoryStore
+from tests.support.replications import Replication
 
 SMALL = random.Random(1).randbytes(1000)
 LARGE = random.Random(2).randbytes(LIMITS.part_bytes * 4 + 77)
@@ -39,6 +41,15 @@ class RecordingReader(FlawedReader):
         with self.store.reader.read(found) as pieces:
             body = b"".join(pieces)
         return replace(found, hashes=(crc_hash(self.crc, body),))
+
+
+def recording(store: MemoryStore, crc: Crc) -> Store:
+    """A store that tells the recorded hash of one object."""
+    found = store.store()
+    reader = RecordingReader(found)
+    reader.crc = crc
+    capabilities = replace(found.capabilities, records_hashes=True)
+    return replace(found, reader=reader, capabilities=capabilities)
 
 
 class Pair:
@@ -103,3 +114,33 @@ def test_a_target_that_declares_the_recorded_crc_agrees(tmp_path: Path) -> None:
     made = pair.target.facts("k")
     assert made is not None
     assert crc_hash(Crc.CRC64NVME, LARGE) in made.hashes
+
+
+@pytest.mark.parametrize("crc", [Crc.CRC32, Crc.CRC32C])
+@pytest.mark.parametrize("is_recorded", [True, False], ids=["recorded", "read"])
+def test_what_a_killed_syncer_has_sent_is_not_sent_again(
+    tmp_path: Path, crc: Crc, is_recorded: bool
+) -> None:
+    """The log comes once more, to a syncer without the ledger (OZ-048). An object that
+    came in parts has the CRC at the target that is recorded at the source, or that its
+    bytes have.
+    """
+    source = MemoryStore("memory:a", UNPROVEN, has_feed=True)
+    target = MemoryStore("memory:b", UNPROVEN)
+    ours = recording(source, crc) if is_recorded else source.store()
+    theirs = recording(target, crc)
+    first = Replication(ours, theirs, tmp_path / "first")
+    first.run(60)
+    checkpoint = first.engine.report().checkpoint
+    assert checkpoint.stage is Stage.LIVE
+    source.write("k", LARGE, NOTHING)
+    first.run(20)
+    assert target.bodies() == {"k": LARGE}
+    first.kill()
+    second = Replication(ours, theirs, tmp_path / "second", checkpoint=checkpoint)
+    second.run(60)
+    assert second.engine.report().applied == 1
+    assert target.payload == len(LARGE)
+    source.write("k", flipped(LARGE, 9), NOTHING)
+    second.run(60)
+    assert target.bodies() == {"k": flipped(LARGE, 9)}

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from merkle.replica import ContainerReplica, ContainerState, PeerId, ReplicaState
 from merkle.tree import ContainerId
 from runtime.errors import UsageError
+from scm.datanodes import Datanode, Liveness
 from scm.limits import ControllerLimits
 from scm.policy import RootComparison
-from scm.registry import Datanode, HeartbeatEffect, Liveness, Registry, ReplicaReport
+from scm.registry import HeartbeatEffect, Registry, ReplicaReport
 from tests.support.cluster_reports import replica, replicas
 
 DN1 = Datanode(PeerId("dn-1"), "host-1", "127.0.0.1:1")

@@ -1,6 +1,5 @@
 """A replication brings a target to its source, follows it, and survives failures."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -10,18 +9,15 @@ from replicator.replication import (
     Checkpoint,
     Condition,
     DesiredState,
-    ReplicationFault,
     ReplicationOptions,
     Stage,
 )
-from replicator.stores.errors import StoreError, StoreUnavailableError, UnsupportedObjectError
-from replicator.stores.local_database import StoreFullError
+from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition, ObjectProperties
-from replicator.syncer.lease import LeaseLostError, LocalLease
 from runtime.errors import BusyError
 from tests.support.bucket_sync import LIMITS
 from tests.support.memory_store import UNPROVEN, MemoryStore
-from tests.support.replications import Replication
+from tests.support.replications import Replication, failing, held
 
 BIG = bytes(LIMITS.part_bytes * 4)
 
@@ -29,10 +25,6 @@ BIG = bytes(LIMITS.part_bytes * 4)
 def pair(**choices: bool) -> tuple[MemoryStore, MemoryStore]:
     source = MemoryStore("memory:a", has_feed=choices.pop("has_feed", True), **choices)
     return source, MemoryStore("memory:b", renames=True)
-
-
-def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
-    return {key: (one.body, one.properties) for key, one in store.objects.items()}
 
 
 def live(folder: Path, **choices: bool) -> tuple[MemoryStore, MemoryStore, Replication]:
@@ -44,21 +36,6 @@ def live(folder: Path, **choices: bool) -> tuple[MemoryStore, MemoryStore, Repli
     replication.run(30)
     assert replication.engine.report().checkpoint.stage is Stage.LIVE
     return source, target, replication
-
-
-def failing(store: MemoryStore, error: StoreError, names: set[str]) -> Callable[[], None]:
-    """Let operations of a store fail until the returned function is called."""
-
-    def before(name: str, _key: str) -> None:
-        if name in names:
-            raise error
-
-    store.faults = replace(store.faults, before=before)
-
-    def mend() -> None:
-        store.faults = replace(store.faults, before=lambda _name, _key: None)
-
-    return mend
 
 
 def test_what_was_there_arrives_and_then_what_changes(tmp_path: Path) -> None:
@@ -132,100 +109,6 @@ def test_a_change_that_is_overtaken_is_done_with_the_later_one(tmp_path: Path) -
     replication.run(20)
     assert held(target) == held(source)
     assert target.payload - sent <= 4
-
-
-@pytest.mark.parametrize(
-    ("error", "fault"),
-    [
-        (StoreFullError("no space", errno="ENOSPC"), ReplicationFault.TARGET_FULL),
-        (StoreError("no", status=403, s3_code="AccessDenied"), ReplicationFault.TARGET_FORBIDDEN),
-        (StoreError("gone", s3_code="NoSuchBucket"), ReplicationFault.TARGET_MISSING),
-    ],
-)
-def test_a_full_or_forbidden_target_stops_it_until_it_is_resumed(
-    error: StoreError, fault: ReplicationFault, tmp_path: Path
-) -> None:
-    """OZ-073, OZ-108, OZ-132."""
-    source, target, replication = live(tmp_path)
-    mend = failing(target, error, {"put"})
-    source.write("d", b"d")
-    replication.run(20)
-    report = replication.engine.report()
-    assert (report.condition, report.fault) == (Condition.ERROR, fault)
-    assert error.message in report.message
-    mend()
-    replication.run(20)
-    assert "d" not in target.objects
-    replication.change(desired=DesiredState.ENABLED)
-    replication.run(20)
-    assert held(target) == held(source)
-    assert replication.engine.report().condition is Condition.ACTIVE
-
-
-@pytest.mark.parametrize("side", ["source", "target"])
-def test_a_side_that_does_not_answer_is_waited_for(side: str, tmp_path: Path) -> None:
-    """OZ-074, OZ-075, OZ-109, OZ-110."""
-    source, target, replication = live(tmp_path)
-    store = source if side == "source" else target
-    names = {"put", "changes", "list", "read", "facts", "properties", "position", "list_objects"}
-    mend = failing(store, StoreUnavailableError("503"), names)
-    source.write("d", b"d")
-    replication.run(200, seconds=1.0)
-    report = replication.engine.report()
-    assert report.condition is Condition.WAITING
-    expected = {
-        "source": ReplicationFault.SOURCE_UNAVAILABLE,
-        "target": ReplicationFault.TARGET_UNAVAILABLE,
-    }
-    assert report.fault is expected[side]
-    mend()
-    replication.run(80, seconds=1.0)
-    assert held(target) == held(source)
-    assert replication.engine.report().condition is Condition.ACTIVE
-
-
-def test_one_key_that_fails_does_not_hold_up_others(tmp_path: Path) -> None:
-    source, target, replication = live(tmp_path)
-
-    def before(name: str, key: str) -> None:
-        if name == "put" and key == "bad":
-            raise UnsupportedObjectError("no such key here")
-
-    target.faults = replace(target.faults, before=before)
-    source.write("bad", b"bad")
-    source.write("good", b"good")
-    replication.run(30)
-    assert "good" in target.objects
-    report = replication.engine.report()
-    assert (report.failed, report.fault) == (1, ReplicationFault.OBJECT_UNSUPPORTED)
-    known = report.checkpoint.position
-    replication.run(30)
-    assert replication.engine.report().checkpoint.position == known
-    source.remove("bad")
-    replication.run(100, seconds=1.0)
-    assert held(target) == held(source)
-    assert replication.engine.report().failed == 0
-
-
-@pytest.mark.parametrize("knows", [True, False])
-def test_a_gap_is_healed_without_copying_what_is_equal(knows: bool, tmp_path: Path) -> None:
-    """OZ-098, OZ-103: also where a key came and went, which no difference shows."""
-    source, target, replication = live(tmp_path, has_snapshots=True)
-    source.write("brief", b"brief")
-    replication.run(20)
-    if not knows:
-        replication.engine.close()
-        replication.start()
-        replication.run(5)
-    sent = target.payload
-    source.remove("brief")
-    source.write("missed", b"missed")
-    source.log = "another"
-    replication.run(60)
-    assert held(target) == held(source)
-    assert target.payload == sent + len(b"missed")
-    assert replication.engine.report().checkpoint.stage is Stage.LIVE
-    assert len(source.snapshots) == 1
 
 
 def test_without_a_log_it_compares_in_rounds_and_never_says_live(tmp_path: Path) -> None:
@@ -304,6 +187,40 @@ def test_a_cancelled_one_leaves_the_target_and_nothing_else(tmp_path: Path) -> N
     assert held(target) == held(source)
 
 
+@pytest.mark.parametrize("knows", [True, False])
+def test_what_killed_syncers_have_left_at_the_source_is_removed(
+    tmp_path: Path, *, knows: bool
+) -> None:
+    """OZ-068, OZ-126: snapshots of this replication that no checkpoint names, whatever
+    their numbers; nobody else's.
+    """
+    source, target, replication = live(tmp_path, has_snapshots=True)
+    (base,) = source.snapshots
+    checkpoint = replication.engine.report().checkpoint
+    assert checkpoint.base is not None
+    replication.kill()
+    snapshots = source.store().snapshots
+    assert snapshots is not None
+    prefix = base.rpartition("-")[0]
+    others = ("theirs", f"{prefix}-daily", "treefold-0123456789ab-1")
+    for name in (f"{prefix}-7", f"{prefix}-12", *others):
+        snapshots.create(name)
+    if not knows:
+        checkpoint = replace(checkpoint, stage=Stage.INCREMENTAL, base=None, position=None)
+    again = Replication(source.store(), target.store(), tmp_path, checkpoint=checkpoint)
+    again.run(40)
+    if knows:
+        # While the log is followed, a snapshot is made from time to time.
+        again.run(20, seconds=100)
+    held_now = {one.name for one in again.engine._machine.snapshots}
+    assert 1 <= len(held_now) <= 2
+    assert set(source.snapshots) == {*held_now, *others}
+    again.change(desired=DesiredState.CANCELLED)
+    snapshots.create(f"{prefix}-3")
+    again.run(5)
+    assert set(source.snapshots) == set(others)
+
+
 def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -> None:
     """OZ-161."""
     source, target = pair(has_snapshots=True)
@@ -316,9 +233,17 @@ def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -
     source.move("out/c", "in/c")
     replication.run(30)
     assert sorted(target.objects) == ["in/b", "in/c"]
+    known_ms = replication.engine.report().oldest_unproven_ms
+    assert known_ms is not None
+    source.write("out/old", b"old")
+    replication.run(20)
     replication.change(prefixes=("in/", "out/"))
+    replication.engine.work()
+    # There are changes that the target lacks, and nobody knows of what age.
+    assert replication.engine.report().oldest_unproven_ms is None
     replication.run(30)
     assert held(target) == held(source)
+    assert (replication.engine.report().oldest_unproven_ms or 0) > known_ms
     assert replication.engine.report().checkpoint.prefixes == ("in/", "out/")
     source.write("out/d", b"d")
     replication.run(30)
@@ -351,31 +276,6 @@ def test_other_prefixes_are_compared_from_their_start(tmp_path: Path) -> None:
     )
     replication.run(30)
     assert sorted(target.objects) == ["in/a"]
-
-
-class LentLease(LocalLease):
-    """A lease that a test ends."""
-
-    is_lost = False
-
-    def check(self) -> None:
-        if self.is_lost:
-            raise LeaseLostError("it is another's")
-
-
-def test_a_fenced_syncer_stops_and_cleans_up(tmp_path: Path) -> None:
-    """OZ-049, OZ-050."""
-    source, target = pair()
-    lease = LentLease()
-    (tmp_path / "other").mkdir()
-    replication = Replication(source.store(), target.store(), tmp_path, lease=lease)
-    replication.run(20)
-    lease.is_lost = True
-    source.write("late", b"late")
-    replication.run(10)
-    assert replication.engine.is_over
-    assert "late" not in target.objects
-    assert [one.name for one in tmp_path.iterdir()] == ["other"]
 
 
 def test_a_second_process_is_refused(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ from replicator.master.errors import (
     PolicyRefusedError,
     SyncerRefusedError,
 )
+from replicator.master.gauges import Gauges
+from replicator.master.metrics import MASTER_METRICS
 from replicator.master.orders import POLICIES_MAX
 from replicator.master.records import SyncerCapacity
 from replicator.master.syncer_rules import SYNCERS_MAX
@@ -24,6 +26,7 @@ from replicator.replication import (
 )
 from replicator.syncer.lease import LeaseLostError
 from runtime.errors import BusyError, UsageError
+from runtime.metrics import Metrics
 from tests.support.master_records import (
     ALICE,
     LEASE_MS,
@@ -395,6 +398,37 @@ def test_a_pair_of_buckets_has_one_replication(one: OneMaster) -> None:
             one.master.add_policy(same, ALICE)
 
 
+def test_an_order_lets_other_keys_cross(one: OneMaster) -> None:
+    """OZ-161: the holder hears of it, with a new revision."""
+    syncer = working(one)
+    one.master.set_prefixes(P1, ("a/", "b/"), ALICE)
+    [assignment] = syncer.beat().assignments
+    assert assignment.policy.prefixes == ("a/", "b/")
+    assert assignment.policy.revision == 2
+    assert one.master.replication(P1).record.changed_by == ALICE.who
+    with pytest.raises(PolicyRefusedError) as refused:
+        one.master.add_policy(replace(policy(), policy_id=P2), ALICE)
+    # The way that it names is a command.
+    assert "treefold bucket prefixes p1" in refused.value.hint
+
+
+def test_the_keys_of_a_failover_and_of_its_way_back_stay_the_same(one: OneMaster) -> None:
+    """OZ-151: the way forth would delete at the target what never came back."""
+    syncer = working(one)
+    one.master.fail_over(P1, ALICE)
+    syncer.beat()
+    with pytest.raises(PolicyRefusedError, match="writers of its own"):
+        one.master.set_prefixes(P1, ("a/",), ALICE)
+    forth = one.master.replication(P1).record.policy
+    back = replace(forth, policy_id=P2, source=forth.target, target=forth.source)
+    one.master.add_policy(back, ALICE, P1)
+    with pytest.raises(PolicyRefusedError, match="brings back"):
+        one.master.set_prefixes(P2, ("a/",), ALICE)
+    one.master.set_desired(P2, DesiredState.CANCELLED, ALICE)
+    with pytest.raises(PolicyRefusedError, match="cancelled"):
+        one.master.set_prefixes(P2, ("a/",), ALICE)
+
+
 def test_cancelled_is_not_paused(one: OneMaster) -> None:
     """OZ-128: it ends once its syncer says so, and does not go on from there."""
     syncer = working(one)
@@ -545,6 +579,34 @@ def test_silence_is_unknown_with_its_age_and_no_rpo(one: OneMaster) -> None:
     assert view.condition is Condition.UNKNOWN
     assert "s1 was last heard of 66 s ago" in view.reason
     assert rpo_ms(view) is None
+
+
+def test_metrics_have_next_index_lag_and_what_waits_while_these_are_known(one: OneMaster) -> None:
+    """OZ-170, OZ-004: what nobody knows any more has no value."""
+    syncer = working(one)
+    metrics = Metrics(MASTER_METRICS)
+    gauges = Gauges(metrics)
+    now_ms = one.store.read().now_ms
+    known = replace(report(7), queued=3, lag_p99_ms=250, oldest_unproven_ms=now_ms - 2_000)
+    syncer.save(known)
+    gauges.show(one.store.read())
+    of_one = {"replication": "p1"}
+    assert metrics.value("replication_master_next_index", **of_one) == 8
+    assert metrics.value("replication_master_lag_seconds", **of_one) == 0.25
+    assert metrics.value("replication_master_pending_entries", **of_one) == 3
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2
+    assert metrics.value("replication_master_replications", condition="ACTIVE") == 1
+    one.passes(LEASE_S - 1)
+    gauges.show(one.store.read())
+    # It grows while nothing is heard.
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2 + LEASE_S - 1
+    one.passes(2)
+    gauges.show(one.store.read())
+    # Nobody has a queue for it now; what was recorded still holds.
+    assert metrics.value("replication_master_next_index", **of_one) == 8
+    assert metrics.value("replication_master_rpo_seconds", **of_one) == 2 + LEASE_S + 1
+    for name in ("lag_seconds", "pending_entries"):
+        assert f"replication_master_{name}{{".encode() not in metrics.page()
 
 
 def test_there_is_a_limit_of_policies_and_syncers(one: OneMaster) -> None:

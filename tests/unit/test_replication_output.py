@@ -82,7 +82,7 @@ def test_an_index_of_64_bits_keeps_its_digits() -> None:
 
 
 def test_status_says_up_to_where_it_is_equal() -> None:
-    text = "\n".join(status_lines(FINE))
+    text = "\n".join(status_lines(with_report(FINE, oldest_unproven_ms=FINE.now_ms)))
     assert "equal up to position 4" in text
     assert "RPO 0" in text
     assert "UNKNOWN" not in text
@@ -119,7 +119,7 @@ def test_what_is_not_known_is_unknown_with_reason_and_age() -> None:
 
 @pytest.mark.parametrize(
     ("oldest_ms", "proven", "expected"),
-    [(4, True, 8), (4, False, 8), (None, True, 0), (None, False, None), (99, True, 0)],
+    [(4, True, 8), (4, False, 8), (None, True, None), (None, False, None), (99, True, 0)],
 )
 def test_the_rpo_is_the_age_of_the_oldest_change_that_is_not_proven(
     oldest_ms: int | None, proven: bool, expected: int | None
@@ -127,6 +127,23 @@ def test_the_rpo_is_the_age_of_the_oldest_change_that_is_not_proven(
     position = FeedPosition("log", 4) if proven else None
     view = with_report(FINE, oldest_unproven_ms=oldest_ms, proven_position=position)
     assert rpo_ms(view) == expected
+
+
+def test_the_rpo_is_not_known_while_keys_are_compared_that_were_added() -> None:
+    """OZ-161: changes there may be of any age."""
+    view = with_report(FINE, oldest_unproven_ms=4, checkpoint=Checkpoint(prefixes=("a/",)))
+    record = view.record
+    for wanted, is_known in (
+        (("a/",), True),
+        (("a/b/",), True),
+        (("a/", "b/"), False),
+        ((), False),
+    ):
+        policy = replace(record.policy, prefixes=wanted)
+        found = replace(view, record=replace(record, policy=policy))
+        assert (rpo_ms(found) is not None) is is_known
+        text = "\n".join(status_lines(found))
+        assert ("compared for the first time" in text) is not is_known
 
 
 @pytest.mark.parametrize(
@@ -171,6 +188,10 @@ def verified(kind: KeyDifferenceKind | None, *, newer: str = "target") -> Verifi
     return VerifiedKey(f"{name}-{newer}", ours, theirs, EvidenceLevel.RECORDED, kind)
 
 
+def is_newer_at_source(one: VerifiedKey) -> bool:
+    return one.key.endswith("-source")
+
+
 def facts_at(modified_ms: int) -> ObjectFacts:
     return ObjectFacts("k", 1, "etag", modified_ms)
 
@@ -182,7 +203,7 @@ def test_a_way_back_ends_only_if_all_is_back_or_something_newer_is_there() -> No
         verified(KeyDifferenceKind.EXTRA),
         verified(KeyDifferenceKind.CHANGED, newer="source"),
     ]
-    report = way_back(fine)
+    report = way_back(fine, is_newer_at_source)
     assert report.is_back
     assert (report.equal, report.unproven) == (1, 0)
     assert report.kept.named == ("changed-source",)
@@ -193,15 +214,16 @@ def test_a_way_back_ends_only_if_all_is_back_or_something_newer_is_there() -> No
         verified(KeyDifferenceKind.CHANGED),
         replace(verified(None), is_unsettled=True),
     ):
-        lacking = way_back([*fine, bad])
+        lacking = way_back([*fine, bad], is_newer_at_source)
         assert not lacking.is_back
         assert lacking.lacking.named == (bad.key,)
     listed = replace(verified(None), level=EvidenceLevel.LISTED)
-    assert way_back([listed]).unproven == 1
+    assert way_back([listed], is_newer_at_source).unproven == 1
 
 
 def test_of_many_keys_some_are_named_and_all_are_counted() -> None:
-    report = way_back(verified(KeyDifferenceKind.MISSING) for _ in range(NAMED_MAX + 5))
+    keys = (verified(KeyDifferenceKind.MISSING) for _ in range(NAMED_MAX + 5))
+    report = way_back(keys, is_newer_at_source)
     assert (report.lacking.count, len(report.lacking.named)) == (NAMED_MAX + 5, NAMED_MAX)
 
 

@@ -19,6 +19,7 @@ from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.scm_client import NodeHealth
 from protos import ozone_heartbeat_pb2 as beat
 from runtime.disk import Disk
+from tests.support.live_twin import CountingSource, agents_beside
 from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES, MemoryReplica
 from tests.support.rescue_twin import RescueTwin, rescue_twin
 
@@ -234,3 +235,28 @@ def test_clean_withdraws_what_a_killed_rescue_left(cluster: RescueTwin, home: Pa
     assert cluster.extra_replicas(1) == []
     assert not list((home / "CID-twin").glob("container-*"))
     assert replicas[0].records
+
+
+def test_all_staged_chunks_are_read_back_from_every_replica(cluster: RescueTwin) -> None:
+    complementary(cluster)
+    _, document = rescue(cluster, "1", "--yes")
+    [container] = document["data"]["containers"]
+    assert container["bytesReadBack"] == 3 * CHUNK_BYTES
+
+
+def test_bytes_come_from_agents_and_trees_from_datanodes(cluster: RescueTwin) -> None:
+    """The tree is what a datanode decides by; to read it costs no disk."""
+    replicas, content = complementary(cluster)
+    sources = [CountingSource(*one.replicas.values()) for one in cluster.live.sources]
+    with agents_beside(cluster.live, sources) as agents:
+        addresses = ",".join(server.address for server in agents)
+        assert rescue(cluster, "1", "--agents", addresses, "--dry-run")[0] == 3
+        planned = sum(source.reads for source in sources)
+        assert planned > 0
+        assert [source.reads for source in cluster.live.sources] == [0, 0, 0]
+        status, document = rescue(cluster, "1", "--agents", addresses, "--yes")
+    assert status == 0, document
+    assert all(bytes(one.files[BLOCK]) == content for one in replicas)
+    # Planned again, and three replicas read back.
+    assert sum(source.reads for source in sources) == 2 * planned + 3
+    assert [source.trees for source in sources] == [0, 0, 0]

@@ -202,7 +202,7 @@ def rig(*candidates: ScanCandidate, background: bool = True, **more: object) -> 
     for name, value in more.items():
         setattr(volume, name, value)
     metrics, clock, changed = Metrics(AGENT_METRICS), Clock(), list[ContainerId]()
-    pace = ScanPace(background, min_gap_ms=GAP_MS, bytes_per_second=0)
+    pace = ScanPace(background, min_gap_ms=GAP_MS, bytes_per_second=0, on_demand_bytes_per_second=0)
     return Rig(
         volume,
         Scanner(volume, pace, metrics=metrics, on_change=changed.append, clock=clock),

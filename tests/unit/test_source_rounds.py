@@ -70,6 +70,30 @@ def test_what_changed_crosses_and_the_target_is_not_listed(tmp_path: Path) -> No
     assert "list" not in target.calls
 
 
+def test_the_lag_of_a_round_counts_from_when_an_object_was_written(tmp_path: Path) -> None:
+    source, target, replication = rounds(tmp_path)
+    assert replication.engine.report().lag_p99_ms is None
+    clock = replication.clock
+    source._now_ms = clock.now_ms
+    for number in range(20):
+        source.write(f"new{number}", b"new")
+        clock.pass_s(0.05)
+    source.remove("k002")
+    source.touch("k003", ObjectProperties(tags=(("team", "x"),)))
+    replication.run(60)
+    assert held(target) == held(source)
+    report = replication.engine.report()
+    assert report.lag_p50_ms is not None
+    assert report.lag_p99_ms is not None
+    # A delete and a tag have no time of their own.
+    assert 400 <= report.lag_p50_ms <= report.lag_p99_ms <= 2_500
+    before = report.lag_p99_ms
+    source.touch("k004", ObjectProperties(tags=(("team", "x"),)))
+    clock.pass_s(100)
+    replication.run(60)
+    assert replication.engine.report().lag_p99_ms == before
+
+
 def test_nothing_is_deleted_by_a_listing_that_lacks_a_key(tmp_path: Path) -> None:
     """A delete needs a fresh answer of the source."""
     source, target, replication = rounds(tmp_path)

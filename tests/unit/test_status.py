@@ -31,9 +31,9 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from runtime.live_limits import LiveLimit
 from scm.config import ControllerConfig
+from scm.datanodes import Datanode
 from scm.jobs import JobLimit, JobState, OrderState, Pause
 from scm.policy import ComparisonResult, RootComparison
-from scm.registry import Datanode
 from scm.server import ControllerServer
 from scm.views import ControllerStatus, DatanodeView, JobStatus, OrderStatus
 from sweep.model import NotCompared

@@ -32,9 +32,9 @@ from runtime.metrics import Metrics
 from runtime.tls_files import Tls
 from runtime.tls_renewal import RenewableTls
 from scm.client import ControllerClient
+from scm.datanodes import Datanode
 from scm.eligibility import Eligibility, Ruling
 from scm.policy import ComparisonResult, RootComparison
-from scm.registry import Datanode
 from scm.replica_trees import fetch_trees
 from scm.views import ContainerStatus, ReplicaStatus
 from tests.support.certificates import OLD, issue, serving

@@ -1,0 +1,273 @@
+"""Reading and healing a running cluster without agents.
+
+    python -m benchmarks.bench_live [--ozone] [--json]
+
+The cluster is the twin of the tests, in a process of its own: SCM and three datanodes,
+with Ozone's protocols on loopback. With `--ozone` it is a real Ozone cluster
+(tests/testbed/ozone_cluster.py), the running one of $OZONE_RUNNING if it is set.
+
+- `trees`: containers of at most 20 blocks with three replicas each, whose trees are
+  read from the datanodes, parsed and compared; in containers a second.
+- `deep verify`: all data of a replica read and every window checked, beside the same
+  read unchecked, in the same process; in MB a second.
+- `rescue`: `treefold rescue` of a container whose three replicas have the same chunk
+  damaged, each in another window: bytes read from the cluster for a byte of the damaged
+  chunk, and seconds from the start of the command to its end.
+"""
+
+import argparse
+import json
+import multiprocessing
+import os
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from benchmarks.measure import Report, Samples, interleaved
+from live.deep_read import read_replica
+from live.survey import ClusterSurvey
+from merkle.outcome import Verdict
+from merkle.tree import ContainerId
+from ozone.datanode_client import DatanodeClient
+from ozone.scm_client import ClusterNode, ScmClient
+from repair.peers import checked_tree
+from runtime.rpc import open_channel
+from tests.support.ozone import OzoneCluster, first_cluster
+from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
+from tests.support.peers import replica_of
+from tests.support.rescue_twin import RescueTwin, rescue_twin
+
+CONTAINERS, BLOCKS = 600, 20
+LARGE_BLOCKS, LARGE_BYTES = 8, 32 << 20
+CHUNK_BYTES, WINDOW_BYTES = 4 << 20, 16 << 10
+# Another window of the first chunk on each datanode.
+OFFSETS = (100, 20_100, 40_100)
+ROUNDS = 5
+# An Ozone closes a container in seconds; the few are diagnosed again and again.
+OZONE_CONTAINERS, OZONE_REPEAT = 4, 100
+# Below the size at which a container of the test bed closes by itself.
+OZONE_LARGE_BYTES = 40 << 20
+
+CONTAINERS_PER_S_MIN = 300.0
+DEEP_RATIO_MIN = 0.8
+# Beside 10 %, so much for records, trees and windows that are read twice.
+RESCUE_RATIO_MAX, RESCUE_REST_BYTES = 1.1, 256 << 10
+
+
+@dataclass(frozen=True)
+class Target:
+    """A cluster that is measured: its SCM, the containers for each job, and what
+    `treefold rescue` needs to be told.
+    """
+
+    address: str
+    small: Sequence[ContainerId]
+    repeat: int
+    large: ContainerId
+    damaged: ContainerId
+    damaged_bytes: int
+    rescue_options: Sequence[str] = ()
+
+
+def serve_twin(ready: Connection) -> None:
+    """Serve the twin until something arrives on `ready`."""
+    with rescue_twin() as twin:
+        for number in range(1, CONTAINERS + 1):
+            twin.live.add(number, dict.fromkeys(range(1, BLOCKS + 1), 1_000))
+        large = _add_large(twin, CONTAINERS + 1)
+        damaged = _add_damaged(twin, CONTAINERS + 2)
+        port = twin.datanode_address.rpartition(":")[2]
+        ready.send(
+            Target(
+                twin.live.address,
+                [ContainerId(number) for number in range(1, CONTAINERS + 1)],
+                1,
+                large,
+                damaged,
+                CHUNK_BYTES,
+                ("--datanode-port", port),
+            )
+        )
+        ready.recv()
+
+
+def _add_large(twin: RescueTwin, number: int) -> ContainerId:
+    twin.live.add(number, {1: 1_000})
+    sizes = dict.fromkeys(range(1, LARGE_BLOCKS + 1), LARGE_BYTES)
+    replica = replica_of(number, sizes, window_bytes=WINDOW_BYTES, chunk_bytes=CHUNK_BYTES)
+    # One for all: each has the bytes of the others.
+    for source in twin.live.sources:
+        source.replicas[ContainerId(number)] = replica
+    twin.live.report(number)
+    return ContainerId(number)
+
+
+def _add_damaged(twin: RescueTwin, number: int) -> ContainerId:
+    twin.live.add(number, {1: 1_000})
+    for source in twin.live.sources:
+        source.replicas[ContainerId(number)] = replica_of(
+            number, {1: 2 * CHUNK_BYTES}, window_bytes=WINDOW_BYTES, chunk_bytes=CHUNK_BYTES
+        )
+    for datanode, offset in enumerate(OFFSETS, 1):
+        twin.damage(number, datanode, 1, offset)
+    return ContainerId(number)
+
+
+@contextmanager
+def twin_target() -> Iterator[Target]:
+    """The twin in a process of its own, as datanodes are."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=serve_twin, args=(there,), daemon=True)
+    process.start()
+    try:
+        yield here.recv()
+    finally:
+        here.send(None)
+        process.join()
+
+
+@contextmanager
+def ozone_target() -> Iterator[Target]:
+    """A real cluster, with keys of our own in containers of their own."""
+    with first_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
+        small, large, broken = (Path(folder) / name for name in ("small", "large", "broken"))
+        small.write_bytes(os.urandom(1_000))
+        large.write_bytes(os.urandom(OZONE_LARGE_BYTES))
+        broken.write_bytes(os.urandom(2 * CHUNK_BYTES))
+        place = f"/bench-{secrets.token_hex(4)}/bucket"
+        cluster.shell(f"volume create {place[:-7]}", f"bucket create {place}")
+        cluster.close_open()
+
+        def put(name: str, path: Path, count: int) -> list[ContainerId]:
+            keys = (f"key put {place}/{name}-{number} {path}" for number in range(count))
+            cluster.shell(*keys)
+            return cluster.close_open()
+
+        found = list[ContainerId]()
+        while len(found) < OZONE_CONTAINERS:
+            found += put(f"small{len(found)}", small, BLOCKS)
+        [most, *_] = put("large", large, 1)
+        [damaged, *_] = put("broken", broken, 1)
+        damage_and_reconcile_twice(cluster, damaged, OFFSETS)
+        chunks = len(block_files(cluster, 1, damaged))
+        yield Target(
+            cluster.scm_address,
+            found[:OZONE_CONTAINERS],
+            OZONE_REPEAT,
+            most,
+            damaged,
+            chunks * CHUNK_BYTES,
+            _rescue_options(cluster),
+        )
+
+
+def _rescue_options(cluster: OzoneCluster) -> Sequence[str]:
+    # Its ports are the usual ones, shifted by the same offset.
+    return ("--datanode-port", str(int(cluster.scm_address.rpartition(":")[2]) + 1))
+
+
+def connect(node: ClusterNode) -> DatanodeClient:
+    return DatanodeClient(
+        open_channel(node.address, insecure=True), node.host, datanode_id=node.peer
+    )
+
+
+def trees(report: Report, target: Target) -> None:
+    """Trees of small containers, by the survey behind `treefold diagnose`."""
+    with closing(ScmClient([target.address])) as scm:
+        containers = list(scm.get_containers(target.small).values())
+        with ClusterSurvey(scm, connect, 0) as survey:
+
+            def diagnose() -> None:
+                for _ in range(target.repeat):
+                    verdicts = [
+                        one.verdict for batch in survey.diagnose(containers) for one in batch
+                    ]
+                    assert verdicts == [Verdict.MATCH] * len(containers)
+
+            amount = len(containers) * target.repeat
+            rates = interleaved(amount, {"ours": diagnose}, rounds=ROUNDS)
+    least = Samples("the bar", (CONTAINERS_PER_S_MIN,) * ROUNDS)
+    report.add("trees", "containers/s", rates["ours"], least, 1.0)
+
+
+def deep(report: Report, target: Target) -> None:
+    """All data of one replica, checked and unchecked."""
+    with closing(ScmClient([target.address])) as scm:
+        replica = scm.replicas([target.large])[target.large][0]
+        node = next(one for one in scm.nodes() if one.peer == replica.peer)
+    reader = connect(node)
+    records = list(reader.list_records(target.large))
+    stored = checked_tree(reader.tree_bytes(target.large), target.large)
+    length = sum(chunk.length_bytes for record in records for chunk in record.chunks)
+
+    def bare() -> None:
+        size = sum(
+            len(piece)
+            for record in records
+            for _, _, pieces in reader.read_block(target.large, record.block_id, record.chunks)
+            for piece in pieces
+        )
+        assert size == length
+
+    def checked() -> None:
+        found = read_replica(reader, target.large, stored, lambda _: None)
+        assert found.bytes_read == length
+        assert not found.bad_windows
+
+    rates = interleaved(length / 1e6, {"unchecked": bare, "ours": checked}, rounds=ROUNDS)
+    reader.close()
+    report.add("deep verify", "MB/s", rates["ours"], rates["unchecked"], DEEP_RATIO_MIN)
+
+
+def rescue(report: Report, target: Target) -> None:
+    """A rescue by its command, as an operator runs it."""
+    with tempfile.TemporaryDirectory() as home:
+        words = ["rescue", str(target.damaged), "--cluster", target.address, "--yes", "--json"]
+        environment = {**os.environ, "XDG_STATE_HOME": home, "XDG_CONFIG_HOME": home}
+        start_s = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-m", "admin.cli", *words, *target.rescue_options],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        seconds = time.perf_counter() - start_s
+    assert done.returncode == 0, done.stdout + done.stderr
+    [container] = json.loads(done.stdout)["data"]["containers"]
+    assert len(container["healed"]) == 3
+    read = Samples("read", (container["bytesRead"] / 1e3,))
+    most = RESCUE_RATIO_MAX * target.damaged_bytes + RESCUE_REST_BYTES
+    report.add("rescue, read", "kB", read, Samples("the bar", (most / 1e3,)), most=1.0)
+    damaged = Samples("the damaged chunks", (target.damaged_bytes / 1e3,))
+    report.add("rescue, read", "kB", read, damaged)
+    once = Samples("one order", (1.0,))
+    report.add("rescue, reconciles", "", Samples("ours", (container["reconciles"],)), once)
+    report.add("rescue, time", "s", Samples("ours", (seconds,)), Samples("-", (seconds,)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ozone", action="store_true", help="A real cluster, not its twin.")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    report = Report(f"a running cluster: {'Ozone 2.2' if arguments.ozone else 'its twin'}")
+    jobs: Sequence[Callable[[Report, Target], None]] = (trees, deep, rescue)
+    with ExitStack() as stack:
+        target = stack.enter_context(ozone_target() if arguments.ozone else twin_target())
+        for job in jobs:
+            job(report, target)
+    report.show(as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
