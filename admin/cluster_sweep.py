@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from threading import Event, Lock
@@ -31,6 +31,11 @@ from runtime.errors import UsageError
 from runtime.output import JsonObject
 from runtime.progress import ProgressSink
 from runtime.setting_values import parse_rate
+from sweep.engine import Engine, SweepRequest
+from sweep.output import Summary, SweepStore
+from sweep.report import write_report
+from sweep.run import sweep
+from sweep.truth import BEFORE
 
 _RATE = "100MB/s"
 _PAGE = 1_000
@@ -39,7 +44,7 @@ _DATANODES_AT_ONCE = 8
 
 
 @dataclass
-class ClusterTables:
+class _ClusterTables:
     """The tables of a cluster, one of each datanode, and what they rest on."""
 
     tables: tuple[str, ...] = ()
@@ -90,17 +95,33 @@ def cluster_sweep_options(command: Callable[..., None]) -> Callable[..., None]:
     return with_cluster
 
 
-def write_cluster_tables(
-    cluster: str, out: Path, limit: int, progress: ProgressSink, *, fresh: bool
-) -> ClusterTables:
-    """Read the trees of all datanodes into tables below `out`.
+def sweep_with_cluster(
+    request: SweepRequest,
+    engine: Engine,
+    progress: ProgressSink,
+    sweeps: SweepStore,
+    cluster: str | None,
+    limit: int,
+) -> tuple[Summary, JsonObject]:
+    """Read the trees of a cluster, if there is one, into tables, and sweep them with
+    all other inputs. Returns the summary, and what the document has besides.
 
     Raises:
-        ReconcileError: SCM does not answer, or a table cannot be written. What a
-            datanode does not answer is in its table.
+        ReconcileError: SCM does not answer, or a table cannot be written; or as a
+            sweep. What a datanode does not answer is in its table.
     """
-    with open_cluster(cluster) as directory:
-        return _Run(directory, out, progress).write(limit, fresh=fresh)
+    if request.volumes:
+        progress.note(BEFORE[request.source])
+    read = None
+    if cluster is not None:
+        with open_cluster(cluster) as directory:
+            read = _Run(directory, request.out, progress).write(limit, fresh=request.fresh)
+        request = replace(request, tables=(*request.tables, *read.tables))
+    summary = sweep(request, engine, progress, report=lambda found: write_report(sweeps, found))
+    if read is None:
+        return summary, {}
+    read.forget_progress()
+    return summary, {"cluster": read.json()}
 
 
 class _Run:
@@ -111,7 +132,7 @@ class _Run:
         identity = directory.identity()
         if identity.in_safe_mode:
             progress.note("SCM is in safe mode: it may not know all replicas yet")
-        self._found = ClusterTables(cluster_id=identity.cluster_id)
+        self._found = _ClusterTables(cluster_id=identity.cluster_id)
         self._folder = out / "clusters" / identity.cluster_id
         self._found.progress_file = self._folder / "progress.json"
         self._disk = Disk()
@@ -119,7 +140,7 @@ class _Run:
         self._done = set[str]()
         self._stopped = Event()
 
-    def write(self, limit: int, *, fresh: bool) -> ClusterTables:
+    def write(self, limit: int, *, fresh: bool) -> _ClusterTables:
         """Write what is not done yet."""
         replicas = self._list()
         nodes = [node for node in self._directory.nodes() if replicas.get(node.peer)]

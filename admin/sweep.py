@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from admin.answer import controller_options
-from admin.cluster_sweep import ClusterTables, cluster_sweep_options, write_cluster_tables
+from admin.cluster_sweep import cluster_sweep_options, sweep_with_cluster
 from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
 from admin.engines import ENGINES, LOCAL, SPARK, open_engine
@@ -39,9 +39,7 @@ from sweep.changes import SweepChanges, compare_sweeps
 from sweep.engine import SweepRequest
 from sweep.model import FindingKind, NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
-from sweep.report import write_report
-from sweep.run import sweep as run_sweep
-from sweep.truth import BEFORE, compared_truth
+from sweep.truth import compared_truth
 
 # Rows printed without --json.
 _ROWS_SHOWN = 50
@@ -227,34 +225,16 @@ def run(
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
-    spark = {"master": master} if master else {}
+    request = SweepRequest(
+        out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
+    )
     sweeps = SweepStore(out, Disk())
     with (
         progress_sink(output) as progress,
-        open_engine(engine, out, threads, settings, pack=pack, **spark) as chosen,
+        open_engine(engine, out, threads, settings, pack=pack, **_spark(master)) as chosen,
     ):
-        if volumes:
-            progress.note(BEFORE[TreeSource(source)])
-        read = ClusterTables()
-        if cluster is not None:
-            read = write_cluster_tables(cluster, out, rate, progress, fresh=fresh)
-        request = SweepRequest(
-            out,
-            (*tables, *more, *read.tables),
-            volumes,
-            TreeSource(source),
-            fresh,
-            keep,
-            write_trees,
-            gone,
-        )
-        summary = run_sweep(
-            request, chosen, progress, report=lambda summary: write_report(sweeps, summary)
-        )
-    document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))}
-    if cluster is not None:
-        read.forget_progress()
-        document["cluster"] = read.json()
+        summary, read = sweep_with_cluster(request, chosen, progress, sweeps, cluster, rate)
+    document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))} | read
     # The sweep is complete, so errors from here on do not hide it.
     errors = list[ReconcileError]()
     if metrics_file is not None:
@@ -417,6 +397,11 @@ def _check_paths(
         if "://" in name:
             raise UsageError(f"--volume {name}: volumes are folders of this machine")
     check_metrics_file(metrics_file)
+
+
+def _spark(master: str | None) -> dict[str, str]:
+    """What the Spark engine takes besides; its own default stays without a master."""
+    return {"master": master} if master else {}
 
 
 def _check_engine(

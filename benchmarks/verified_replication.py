@@ -89,7 +89,7 @@ def _burst(report: Report, folder: Path, *, delay_ms: float, mbit: float) -> Non
                 address = links[1].address if is_verified else ""
                 _fill(source.store(), range(BURST_OBJECTS))
                 began_s = time.monotonic()
-                # Without the start: probes of the store, and the first calls.
+                # The probe of the store has crossed by now, and counts.
                 with _following(part, source.store(), target, address) as engine:
                     _await(engine, lambda one: one.checkpoint.stage is Stage.LIVE)
                     _await(engine, lambda one: not one.queued)

@@ -16,7 +16,7 @@ from ozone.survey import UNREADABLE, ReplicaFault, ReplicaSnapshot
 from runtime.errors import OperationInterruptedError
 
 # The storage ID in the rows of such a table.
-WIRE_VOLUME = "wire"
+_WIRE_VOLUME = "wire"
 # Replicas of one stream; their trees are in memory at once.
 _BATCH = 200
 
@@ -29,7 +29,7 @@ class WireSurvey:
     ) -> None:
         """`replicas` are those of this datanode that SCM knows of."""
         self.datanode = str(node.peer)
-        self.volume = WIRE_VOLUME
+        self.volume = _WIRE_VOLUME
         self.created_ms: int | None = None
         self.fault: ReplicaFault | None = None
         self._survey, self._node = survey, node

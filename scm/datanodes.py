@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from merkle.replica import PeerId
-from ozone.scm_client import NodeHealth
+from ozone.scm_client import ClusterNode, NodeHealth
 
 
 class Liveness(Enum):
@@ -47,3 +47,10 @@ class DatanodeStatus:
     liveness: Liveness
     heartbeat_age_s: float
     replicas: int
+
+
+def datanode_of(node: ClusterNode) -> Datanode:
+    """A datanode as SCM knows it. If it names no port for reads, its address has port
+    0, which nothing can reach.
+    """
+    return Datanode(node.peer, node.host, node.address or f"{node.host}:0")

@@ -25,7 +25,7 @@ from scm.ages import RootAges
 from scm.backlog import Backlog
 from scm.comparison_index import ComparisonIndex
 from scm.container_reports import ClusterSnapshot, reason_not_compared
-from scm.datanodes import LIVENESS_OF, Datanode, DatanodeStatus, Liveness
+from scm.datanodes import LIVENESS_OF, Datanode, DatanodeStatus, Liveness, datanode_of
 from scm.eligibility import container_state
 from scm.limits import LIMITS, ControllerLimits
 from scm.policy import ComparisonResult, Knowledge, RootComparison, compare, expected_replicas
@@ -245,7 +245,7 @@ class Registry:
         changed = set[ContainerId]()
         for node in snapshot.nodes:
             entry = self._datanodes.get(node.peer)
-            datanode = Datanode(node.peer, node.host, node.address)
+            datanode = datanode_of(node)
             if entry is None:
                 entry = _DatanodeEntry(datanode, 0, 0, now_s, Liveness.STALE, is_of_cluster=True)
                 self._datanodes[node.peer] = entry

@@ -13,8 +13,7 @@ import time
 from pathlib import Path
 from threading import Thread
 
-from admin.demo.cluster import LocalCluster
-from admin.demo.repair_demo import reported_replicas, unpack_volumes
+from admin.demo.cluster import LocalCluster, reported_replicas, unpack_volumes
 
 _DOCS = Path(__file__).resolve().parents[1] / "docs"
 # A container under repair takes a minute at this rate.

@@ -4,11 +4,13 @@ import json
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from importlib.resources import as_file, files
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -28,6 +30,8 @@ from runtime.rpc import open_channel
 from scm.client import ControllerClient
 from scm.views import ContainerStatus
 
+# The folder of a datanode's volume, in packaged states of clusters.
+VOLUME = "volume1"
 # Time for all agents to report.
 _START_S = 30.0
 _SCAN_S = 300.0
@@ -275,6 +279,31 @@ class LocalCluster:
         raise ProcessFailedError(
             "not every agent reported to the controller in time", process="controller"
         )
+
+
+def unpack_volumes(moment: str, folder: Path) -> dict[str, Path]:
+    """Unpack a packaged state of a real cluster (`healthy`, `damaged`); returns its
+    volumes by datanode.
+    """
+    with (
+        as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive,
+        tarfile.open(archive) as packed,
+    ):
+        # An attribute, not an argument: Python 3.11 before 3.11.4, as in Debian 12, has
+        # no extraction filters and would reject the argument.
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)
+        packed.extractall(folder, [member for member in packed if member.name.startswith("dn")])
+    return {path.name: path / VOLUME for path in sorted(folder.glob("dn*"))}
+
+
+def reported_replicas(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
+    """The reported replicas by agent and container ID."""
+    names = cluster.names_by_datanode()
+    held: dict[str, dict[ContainerId, ContainerReplica]] = {name: {} for name in names.values()}
+    for view in cluster.containers():
+        for replica in view.replicas:
+            held[names[replica.datanode.peer]][view.container_id] = replica.replica
+    return held
 
 
 def _toml(path: Path) -> str:

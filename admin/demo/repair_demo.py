@@ -8,7 +8,6 @@ all processes, and reads the volumes once more (admin.demo.offline_check).
 
 import os
 import shutil
-import tarfile
 import tempfile
 import threading
 import time
@@ -16,7 +15,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib.resources import as_file, files
 from pathlib import Path
 
 import click
@@ -24,7 +22,13 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from admin.demo.cluster import LocalCluster, ScannedReplica
+from admin.demo.cluster import (
+    VOLUME,
+    LocalCluster,
+    ScannedReplica,
+    reported_replicas,
+    unpack_volumes,
+)
 from admin.demo.damage import DamageMethod, inflict
 from admin.demo.healed_picture import write_healed_picture
 from admin.demo.offline_check import prove
@@ -33,7 +37,6 @@ from admin.option_types import WholeNumber
 from merkle.comparison import compare
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
-from merkle.replica import ContainerReplica
 from merkle.tree import ContainerId, ContainerTree, root_hex
 from repair.picture import cells, legend, strips
 from runtime.documents import parse_json
@@ -41,7 +44,6 @@ from runtime.errors import DiskError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import console, print_json
 
-_VOLUME = "volume1"
 # Slow enough that an agent can be killed between two of its writes.
 _SLOW_BYTES_PER_SECOND = 48 << 10
 
@@ -312,7 +314,7 @@ class _Demo:
             (
                 path
                 for path in fixture.glob("dn*")
-                if path.name[2:].isdigit() and (path / _VOLUME / "hdds").is_dir()
+                if path.name[2:].isdigit() and (path / VOLUME / "hdds").is_dir()
             ),
             key=lambda path: int(path.name[2:]),
         )
@@ -325,10 +327,10 @@ class _Demo:
                 ),
             )
         self._require_agent(len(found))
-        volumes = {path.name: work / path.name / _VOLUME for path in found}
+        volumes = {path.name: work / path.name / VOLUME for path in found}
         try:
             for path in found:
-                shutil.copytree(path / _VOLUME, volumes[path.name], symlinks=True)
+                shutil.copytree(path / VOLUME, volumes[path.name], symlinks=True)
         except (OSError, shutil.Error) as error:
             raise DiskError(f"{fixture} cannot be copied to {work}: {error}") from error
         return volumes
@@ -338,35 +340,10 @@ class _Demo:
             raise UsageError(f"there is no agent {self._options.kill}: the fixture has {agents}")
 
 
-def unpack_volumes(moment: str, folder: Path) -> dict[str, Path]:
-    """Unpack a packaged state of a real cluster (`healthy`, `damaged`); returns its
-    volumes by datanode.
-    """
-    with (
-        as_file(files("admin") / "data" / f"{moment}.tar.xz") as archive,
-        tarfile.open(archive) as packed,
-    ):
-        # An attribute, not an argument: Python 3.11 before 3.11.4, as in Debian 12, has
-        # no extraction filters and would reject the argument.
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)
-        packed.extractall(folder, [member for member in packed if member.name.startswith("dn")])
-    return {path.name: path / _VOLUME for path in sorted(folder.glob("dn*"))}
-
-
 def _writes(audit: Path) -> list[dict[str, int]]:
     """The lines of an audit file that record written bytes."""
     lines = map(parse_json, audit.read_text().splitlines() if audit.exists() else ())
     return [line for line in lines if line["kind"] == "write"]
-
-
-def reported_replicas(cluster: LocalCluster) -> dict[str, dict[ContainerId, ContainerReplica]]:
-    """The reported replicas by agent and container ID."""
-    names = cluster.names_by_datanode()
-    held: dict[str, dict[ContainerId, ContainerReplica]] = {name: {} for name in names.values()}
-    for view in cluster.containers():
-        for replica in view.replicas:
-            held[names[replica.datanode.peer]][view.container_id] = replica.replica
-    return held
 
 
 def _trees(

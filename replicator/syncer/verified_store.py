@@ -70,7 +70,7 @@ class _VerifiedWriter:
             outcome = self._outcome(write)
             if outcome is not None:
                 return _facts(key, size, outcome)
-        # Before it the store of a look, where it checks no condition.
+        # A store that checks no condition is looked at just before.
         checked = checked_condition(self._store, key, condition)
         return self._store.writer.put(key, body, properties, checked)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ozone.manager_values import BucketLayout
+from replicator.master.messages import options_from, options_to
 from replicator.master.syncer_rules import Assignment
 from replicator.replication import (
     Checkpoint,
@@ -19,6 +20,7 @@ from replicator.replication import (
     Policy,
     PolicyId,
     ReplicationFault,
+    ReplicationOptions,
     SyncerId,
 )
 from replicator.stores import s3_probe
@@ -29,12 +31,14 @@ from replicator.syncer.assigned import AssignedReplication
 from replicator.syncer.lease import LeaseTimer
 from replicator.syncer.master_lease import MasterLease
 from runtime.disk import Disk
+from runtime.errors import UsageError
 from runtime.guard import ThreadGuard
 from runtime.rate_limit import SystemClock
 from tests.support.master_clients import RecordingClient
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_twin_service import TwinService
 from tests.support.stores import put
+from tests.support.verifiers import config_of, verifier_of
 from tests.support.waiting import wait_until
 
 
@@ -171,6 +175,38 @@ def test_a_cancelled_one_says_so_in_the_end(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "source" / "bucket.db")
     assert database.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
     database.close()
+
+
+def test_another_verifier_is_followed_while_it_runs(tmp_path: Path) -> None:
+    make_source(tmp_path)
+    with (
+        LocalBucket(tmp_path / "target", Disk(), create=True),
+        verifier_of(config_of(tmp_path / "verifier", f"local:{tmp_path / 'target'}")) as client,
+        assigned(tmp_path) as found,
+    ):
+        wait_until(lambda: arrived(tmp_path), "the object")
+        policy = found.held().policy
+        options = replace(policy.options, verifier=client.address)
+        found.change(replace(policy, options=options, revision=2))
+        with LocalBucket(tmp_path / "source", Disk()) as bucket:
+            put(bucket.store(), "b")
+        audit = tmp_path / "verifier" / "audit.jsonl"
+        wait_until(lambda: '"kind": "put"' in audit.read_text(), "a write by the verifier")
+        # Nobody listens there: all goes on, and the report says why.
+        options = replace(policy.options, verifier="127.0.0.1:1")
+        found.change(replace(policy, options=options, revision=3))
+        with LocalBucket(tmp_path / "source", Disk()) as bucket:
+            put(bucket.store(), "c")
+        fault = ReplicationFault.VERIFIER_UNAVAILABLE
+        wait_until(lambda: found.report().fault is fault, "the report")
+        assert found.report().condition is Condition.ACTIVE
+
+
+def test_a_verifier_crosses_in_messages_and_has_a_port() -> None:
+    options = ReplicationOptions(verifier="far.example:9894")
+    assert options_from(options_to(options)) == options
+    with pytest.raises(UsageError, match="verifier"):
+        options_from(options_to(replace(options, verifier="far.example")))
 
 
 def is_at_work(found: AssignedReplication, target: Store) -> bool:

@@ -1,0 +1,175 @@
+"""A controller of a cluster without agents, as its users see it: commands, status and
+page, with SCM and datanodes in memory on real sockets.
+"""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from admin.cli import treefold
+from merkle.columns import encode_tree
+from merkle.tree import BlockId, ContainerId
+from runtime.config import load
+from runtime.errors import ConfigError
+from scm.config import ControllerConfig
+from scm.server import ControllerServer
+from tests.support.live_twin import LiveTwin, live_twin
+from tests.support.waiting import wait_until
+
+ONE = ContainerId(1)
+
+
+@pytest.fixture
+def cluster() -> Iterator[LiveTwin]:
+    with live_twin() as found:
+        yield found
+
+
+def settings(cluster: LiveTwin, folder: Path, **flags: object) -> ControllerConfig:
+    return load(
+        None,
+        ControllerConfig,
+        {
+            "listen": "127.0.0.1:0",
+            "state_folder": folder / "state",
+            "dashboard.listen": "127.0.0.1:0",
+            "automatic.enabled": True,
+            "cluster.scms": [cluster.address],
+            "cluster.settle_s": 0.4,
+            "cluster.poll_s": 0.05,
+            "cluster.read_every_s": 0.2,
+            **{name.replace("__", "."): value for name, value in flags.items()},
+        },
+    )
+
+
+def diverge(cluster: LiveTwin, *, heals: bool) -> None:
+    """A container of which one replica is damaged; Ozone heals it when it is asked."""
+    damaged = cluster.add(ONE)[0]
+    good = damaged.tree
+    damaged.flip(BlockId(20), 100)
+    damaged.tree = encode_tree(damaged.scanned_tree())
+    cluster.report(ONE)
+
+    def heal(container_id: ContainerId) -> None:
+        damaged.flip(BlockId(20), 100)
+        damaged.tree = good
+        cluster.report(container_id)
+
+    if heals:
+        cluster.scm.on_reconcile = heal
+
+
+def command(server: ControllerServer, *words: str) -> tuple[int, dict[str, object]]:
+    given = [*words, "--controller", server.address, "--json"]
+    done = CliRunner().invoke(treefold, given)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, json.loads(done.stdout)
+
+
+def jobs(server: ControllerServer) -> list[dict[str, object]]:
+    _, document = command(server, "job", "list")
+    found = document["data"]["jobs"]  # type: ignore[index]
+    assert isinstance(found, list)
+    return found
+
+
+def page(server: ControllerServer, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{server.dashboard_port}{path}") as answer:
+        return answer.read().decode()
+
+
+def test_a_container_is_healed_and_everybody_is_told(cluster: LiveTwin, tmp_path: Path) -> None:
+    diverge(cluster, heals=True)
+    server = ControllerServer(settings(cluster, tmp_path))
+    try:
+        wait_until(lambda: [one["state"] for one in jobs(server)] == ["DONE"], "the job to end")
+        status, document = command(server, "container", "list")
+        assert status == 0
+        [shown] = document["data"]["containers"]  # type: ignore[index]
+        assert (shown["comparison"], shown["requiredNodes"]) == ("match", 3)
+        assert cluster.scm.reconciled == [ONE]
+        assert "None of 1 containers diverged" in page(server, "/")
+    finally:
+        server.stop()
+    lines = (tmp_path / "state" / "audit.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert [kind for kind in kinds if kind in ("order", "end")] == ["order", "end"]
+
+
+def test_what_never_converges_is_shown_with_the_trees_of_the_datanodes(
+    cluster: LiveTwin, tmp_path: Path
+) -> None:
+    diverge(cluster, heals=False)
+    server = ControllerServer(settings(cluster, tmp_path))
+    try:
+        wait_until(lambda: [one["state"] for one in jobs(server)] == ["PARTIAL"], "the job to end")
+        [job] = jobs(server)
+        assert "treefold rescue 1 --cluster" in str(job["detail"])
+        assert server._controller.gauges(0)["scm_containers_not_converging"] == 1
+        shown = page(server, "/containers/1")
+        assert "REPAIRABLE" in shown
+    finally:
+        server.stop()
+
+
+def test_a_silent_scm_is_a_problem_of_the_status(cluster: LiveTwin, tmp_path: Path) -> None:
+    cluster.add(ONE)
+    cluster.scm.in_safe_mode = True
+    server = ControllerServer(settings(cluster, tmp_path))
+    try:
+        wait_until(lambda: "safe mode" in str(command(server, "status")[1]), "the status to say so")
+        assert "safe mode" in page(server, "/")
+    finally:
+        server.stop()
+
+
+def test_a_datanode_without_a_port_for_reads_keeps_nothing_away(
+    cluster: LiveTwin, tmp_path: Path
+) -> None:
+    cluster.add(ONE)
+    cluster.scm.nodes[0] = replace(cluster.scm.nodes[0], address="")
+    server = ControllerServer(settings(cluster, tmp_path))
+    try:
+        wait_until(
+            lambda: bool(command(server, "container", "list")[1]["data"]["containers"]),  # type: ignore[index]
+            "the first report",
+        )
+        assert command(server, "container", "info", "1")[0] == 0
+    finally:
+        server.stop()
+
+
+def test_what_has_no_effect_on_a_cluster_is_refused(cluster: LiveTwin, tmp_path: Path) -> None:
+    for key in ("required_replicas", "roots_stale_after_s", "automatic__visit_every_s"):
+        with pytest.raises(ConfigError, match="has no effect with"):
+            settings(cluster, tmp_path, **{key: 2})
+    with pytest.raises(ConfigError, match="quiet_hours"):
+        settings(cluster, tmp_path, automatic__quiet_hours="9-5")
+
+
+def test_jobs_of_a_cluster_are_not_for_a_controller_of_agents(
+    cluster: LiveTwin, tmp_path: Path
+) -> None:
+    diverge(cluster, heals=False)
+    config = settings(cluster, tmp_path, cluster__settle_s=60)
+    server = ControllerServer(config)
+    try:
+        wait_until(lambda: [one["state"] for one in jobs(server)] == ["RUNNING"], "a job")
+    finally:
+        server.stop()
+    agents = {"listen": "127.0.0.1:0", "state_folder": tmp_path / "state"}
+    with pytest.raises(ConfigError, match="a controller with"):
+        ControllerServer(load(None, ControllerConfig, agents))
+    # The round that is under way is not requested again.
+    server = ControllerServer(config)
+    try:
+        wait_until(lambda: [one["state"] for one in jobs(server)] == ["RUNNING"], "the job")
+        assert cluster.scm.reconciled == [ONE]
+    finally:
+        server.stop()
