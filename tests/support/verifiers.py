@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from proof.index import WHOLE
@@ -11,6 +11,7 @@ from proof.item import Profile
 from proof.root import SetRoot
 from proof.stored_index import StoredIndex
 from replicator.ledger import PairLedger
+from replicator.origin import unmarked
 from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProver
 from replicator.refresh import IndexedBucket, RefreshProgress
@@ -149,9 +150,11 @@ def root_of(index: StoredIndex) -> SetRoot:
 
 
 def held(store: Store) -> dict[str, tuple[bytes, ObjectProperties]]:
-    """All that a store has."""
+    """All that a store has, without the marks of copies."""
     found = {}
     for facts in store.lister.list_objects(""):
+        properties = store.reader.properties(facts.key)
+        properties = replace(properties, metadata=unmarked(properties.metadata))
         with store.reader.read(facts) as pieces:
-            found[facts.key] = b"".join(pieces), store.reader.properties(facts.key)
+            found[facts.key] = b"".join(pieces), properties
     return found
