@@ -123,22 +123,20 @@ def test_whoever_follows_the_log_has_the_keys_of_the_bucket(
             assert followed(again, begun, wanted) == wanted
 
 
-@pytest.mark.parametrize("changed", ["tags", "metadata", "nothing"])
+@pytest.mark.parametrize("changed", ["tags", "nothing"])
 def test_properties_that_are_there_are_not_written_again(
     buckets: OzoneBuckets, changed: str
 ) -> None:
-    """OZ-048: a syncer that was killed has written them, and could not record that."""
+    """OZ-048: a syncer that was killed has written them, and could not record that.
+    Other metadata give an object another ETag, so that a record of before is refused.
+    """
     store = buckets.fresh(FLAT)
     first = ObjectProperties(metadata=(("a", "b"),), tags=(("c", "d"),))
     store.writer.put("k", b"body", first, ANYTHING)
-    given = {
-        "tags": replace(first, tags=(("c", "blue"),)),
-        "metadata": replace(first, metadata=(("a", "other"),)),
-        "nothing": first,
-    }[changed]
+    tags_only = changed == "tags"
+    given = replace(first, tags=(("c", "blue"),)) if tags_only else first
     # What the killed one knew, whose record is of before.
     known = replace(current(store, "k"), version="", modified_ms=0)
-    tags_only = changed == "tags"
     store.writer.put_properties(known, given, tags_only=tags_only)
     before = current(store, "k")
     again = store.writer.put_properties(known, given, tags_only=tags_only)
