@@ -5,8 +5,9 @@ opened (`s3_probe`), and stands in its capabilities with reasons. Only what was 
 work is relied on.
 """
 
+from typing import TYPE_CHECKING
+
 from replicator.stores.port import Store
-from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3_bucket import S3Bucket, S3Location
 from replicator.stores.s3_lister import S3Lister
 from replicator.stores.s3_objects import S3Reader, S3Writer
@@ -15,13 +16,16 @@ from replicator.stores.s3_probe import probe
 from replicator.stores.s3_uploads import S3Scratch, S3UploadReader, S3UploadWriter
 from runtime.s3 import S3Client, open_client
 
+if TYPE_CHECKING:
+    from replicator.stores.probe_memory import ProbeMemory
+
 
 def open_s3(
     address: str,
     *,
     may_write: bool,
     client: S3Client | None = None,
-    memory: ProbeMemory | None = None,
+    memory: "ProbeMemory | None" = None,
 ) -> Store:
     """The store at `s3://BUCKET/PREFIX?endpoint_url=…&region=…&profile=…`.
 

@@ -278,9 +278,9 @@ class _NeverSendsAgain(Dispatcher):
 
 
 class _SendsBeforeItStores(Controller):
-    def _save_changes(self, now_s: float) -> None:
+    def _save_and_dispatch(self, peers: Iterable[PeerId], now_s: float) -> None:
         self._unsaved.is_urgent = False
-        super()._save_changes(now_s)
+        super()._save_and_dispatch(peers, now_s)
 
 
 class _OverlooksRestartsAndDeaths(JobIndex):

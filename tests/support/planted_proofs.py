@@ -17,7 +17,7 @@ from replicator.proven_sync import ProvenSync
 from replicator.proving import PairProof, PairProver
 from replicator.refresh import IndexedBucket, RefreshStart
 from replicator.stores.errors import StoreError
-from replicator.stores.port import ObjectFacts
+from replicator.stores.port import ObjectFacts, WriteCondition
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verifier.applier import Applier
 from replicator.verifier.audit import VerifierAudit
@@ -121,9 +121,13 @@ class _AppliesTwice(Applier):
 class _PatchesAnything(Applier):
     """Puts windows into whatever version is there."""
 
-    def _base(self, order: PatchOrder) -> StampedItem:
+    def _base(self, order: PatchOrder) -> ObjectFacts:
         base = self._index.row(order.key)
-        return base if base is not None else super()._base(order)
+        return self._fresh(base) if base is not None else super()._base(order)
+
+    def _patch_condition(self, order: PatchOrder, *, can: bool) -> WriteCondition:
+        del order, can
+        return WriteCondition()
 
     def _check(self, order: PatchOrder, hasher: ContentHasher) -> None:
         del order, hasher

@@ -9,7 +9,7 @@ from replicator.replication import ReplicationOptions, Stage
 from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import ObjectProperties
 from tests.support.memory_store import MEMORY, MemoryStore
-from tests.support.replications import Replication, StepClock, step_limits
+from tests.support.replications import Replication, StepClock, held, step_limits
 
 KEYS = 60
 
@@ -36,10 +36,6 @@ def rounds(
     source.calls.clear()
     target.calls.clear()
     return source, target, replication
-
-
-def held(store: MemoryStore) -> dict[str, tuple[bytes, ObjectProperties]]:
-    return {key: (one.body, one.properties) for key, one in store.objects.items()}
 
 
 def test_a_round_without_a_change_asks_the_target_nothing(tmp_path: Path) -> None:
