@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import fields, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from merkle.checksum import fold
 from merkle.object_checksum import Crc
@@ -19,7 +20,6 @@ from replicator.hashing import crc_hash, md5_of
 from replicator.stores.capabilities import CONTENT_HEADERS
 from replicator.stores.errors import StoreError
 from replicator.stores.port import UploadedPart
-from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3_behaviour import CEPH, OZONE, CopyWay, EtagForm, S3Behaviour
 from replicator.stores.s3_bucket import (
     S3Bucket,
@@ -52,6 +52,9 @@ from runtime.s3_answers import (
     S3UnavailableError,
 )
 
+if TYPE_CHECKING:
+    from replicator.stores.probe_memory import ProbeMemory
+
 _BODY = b"Treefold asks what this store does with an object."
 _WRONG_ETAG = "0" * 32
 _TAGS = (("treefold", "a+b c"),)
@@ -78,7 +81,7 @@ _PROOFS = 3
 _UNASKED = "the store was only read"
 
 
-def probe(bucket: S3Bucket, *, may_write: bool, memory: ProbeMemory | None = None) -> S3Behaviour:
+def probe(bucket: S3Bucket, *, may_write: bool, memory: "ProbeMemory | None" = None) -> S3Behaviour:
     """What the store does with this bucket. Without `may_write` only what reading
     shows: no conditional write, and MD5 by objects that are there. With it, what
     `memory` knows is not asked again.
