@@ -46,17 +46,19 @@ def buckets(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Iterator[
 @pytest.fixture
 def om(ozone_cluster: OzoneCluster, buckets: OzoneBuckets) -> Iterator[OzoneCluster]:
     """An OM that may be stopped: afterwards it runs and leads as before."""
-    yield ozone_cluster
-    ozone_cluster.stop_om()
-    ozone_cluster.start_om()
 
-    def leads() -> bool:
+    def takes_buckets() -> bool:
         with suppress(ReconcileError):
             buckets.fresh(FLAT)
             return True
         return False
 
-    wait_until(leads, "the OM leads again", timeout_s=120.0)
+    # Other tests stop datanodes, after which the gateway cannot write for a while.
+    wait_until(takes_buckets, "the gateway writes", timeout_s=120.0)
+    yield ozone_cluster
+    ozone_cluster.stop_om()
+    ozone_cluster.start_om()
+    wait_until(takes_buckets, "the OM leads again", timeout_s=120.0)
 
 
 def follower_of(buckets: OzoneBuckets, layout: BucketLayout, folder: Path) -> OzoneFollower:
