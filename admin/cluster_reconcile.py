@@ -191,7 +191,7 @@ class _Reconciliation:
                         for run in ended:
                             self._note(run)
                 if self._driver.runs:
-                    # Until Ctrl-C.
+                    # SCM tells of no change by itself. Ctrl-C ends the wait.
                     time.sleep(self._poll_s)
 
     def _note(self, run: OzoneRun) -> None:

@@ -97,6 +97,7 @@ def _await(scm: ScmClient, containers: list[ContainerId], timeout_s: float) -> N
     """Until all are equal, or so long."""
     end_s = time.monotonic() + timeout_s
     while diverged(scm, containers) and time.monotonic() < end_s:
+        # SCM tells of no change by itself.
         time.sleep(_LOOK_S)
 
 

@@ -37,6 +37,7 @@ from runtime.disk import Disk
 from runtime.rate_limit import SystemClock
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint, free_port, ministack
+from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
 OBJECT_BYTES = 4 << 10
@@ -174,11 +175,13 @@ def _following(
 
 def _await(engine: ReplicationEngine, is_done: Callable[[ReplicationReport], bool]) -> None:
     """Wait for what a report says; nothing may be wrong meanwhile."""
-    until_s = time.monotonic() + _WAIT_S
-    while not is_done(report := engine.report()):
+
+    def is_reported() -> bool:
+        report = engine.report()
         assert report.fault is None, report
-        assert time.monotonic() < until_s, report
-        time.sleep(0.1)
+        return is_done(report)
+
+    wait_until(is_reported, "the report", timeout_s=_WAIT_S)
 
 
 @contextmanager

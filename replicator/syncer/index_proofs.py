@@ -105,6 +105,7 @@ class IndexProofs:
         self._stop.set()
         if running.cancel():
             return
+        # Nobody wants its result any more, nor the reason why there is none.
         with suppress(ReconcileError):
             found = running.result()
             if found is not None:

@@ -61,6 +61,7 @@ def check_verifier(client: VerifierClient, target: str) -> None:
         WritesRefusedError: it takes no writes.
     """
     client.limits = LIMITS
+    # One that is silent now is asked again; until then the work goes on without it.
     with suppress(VerifierUnavailableError):
         _described(client, target)
 
