@@ -277,7 +277,7 @@ def test_a_position_of_another_log_is_taken(one: OneMaster) -> None:
 
 
 def test_another_syncer_goes_on_from_the_last_checkpoint(one: OneMaster) -> None:
-    """OZ-039, OZ-040."""
+    """OZ-039, OZ-040, OZ-063."""
     syncer = working(one)
     syncer.save(report(7))
     other = OneSyncer(one, "s2").register()
