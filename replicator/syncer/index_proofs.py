@@ -35,7 +35,7 @@ _INDEX_PREFIX = "index-"
 # Why a difference is applied although the ledger calls both sides equal.
 DOUBTED = "the ledger takes it for equal"
 # Why a key is looked at that is equal by both indexes.
-UNRECORDED = "the ledger does not have it"
+_UNRECORDED = "the ledger does not have it"
 _ROWS_AT_ONCE = 1_000
 
 
@@ -210,7 +210,7 @@ class IndexProofs:
                 key = row.item.key
                 if self._ledger.row(key) is None:
                     found = ItemDifference(ItemDifferenceKind.CHANGED, key, row.item.version)
-                    yield ProvenStep(found, Action.NOTHING, UNRECORDED)
+                    yield ProvenStep(found, Action.NOTHING, _UNRECORDED)
             after = rows[-1].item.key
 
     def _copied(self, session: VerifierSession, keys: Iterable[str]) -> set[str]:
