@@ -132,9 +132,10 @@ class ReplicationStorm:
             self._note(f"rename {key} to {ELSEWHERE}")
             self.source.move(key, ELSEWHERE)
             self.history.note(self.source, self.source.newest_index)
-        self._await_new_proof()
+        report = self._await_new_proof()
         known = [key for key in sorted(self.source.objects) if key in self.target.objects]
-        if known and self.has_feed and self._options.is_live and self._clocks_agree:
+        is_quiet = self._options.is_live and self._clocks_agree and not report.queued
+        if known and self.has_feed and is_quiet:
             # Nothing is under way any more that could explain what it lacks.
             self.history.harmed = self._harm(known), self.clock.ms
         self._await_new_proof()
@@ -148,9 +149,7 @@ class ReplicationStorm:
         return self._await_proof(self.clock.ms if is_certain else 0)
 
     def _await_proof(self, since_ms: int) -> ReplicationReport:
-        """Wait until a comparison that began since then has found both sides equal, and
-        nothing is under way.
-        """
+        """Wait until a comparison that began since then has found both sides equal."""
         for step in range(3_000):
             if not step % 50:
                 self._want_all()
@@ -546,8 +545,6 @@ class ReplicationStorm:
 
     def _is_proven(self, since_ms: int) -> bool:
         report = self._report()
-        if report is not None and since_ms and report.queued:
-            return False
         is_new = report is not None and (report.proven_ms or 0) >= since_ms
         return bool(is_new and report and report.differences == 0 and not self._differing())
 
