@@ -93,7 +93,6 @@ class ReplicationEngine:
         self._verifier = None
         if verifier is not None:
             self._verifier = TargetVerifier(verifier, policy, lease, clock)
-            self._limits = self._limits.grouped()
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -142,6 +141,7 @@ class ReplicationEngine:
             sleep=self._sleep,
             backoff=self._limits.backoff,
             is_stopped=self._stop.is_set,
+            wake=self._note_news,
             copier_limits=self._limits.copier,
             copy_limits=self._limits.copy,
             verifier=self._verifier,
@@ -171,7 +171,6 @@ class ReplicationEngine:
             self._machine,
             self._workers,
             policy=policy,
-            queue=self._queue,
             capture=self._capture,
             folder=self._folder,
             lease=lease,
@@ -455,6 +454,11 @@ class ReplicationEngine:
             self._proofs.close()
         for executor in self._executors:
             executor.shutdown(wait=True, cancel_futures=True)
+
+    def _note_news(self) -> None:
+        """Something was read: the work goes on, whatever it waits for."""
+        self._wake.set()
+        self._workers.wake()
 
     def _wait(self, seconds: float) -> bool:
         self._sleep(seconds)

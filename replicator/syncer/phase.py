@@ -29,8 +29,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all phases of a replication share. `target` is fenced. With a verifier its
-    small writes go through that, and `proofs` compares by indexes.
+    """What all phases of a replication share. `target` is fenced. `wake` ends a wait
+    for something to do. With a verifier its small writes go through that, and `proofs`
+    compares by indexes.
     """
 
     source: Store
@@ -42,6 +43,7 @@ class Tools:
     sleep: Sleep
     backoff: Backoff
     is_stopped: Callable[[], bool]
+    wake: Callable[[], None]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
     verifier: TargetVerifier | None = None
