@@ -112,7 +112,8 @@ class ReplicationEngine:
             raise
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
-        self._executors = new_executor(copies, "change"), new_executor(copies, "reader")
+        threads = {"change": copies, "reader": copies, "lister": 1}
+        self._executors = {name: new_executor(count, name) for name, count in threads.items()}
         fenced = fenced_store(target, lease)
         if self._verifier is not None:
             fenced = verified_store(fenced, self._verifier)
@@ -136,7 +137,8 @@ class ReplicationEngine:
             target=target,
             ledger=self._ledger,
             rate=self._rate,
-            readers=self._executors[1],
+            readers=self._executors["reader"],
+            lister=self._executors["lister"],
             new_executor=new_executor,
             sleep=self._sleep,
             backoff=self._limits.backoff,
@@ -149,7 +151,7 @@ class ReplicationEngine:
         )
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
-            self._executors[0],
+            self._executors["change"],
             threads=self._limits.copier.copies,
             clock=clock,
             tally=self._tally,
@@ -452,7 +454,7 @@ class ReplicationEngine:
             self._rounds.end_phase()
         if self._proofs is not None:
             self._proofs.close()
-        for executor in self._executors:
+        for executor in self._executors.values():
             executor.shutdown(wait=True, cancel_futures=True)
 
     def _note_news(self) -> None:

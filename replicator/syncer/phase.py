@@ -29,9 +29,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all phases of a replication share. `target` is fenced. `wake` ends a wait
-    for something to do. With a verifier its small writes go through that, and `proofs`
-    compares by indexes.
+    """What all phases of a replication share. `target` is fenced. `lister` reads pages
+    of listings, so that they wait for no other read. `wake` ends a wait for something
+    to do. With a verifier small writes go through that, and `proofs` compares by
+    indexes.
     """
 
     source: Store
@@ -39,6 +40,7 @@ class Tools:
     ledger: PairLedger
     rate: RateLimiter
     readers: Executor
+    lister: Executor
     new_executor: NewExecutor
     sleep: Sleep
     backoff: Backoff

@@ -174,7 +174,7 @@ class SourceRounds:
         def read() -> _Page:
             return self._read(joined, known)
 
-        page = self._page = self._tools.readers.submit(read)
+        page = self._page = self._tools.lister.submit(read)
         page.add_done_callback(lambda _: self._tools.wake())
 
     @property
