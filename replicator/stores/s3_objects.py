@@ -25,7 +25,7 @@ from replicator.stores.port import (
     WholeObject,
     WriteCondition,
 )
-from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
+from replicator.stores.s3_behaviour import CopyWay, EtagForm
 from replicator.stores.s3_bucket import (
     S3Bucket,
     check_range,
@@ -127,15 +127,10 @@ class S3Reader:
 
     def _tags(self, key: str, version: str) -> Pairs:
         """As far as the store keeps them."""
-        behaviour = self._bucket.behaviour
-        if not behaviour.tags_apart:
+        if not self._bucket.behaviour.tags_apart:
             return ()
         with translated(f"cannot read the tags of {key!r}"):
-            answer = self._sub_resource("tagging", key, version)
-            # Of an upload that was begun with tags, Ceph 16 has dropped them: HEAD
-            # counts none, and the document is empty.
-            is_dropped = behaviour.kind == CEPH and not answer.body
-            return () if is_dropped else parse_tags(answer.body)
+            return parse_tags(self._sub_resource("tagging", key, version).body)
 
     def _acl(self, key: str, version: str) -> Pairs:
         """As far as the store keeps it."""
@@ -185,7 +180,8 @@ class S3Reader:
     def read_whole(self, facts: ObjectFacts) -> WholeObject:
         """See ObjectReader. The answer with the bytes says what HEAD would, and comes
         last: it holds for the requests before it, too. Where it counts tags, they are
-        read after it, and HEAD pins them.
+        read after it, and HEAD pins them. Of an upload that was begun with tags, Ceph
+        16 drops them, counts none, and has an empty document.
         """
         behaviour = self._bucket.behaviour
         if behaviour.is_ozone:

@@ -79,6 +79,8 @@ class AssignedReplication:
         self._epoch = assignment.epoch
         self._checkpoint = assignment.checkpoint
         self._lease = lease
+        self.probe = TargetProbe(clock, assignment.target_probe)
+        """What is known of the target."""
         self._parent = parent
         self._syncer = syncer
         self._clock = clock
@@ -95,7 +97,6 @@ class AssignedReplication:
         self._trouble: FaultVerdict | None = None
         self._last: ReplicationReport | None = None
         self._taken = 0
-        self._probe = TargetProbe(clock, assignment.target_probe)
         self._is_lost = False
         self._told: tuple[Condition, ReplicationFault | None] | None = None
         lease.describe = self.report
@@ -141,7 +142,7 @@ class AssignedReplication:
 
     def report(self) -> ReplicationReport:
         """How it is now."""
-        return replace(self._report(), target_probe=self._probe.text)
+        return replace(self._report(), target_probe=self.probe.text)
 
     def _report(self) -> ReplicationReport:
         engine, trouble = self._engine, self._trouble
@@ -230,9 +231,9 @@ class AssignedReplication:
             # Later a missing target is not made anew: its disk may not be mounted.
             is_new = self._checkpoint == Checkpoint()
             target = opened.enter_context(
-                _opened(policy.target, may_write=True, create=is_new, memory=self._probe.memory)
+                _opened(policy.target, may_write=True, create=is_new, memory=self.probe.memory)
             )
-            self._probe.note_opened()
+            self.probe.note_opened()
             verifier = None
             if policy.options.verifier:
                 verifier = opened.enter_context(
@@ -270,7 +271,7 @@ class AssignedReplication:
                 while not engine.is_over and threads.is_alive() and not self._stop.is_set():
                     self._wake.wait(_LOOK_S)
                     self._wake.clear()
-                    if self._is_wanted() and self._probe.is_due:
+                    if self._is_wanted() and self.probe.is_due:
                         self._check_target(policy.target)
                     if self._policy.options.verifier != policy.options.verifier:
                         return False
@@ -289,7 +290,7 @@ class AssignedReplication:
         Raises:
             _StoreNotOpenedError: it does other things than what it was opened for.
         """
-        if self._probe.has_changed(address):
+        if self.probe.has_changed(address):
             reason = "the target does other things than before: it is opened again"
             raise _StoreNotOpenedError(
                 FaultVerdict(ReplicationFault.TARGET_UNAVAILABLE, reason, waits=True)

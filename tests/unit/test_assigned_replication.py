@@ -233,7 +233,7 @@ def test_the_next_syncer_takes_the_word_of_the_last_one_and_asks_later(
             wait_until(lambda: is_at_work(found, target), "the object")
             assert found.report().target_probe == known
             # A minute later it asks.
-            found._probe_s = 0.0
+            found.probe.due_s = 0.0
             wait_until(lambda: found.report().target_probe != known, "another record")
             assert found.report().condition is Condition.ACTIVE
 
@@ -255,7 +255,7 @@ def test_a_target_that_does_other_things_now_is_opened_again(
         with assigned(tmp_path, target=target.address, target_probe=stale) as found:
             wait_until(lambda: found._engine is not None, "its work")
             engine = found._engine
-            found._probe_s = 0.0
+            found.probe.due_s = 0.0
             wait_until(lambda: found._engine not in (engine, None), "its work, begun again")
             assert claim in found.report().target_probe
             assert found.report().condition is Condition.ACTIVE

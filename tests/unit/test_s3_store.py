@@ -251,7 +251,8 @@ def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_err
     store = open_s3("s3://bucket", may_write=False, client=client)
     facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 0)
     etag = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n'
-    server.answers += [answer(200), answer(200, A, etag + "x-amz-meta-a: b\r\n")]
+    whole = answer(200, A, etag + "x-amz-meta-a: b\r\n")
+    server.answer_to = lambda _, target: answer(200) if "tagging" in target else whole
     if kind == "another":
         with pytest.raises(StoreError, match="XML"):
             store.reader.read_whole(facts)
