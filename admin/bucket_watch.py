@@ -26,7 +26,6 @@ from replicator.syncer.folder import syncer_id
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.rounds import EngineLimits, follower_copies
 from replicator.syncer.target_probe import TargetProbe
-from replicator.syncer.target_verifier import check_verifier
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
@@ -80,6 +79,9 @@ def watch(
         progress = opened.enter_context(progress_sink(style or ProgressStyle()))
         ours = opened.enter_context(open_store(source, may_write=False))
         if verifier is not None:
+            # Only with a verifier anybody waits for gRPC.
+            from replicator.syncer.target_verifier import check_verifier
+
             check_verifier(verifier, target)
         probe = TargetProbe(clock, _kept_probe(parent))
         lines = _WatchLines(progress, as_json=as_json)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from replicator.comparison import KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
@@ -17,12 +17,14 @@ from replicator.replication import ReplicationOptions
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
-from replicator.syncer.index_proofs import IndexProofs
-from replicator.syncer.target_verifier import TargetVerifier
 from replicator.syncer.two_way import SupersededKeys, TwoWayRules
-from replicator.syncer.window_patches import WindowPatches
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
+
+if TYPE_CHECKING:
+    # These bring gRPC, which nobody else waits for.
+    from replicator.syncer.index_proofs import IndexProofs
+    from replicator.syncer.target_verifier import TargetVerifier
 
 T = TypeVar("T")
 
@@ -48,8 +50,8 @@ class Tools:
     wake: Callable[[], None]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
-    verifier: TargetVerifier | None = None
-    proofs: IndexProofs | None = None
+    verifier: "TargetVerifier | None" = None
+    proofs: "IndexProofs | None" = None
 
     def retried(self, call: Callable[[], T]) -> T:
         """Call what may fail for a while, and again if it did."""
@@ -175,6 +177,8 @@ def _window_patch(
     """What patches objects through the verifier; None without one."""
     if tools.verifier is None:
         return None
+    from replicator.syncer.window_patches import WindowPatches
+
     return WindowPatches(
         source,
         tools.verifier,

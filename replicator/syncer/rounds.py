@@ -19,15 +19,13 @@ from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
 from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
-from replicator.syncer.comparing import StoreComparing
+from replicator.syncer.comparing import Comparing, StoreComparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
-from replicator.syncer.index_proofs import ProofRequest
 from replicator.syncer.lease import Lease
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.prefixes import uncovered
 from replicator.syncer.proof import ProofState
-from replicator.syncer.proven_comparing import Comparing, ProvenComparing
 from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
     ApplyDifference,
@@ -312,6 +310,10 @@ class RoundRunner:
 
         if proofs is None:
             return listed()
+        # gRPC takes most of the start of a process.
+        from replicator.syncer.index_proofs import ProofRequest
+        from replicator.syncer.proven_comparing import ProvenComparing
+
         kept = (phase.source.capabilities, self._tools.target.capabilities)
         request = ProofRequest(
             phase.source,
@@ -333,7 +335,6 @@ class RoundRunner:
         spares_foreign: bool,
         watched: bool,
     ) -> StoreComparing:
-
         def new_cut(prefix: str) -> CutCheck:
             return CutCheck(
                 phase.source,
@@ -423,7 +424,6 @@ class RoundRunner:
         self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
-        """Rounds begin so far apart; one that took longer is followed at once."""
         return self._clock.monotonic_s() - self._began_s >= self._pause_s
 
     @property

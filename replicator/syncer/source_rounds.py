@@ -248,7 +248,7 @@ class SourceRounds:
             return False
         row, facts = self._tools.ledger.row(change.key), change.facts
         if row is None or facts is None:
-            return row is facts is None
+            return row is None and facts is None
         return bool(row.properties) and row.source.agrees(facts)
 
     def _touch(self, change: Change) -> Work | None:
