@@ -30,9 +30,9 @@ from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
 from runtime.output import print_json, print_line
-from runtime.process import StopSignals
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
+from runtime.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from replicator.verifier.client import VerifierClient

@@ -473,8 +473,8 @@ class RoundRunner:
         at = self._machine.checkpoint
         if self._follows or self._tools.source.snapshots or at.stage is not Stage.INCREMENTAL:
             return False
-        is_known = not uncovered(self.policy.prefixes, at.prefixes)
-        return is_known and next(self._tools.ledger.rows(""), None) is not None
+        is_new = uncovered(self.policy.prefixes, at.prefixes)
+        return not is_new and next(self._tools.ledger.rows(""), None) is not None
 
     def _go_ahead(self, request: CompareStores) -> None:
         """A unit of the rounds before the first comparison."""
@@ -505,10 +505,7 @@ class RoundRunner:
             phase = self.begin_phase(request.snapshot)
             self._note_begin()
             comparing = self._comparing = self.compare(
-                phase,
-                request.prefixes,
-                start_after=request.start_after,
-                watched=not self._follows,
+                phase, request.prefixes, start_after=request.start_after, watched=not self._follows
             )
         comparing.advance()
         if not comparing.is_done or not (is_live or self._workers.has_only_held):
