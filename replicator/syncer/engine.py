@@ -35,6 +35,7 @@ from replicator.syncer.following import LogFollower
 from replicator.syncer.lease import Lease, LeaseLostError
 from replicator.syncer.phase import Tools
 from replicator.syncer.prefixes import uncovered
+from replicator.syncer.property_reads import READS_MAX
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
 from replicator.syncer.rounds import EngineLimits, RoundRunner
 from replicator.syncer.stages import GapFound, StageMachine, WishesChanged
@@ -112,7 +113,7 @@ class ReplicationEngine:
             raise
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
-        threads = {"change": copies, "reader": copies, "lister": 1}
+        threads = {"change": copies, "reader": copies, "lister": 1, "properties": READS_MAX}
         self._executors = {name: new_executor(count, name) for name, count in threads.items()}
         fenced = fenced_store(target, lease)
         if self._verifier is not None:
@@ -143,6 +144,7 @@ class ReplicationEngine:
             rate=self._rate,
             readers=self._executors["reader"],
             lister=self._executors["lister"],
+            property_readers=self._executors["properties"],
             new_executor=new_executor,
             sleep=self._sleep,
             backoff=self._limits.backoff,

@@ -32,9 +32,9 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What all phases of a replication share. `target` is fenced. `lister` reads pages
-    of listings, so that they wait for no other read. `wake` ends a wait for something
-    to do. With a verifier small writes go through that, and `proofs` compares by
-    indexes.
+    of listings and `property_readers` properties in rounds, so that neither waits for
+    other reads. `wake` ends a wait for something to do. With a verifier small writes go
+    through that, and `proofs` compares by indexes.
     """
 
     source: Store
@@ -43,6 +43,7 @@ class Tools:
     rate: RateLimiter
     readers: Executor
     lister: Executor
+    property_readers: Executor
     new_executor: NewExecutor
     sleep: Sleep
     backoff: Backoff

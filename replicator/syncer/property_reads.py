@@ -21,7 +21,7 @@ from runtime.rate_limit import Clock
 _SHARE = 0.25
 _SAVED_S_MAX = 0.5
 # Reads at a time, and while changes wait: those come first, but do not stop the reads.
-_READS_MAX = 16
+READS_MAX = 16
 _READS_BESIDE = 1
 # Reads begun before others get their turn.
 _READS_AT_ONCE = 256
@@ -76,7 +76,7 @@ class PropertyReads:
             if self._began_s is not None and now_s - self._began_s < self._interval_s:
                 return compared > 0
             self._begin(now_s)
-        most = _READS_BESIDE if is_beside else _READS_MAX
+        most = _READS_BESIDE if is_beside else READS_MAX
         for _ in range(_READS_AT_ONCE):
             self._note_time()
             if self._rows is None or len(self._reads) >= most or self._left_s < 0:
@@ -86,7 +86,7 @@ class PropertyReads:
                 self._rows = None
                 break
             if row.properties:
-                read = self._tools.readers.submit(self._digest, row)
+                read = self._tools.property_readers.submit(self._digest, row)
                 read.add_done_callback(lambda _: self._tools.wake())
                 self._reads.append((row, read))
                 compared += self._compare()

@@ -5,6 +5,7 @@ the request is tried again later. What runs beside the log shares its workers, s
 changes of one key never overtake each other.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class EngineLimits:
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
     is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
     a key that only the target has changed is left to the other direction of a pair.
+    `page_keys`: of a listing, so many keys are read at a time.
     """
 
     copier: CopierLimits = field(default_factory=follower_copies)
@@ -89,6 +91,7 @@ class EngineLimits:
     deletes_extras: bool = True
     wait_s: float = 0.1
     superseded_wait_s: float = 86_400.0
+    page_keys: int = 1_000
 
 
 class RoundRunner:
@@ -121,14 +124,13 @@ class RoundRunner:
         self._clock = clock
         self._limits = limits
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
-        self._is_difference_open = self._has_cleaned = False
+        self._is_difference_open = self._has_cleaned = self._is_waiting = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved: Checkpoint | None = None
         self._saved_stage = machine.checkpoint.stage
         self._compared: tuple[str, ...] | None = None
         self._source_rounds: SourceRounds | None = None
-        self._is_waiting = False
         self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: Comparing | None = None
@@ -157,7 +159,9 @@ class RoundRunner:
         """Seconds until the next round is due, if that is all there is to do."""
         if not self._todo or self.is_busy:
             return 0.0
-        return max(0.0, self._began_s + self._pause_s - self._clock.monotonic_s())
+        beside_s = self._source_rounds.beside_s if self._source_rounds is not None else math.inf
+        left_s = self._began_s + self._pause_s - self._clock.monotonic_s()
+        return max(0.0, min(left_s, beside_s))
 
     @property
     def may_follow(self) -> bool:
@@ -189,9 +193,7 @@ class RoundRunner:
         if not self._todo:
             return False
         self._settle_source_rounds()
-        rounds, self._is_waiting = self._source_rounds, False
-        has_read = rounds is not None and rounds.read_properties()
-        request = self._todo[0]
+        request, self._is_waiting = self._todo[0], False
         try:
             is_done, event = self._carry_out(request)
         except SnapshotLostError:
@@ -202,7 +204,8 @@ class RoundRunner:
             self._todo.popleft()
         if event is not None:
             self.tell(event)
-        waits = self._is_waiting or isinstance(request, AwaitInterval)
+        rounds, waits = self._source_rounds, self._is_waiting or isinstance(request, AwaitInterval)
+        has_read = rounds is not None and rounds.advance_beside()
         return has_read or is_done or event is not None or not waits
 
     def lose_snapshot(self) -> bool:
@@ -424,7 +427,7 @@ class RoundRunner:
         self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
-        return self._clock.monotonic_s() - self._began_s >= self._pause_s
+        return self._clock.monotonic_s() >= self._began_s + self._pause_s
 
     @property
     def _pause_s(self) -> float:
@@ -452,6 +455,7 @@ class RoundRunner:
                 self._clock,
                 prefixes=request.prefixes,
                 interval_s=self.policy.options.interval_s,
+                page_keys=self._limits.page_keys,
             )
             self._compared = compared
         if not rounds.is_under_way:
@@ -479,9 +483,8 @@ class RoundRunner:
     def _go_ahead(self, request: CompareStores) -> None:
         """A unit of the rounds before the first comparison."""
         has_begun = self._source_rounds is not None and not self._is_round_under_way
-        if has_begun and not self._interval_passed():
-            self._is_waiting = True
-        else:
+        self._is_waiting = has_begun and not self._interval_passed()
+        if not self._is_waiting:
             self._read_source(request)
 
     def _settle_source_rounds(self) -> None:
@@ -593,6 +596,6 @@ class RoundRunner:
 
 
 def _number(name: str) -> int:
-    """The number in a snapshot's name; 0 for one of other people."""
+    """In a snapshot's name; 0 for one of other people."""
     digits = name.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0

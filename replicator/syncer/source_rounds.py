@@ -6,15 +6,17 @@ what is not equal by the ledger is applied, as a change of a log is: a delete as
 source for the key first, and a write is conditional where the target allows that.
 
 A new round need not wait for what an earlier one has found: a slow object delays none
-but itself. A page of the listing is read while others are copied. What a listing does
-not show (tags, where a stamp does not cover them) is read beside the rounds.
+but itself. A page of the listing is read while others are copied. Between two rounds of
+a large bucket the pages are read that have changed lately, which proves nothing. What a
+listing does not show (tags, where a stamp does not cover them) is read beside.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, takewhile
 
 from replicator.listing import JoinedKey, join_keys, list_resumed
 from replicator.stores.port import Change, ChangeKind, ObjectFacts
@@ -29,8 +31,8 @@ from runtime.rate_limit import Clock
 # At most so much of all time is spent on listing the source: a round that takes longer
 # than its interval is followed by a pause of its own length.
 _LISTING_SHARE_MAX = 0.5
-# Keys read before others get their turn: one page of a listing.
-_KEYS_AT_ONCE = 1_000
+# Of its pages at most so many are read between two rounds as well.
+_BUSY_SHARE_MAX = 0.5
 # With so many keys that wait to be applied, no more are read.
 _WAITING_MAX = 500
 # Keys that stay different with good reason, such as a newer object at the target. Of
@@ -48,14 +50,29 @@ class _Found:
 
 @dataclass(frozen=True, slots=True)
 class _Page:
-    """What a round has read of the next keys: changes to apply, and which keys of those
-    that had differed are equal by now. `last_key` is empty at the end.
+    """What was read of the next keys: changes to apply, and which keys of those that
+    had differed are equal by now.
     """
 
     changes: tuple[Change, ...]
     equal: tuple[str, ...]
     last_key: str
+    is_last: bool
     spent_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Keys:
+    """The keys after one, up to another; None is up to the last."""
+
+    after: str
+    until: str | None
+
+    def has(self, key: str) -> bool:
+        return self.after < key and (self.until is None or key <= self.until)
+
+    def has_joined(self, one: JoinedKey) -> bool:
+        return self.has(one.key)
 
 
 class SourceRounds:
@@ -70,13 +87,17 @@ class SourceRounds:
         *,
         prefixes: tuple[str, ...],
         interval_s: float,
+        page_keys: int,
     ) -> None:
-        """The ledger knows each key below `prefixes` that both sides have."""
+        """The ledger knows each key below `prefixes` that both sides have. So many
+        `page_keys` are read before others get their turn.
+        """
         self._tools = tools
         self._source = phase.source
         self._workers = workers
         self._clock = clock
         self._interval_s = interval_s
+        self._page_keys = page_keys
         kept = (phase.source.capabilities, tools.target.capabilities)
         self._may_delete = all(one.lists_all_keys for one in kept)
         self._properties: PropertyReads | None = None
@@ -92,6 +113,15 @@ class SourceRounds:
         self._read_key = ""
         self._began_ms = 0
         self._spent_s = 0.0
+        # The pages of this round, and of each page that changed lately one such key.
+        self._pages = list[_Keys]()
+        self._changed, self._changed_before = list[str](), list[str]()
+        # What is read between two rounds, and what was found there since the last one.
+        self._busy = list[_Keys]()
+        self._beside: Iterator[JoinedKey] | None = None
+        self._beside_works = deque[Work]()
+        self._beside_s = clock.monotonic_s()
+        self._beside_spent_s = 0.0
         self.prefixes = prefixes
         """The prefixes that are compared."""
 
@@ -99,6 +129,14 @@ class SourceRounds:
     def pause_s(self) -> float:
         """The least time between the beginnings of the last round and the next one."""
         return max(self._interval_s, self._spent_s / _LISTING_SHARE_MAX)
+
+    @property
+    def beside_s(self) -> float:
+        """Seconds until something is to be read between two rounds."""
+        if not self._busy:
+            return math.inf
+        wait_s = max(self._interval_s, self._beside_spent_s / _LISTING_SHARE_MAX)
+        return self._beside_s + wait_s - self._clock.monotonic_s()
 
     @property
     def is_under_way(self) -> bool:
@@ -130,52 +168,93 @@ class SourceRounds:
             OperationInterruptedError: it is interrupted.
         """
         if self._joined is None:
+            if self._page is not None and not self._page.done():
+                return False
+            # What was read beside and not taken in, this round finds, too.
+            self._page = self._beside = None
             self._begin()
-        if self._page is None and not self._is_full:
-            self._submit()
-        if self._page is None or not self._page.done():
-            return False
-        taken, self._page = self._page, None
+            assert self._joined is not None
         try:
-            page = taken.result()
+            page = self._next_page(self._joined)
         except BaseException:
             # A generator that has failed looks as if it had come to its end.
             self._joined = self._keys(self._read_key)
             raise
-        self._take(page)
-        if page.last_key:
-            self._read_key = page.last_key
+        if page is None:
             return False
-        self._listed.add(self._began_ms, self._works)
-        self._joined = None
-        return True
+        self._spent_s += page.spent_s
+        self._take(page, self._works)
+        self._pages.append(_Keys(self._read_key, None if page.is_last else page.last_key))
+        self._read_key = page.last_key
+        if page.is_last:
+            self._end()
+        return page.is_last
 
-    def read_properties(self) -> bool:
-        """Read some of what listings do not show; whether there was something to do.
+    def advance_beside(self) -> bool:
+        """Between two rounds, read some of the pages that changed lately; at any time,
+        some of what listings do not show. Whether there was something to do.
 
         Raises:
             StoreError, DatabaseError, OperationInterruptedError: as `advance`.
         """
-        return self._properties is not None and self._properties.advance(
-            is_beside=self._waiting > 0
-        )
+        has_read = self._joined is None and self._read_busy()
+        if self._properties is None:
+            return has_read
+        return self._properties.advance(is_beside=self._waiting > 0) or has_read
 
     def _begin(self) -> None:
         self._began_ms = self._clock.now_ms()
         self._spent_s = 0.0
-        self._works, self._read_key = deque(), ""
+        # What was found beside is not found again, and has to be applied first.
+        self._works, self._beside_works = self._beside_works, deque()
+        self._changed_before, self._changed = self._changed, []
+        self._pages, self._read_key = [], ""
         self._joined = self._keys("")
 
-    def _submit(self) -> None:
-        """Let the next page be read, by a thread that does nothing else meanwhile."""
-        joined, known = self._joined, frozenset(self._found)
-        assert joined is not None
+    def _end(self) -> None:
+        self._listed.add(self._began_ms, self._works)
+        self._joined = None
+        changed = [*self._changed_before, *self._changed]
+        busy = [page for page in self._pages if any(map(page.has, changed))]
+        self._busy = busy if len(busy) <= _BUSY_SHARE_MAX * len(self._pages) else []
+        self._beside_s, self._beside_spent_s = self._clock.monotonic_s(), 0.0
 
-        def read() -> _Page:
-            return self._read(joined, known)
+    def _read_busy(self) -> bool:
+        if self._beside is None:
+            if self._is_full or self.beside_s > 0:
+                return False
+            self._beside_s, self._beside_spent_s = self._clock.monotonic_s(), 0.0
+            self._beside = self._busy_keys()
+        try:
+            page = self._next_page(self._beside)
+        except BaseException:
+            # It is read again with the others.
+            self._beside = None
+            raise
+        if page is None:
+            return False
+        self._beside_spent_s += page.spent_s
+        self._take(page, self._beside_works)
+        if page.is_last:
+            self._beside = None
+        return True
 
-        page = self._page = self._tools.lister.submit(read)
-        page.add_done_callback(lambda _: self._tools.wake())
+    def _busy_keys(self) -> Iterator[JoinedKey]:
+        for page in self._busy:
+            yield from takewhile(page.has_joined, self._keys(page.after))
+
+    def _next_page(self, joined: Iterator[JoinedKey]) -> _Page | None:
+        """What was read of these keys; None where that is still under way. A thread
+        that does nothing else meanwhile reads it.
+        """
+        if self._page is None and not self._is_full:
+            known = frozenset(self._found)
+            self._page = self._tools.lister.submit(lambda: self._read(joined, known))
+            self._page.add_done_callback(lambda _: self._tools.wake())
+        if self._page is None or not self._page.done():
+            return None
+        taken, self._page = self._page, None
+        return taken.result()
 
     @property
     def _waiting(self) -> int:
@@ -209,16 +288,17 @@ class SourceRounds:
         if self._tools.is_stopped():
             raise OperationInterruptedError("the round was interrupted")
         began_s = self._clock.monotonic_s()
-        changes, equal, last_key = list[Change](), list[str](), ""
-        for one in islice(joined, _KEYS_AT_ONCE):
-            last_key = one.key
+        changes, equal, last_key, count = list[Change](), list[str](), "", 0
+        for one in islice(joined, self._page_keys):
+            last_key, count = one.key, count + 1
             change = self._change(one)
             if change is not None:
                 changes.append(change)
             elif last_key in known:
                 equal.append(last_key)
         spent_s = self._clock.monotonic_s() - began_s
-        return _Page(tuple(changes), tuple(equal), last_key, spent_s)
+        is_last = count < self._page_keys
+        return _Page(tuple(changes), tuple(equal), last_key, is_last, spent_s)
 
     def _change(self, joined: JoinedKey) -> Change | None:
         """What to apply of a key; None where it is equal by the ledger, or stays."""
@@ -233,13 +313,15 @@ class SourceRounds:
         time_ms = facts.modified_ms if is_written else 0
         return Change(0, joined.key, "", ChangeKind.PUT, facts=facts, time_ms=time_ms)
 
-    def _take(self, page: _Page) -> None:
-        self._spent_s += page.spent_s
+    def _take(self, page: _Page, works: deque[Work]) -> None:
         for key in page.equal:
             self._found.pop(key, None)
+        before = len(works)
         for change in page.changes:
             if not self._is_applied(change) and (work := self._touch(change)) is not None:
-                self._works.append(work)
+                works.append(work)
+        if len(works) > before:
+            self._changed.append(works[-1].change.key)
 
     def _is_applied(self, change: Change) -> bool:
         """Whether a change was applied since the ledger was read."""

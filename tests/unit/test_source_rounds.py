@@ -1,6 +1,7 @@
 """Rounds without a log read the source alone, and send only what the ledger lacks."""
 
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,13 +10,21 @@ import pytest
 
 from replicator.replication import Policy, ReplicationOptions, Stage
 from replicator.stores.errors import StoreUnavailableError
-from replicator.stores.port import ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.threads import ReplicationThreads
 from runtime.rate_limit import SystemClock
 from tests.support.memory_store import MEMORY, MemoryStore
-from tests.support.replications import POLICY, SYNCER, Replication, StepClock, held, step_limits
+from tests.support.replications import (
+    POLICY,
+    SYNCER,
+    LaterExecutor,
+    Replication,
+    StepClock,
+    held,
+    step_limits,
+)
 from tests.support.waiting import wait_until
 
 KEYS = 60
@@ -295,3 +304,94 @@ def test_properties_that_come_slowly_delay_no_new_object(tmp_path: Path) -> None
         is_slow.clear()
         answers.set()
         wait_until(lambda: held(target) == held(source), "the tag")
+
+
+class _SlowListing(MemoryStore):
+    """A source whose listing takes 1 s, and notes from where it was listed."""
+
+    clock: StepClock | None = None
+    listed_from: list[str]
+
+    def list_objects(self, prefix: str, *, start_after: str = "") -> Iterator[ObjectFacts]:
+        if self.clock is not None:
+            self.clock.pass_s(1.0)
+            self.listed_from.append(start_after)
+        return super().list_objects(prefix, start_after=start_after)
+
+
+def slowly_listed(folder: Path, later: LaterExecutor) -> tuple[_SlowListing, Replication]:
+    """A replication in rounds that read some of its pages more often than others."""
+    capabilities = replace(MEMORY, stamps_cover_properties=True)
+    source = _SlowListing("memory:a", capabilities, has_feed=False)
+    source.listed_from = []
+    for number in range(KEYS):
+        source.write(f"k{number:03}", b"x%d" % number)
+    replication = Replication(
+        source.store(),
+        MemoryStore("memory:b").store(),
+        folder,
+        options=ReplicationOptions(interval_s=0.2),
+        limits=replace(step_limits(), prove_every_s=1e9, page_keys=10),
+        later=later,
+    )
+    for _ in range(100):
+        replication.step()
+        while later.waiting:
+            later.run()
+    source.clock = replication.clock
+    source._now_ms = replication.clock.now_ms
+    # All pages are listed, and this one has changed.
+    source.write("k055", b"new")
+    while "" not in source.listed_from:
+        replication.step()
+    for _ in range(20):
+        replication.step()
+        while later.waiting:
+            later.run()
+    return source, replication
+
+
+def test_pages_that_changed_lately_are_read_between_two_rounds(tmp_path: Path) -> None:
+    later = LaterExecutor()
+    source, replication = slowly_listed(tmp_path, later)
+    assert "k049" in source.listed_from
+    source.listed_from.clear()
+    for number in range(8):
+        source.write("k055", b"%d" % number)
+        for _ in range(10):
+            replication.step()
+            while later.waiting:
+                later.run()
+    # No other page is read between two rounds, and those come as before.
+    assert set(source.listed_from) == {"", "k049"}
+    source.listed_from.clear()
+    replication.run(100)
+    # Once nothing changes any more, only rounds are left.
+    assert set(source.listed_from[-5:]) == {""}
+
+
+def test_what_is_found_between_two_rounds_has_to_be_applied_first(tmp_path: Path) -> None:
+    later = LaterExecutor()
+    source, replication = slowly_listed(tmp_path, later)
+    written_ms, source.listed_from = 0, [""]
+    while source.listed_from[-1] != "k049":
+        # A round has found the last one.
+        while later.waiting:
+            later.run()
+        source.listed_from = [""]
+        source.write("k055", b"%d" % replication.clock.ms)
+        written_ms = replication.clock.ms
+        while not later.waiting:
+            replication.step()
+    source.listed_from.clear()
+    while source.listed_from.count("") < 4:
+        replication.step()
+    claimed = replication.engine.report().oldest_unproven_ms
+    assert claimed is not None
+    assert claimed <= written_ms
+    while later.waiting:
+        later.run()
+    replication.run(20)
+    claimed = replication.engine.report().oldest_unproven_ms
+    assert claimed is not None
+    assert claimed > written_ms
