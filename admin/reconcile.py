@@ -13,6 +13,7 @@ from admin.answer import (
     controller_options,
     json_option,
 )
+from admin.cluster_plan import PlannedContainer, print_cluster_plan
 from admin.cluster_reconcile import cluster_reconcile_options
 from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
@@ -123,6 +124,13 @@ def reconcile(
         return
     with command_result("reconcile", as_json=as_json) as answer:
         _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
+        scms = controller.status().scms
+        if scms and (plan_file or apply_file):
+            raise UsageError(
+                "Ozone's reconciliation follows no plan: this controller has no agents",
+                hint=f"`treefold rescue ID --cluster {','.join(scms)} --dry-run` shows what a"
+                " rescue could prove and write.",
+            )
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -135,7 +143,10 @@ def reconcile(
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
-        _show_plan(controller, answer, outcomes, views, planned)
+        if scms:
+            _show_cluster_plan(answer, outcomes, views)
+        else:
+            _show_plan(controller, answer, outcomes, views, planned)
         if plan_file:
             _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
         is_busy = any(outcome.job_id for outcome in outcomes)
@@ -159,7 +170,8 @@ def reconcile(
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            _wait(controller, answer, outcomes, output or ProgressStyle(), planned)
+            style = output or ProgressStyle()
+            _wait(controller, answer, outcomes, style, planned, has_agents=not scms)
 
 
 def _check_files(
@@ -200,6 +212,23 @@ def _show_plan(
             answer.print("The plan has nothing to write.")
     elif not answer.as_json:
         _print_plan(wanted, views, compared)
+    _note_refusals(answer, outcomes, views)
+    answer.exit_status = _status_of(outcomes)
+
+
+def _show_cluster_plan(
+    answer: CommandResult,
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
+) -> None:
+    """The same of a controller without agents: the plan of `reconcile --cluster`."""
+    plan = [
+        PlannedContainer.of_view(one.container_id, one.ruling, views.get(one.container_id))
+        for one in outcomes
+    ]
+    answer.data = {"plan": [one.json() for one in plan], "jobs": []}
+    if not answer.as_json:
+        print_cluster_plan([one for one in plan if one.ruling.is_ok])
     _note_refusals(answer, outcomes, views)
     answer.exit_status = _status_of(outcomes)
 
@@ -460,6 +489,8 @@ def _wait(
     outcomes: Sequence[ReconcileResponse],
     output: ProgressStyle,
     planned: PlanFile | None,
+    *,
+    has_agents: bool,
 ) -> None:
     job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
     try:
@@ -500,7 +531,10 @@ def _wait(
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(map(names.job, jobs))
-    _warn_of_unhealthy(answer, list(views.values()))
+    if has_agents:
+        _warn_of_unhealthy(answer, list(views.values()))
+    else:
+        _warn_of_ozones_unhealthy(answer, list(views.values()))
     # Waiting for a job that was running already is not a failure.
     others = {str(error["code"]) for error in answer.errors} - {
         Eligibility.ALREADY_RUNNING.value.lower()
@@ -524,6 +558,16 @@ def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) 
             answer.warn(
                 f"{start}{', '.join(back)}. They were not proven clean: `treefold job show` says"
                 " why"
+            )
+
+
+def _warn_of_ozones_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) -> None:
+    for view in views:
+        if left := _unhealthy(view):
+            hosts = DatanodeNames.of_containers([view])
+            answer.warn(
+                f"container {view.container_id}: still UNHEALTHY:"
+                f" {', '.join(map(hosts.text, left))}. Ozone's reconciliation does not change that"
             )
 
 

@@ -253,6 +253,10 @@ def rescued() -> Iterator[RescueTwin]:
         yield found
 
 
+def rescue(twin: RescueTwin) -> tuple[int, dict[str, object]]:
+    return run("rescue", "1", "--cluster", twin.live.address, "--listen", "127.0.0.1:0", "--yes")
+
+
 def check_healed(twin: RescueTwin, status: int, document: dict[str, object]) -> None:
     assert status == 0, document
     [container] = document["data"]["containers"]  # type: ignore[index]
@@ -283,7 +287,7 @@ def test_a_rescue_survives_the_death_of_the_leader(
 ) -> None:
     group = rescued.live.group
     at_call(group, name, lambda: group.fail_over(1), nth)
-    status, document = run("rescue", "1", "--cluster", rescued.live.address, "--yes")
+    status, document = rescue(rescued)
     assert len(group.alive) == 2
     check_healed(rescued, status, document)
     [container] = document["data"]["containers"]  # type: ignore[index]
@@ -310,6 +314,6 @@ def test_a_rescue_waits_for_an_election_and_a_leader_that_knows_nothing_yet(
         threading.Timer(1.5, group.elect, [0]).start()
 
     at_call(group, "ReconcileContainer", restart)
-    status, document = run("rescue", "1", "--cluster", rescued.live.address, "--yes")
+    status, document = rescue(rescued)
     check_healed(rescued, status, document)
     assert len(group.members[0].registrations) == 2
