@@ -13,7 +13,7 @@ from live.ports import AgentReader
 from live.survey import ClusterSurvey
 from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import XceiverService
+from ozone.datanode import Request, Response, XceiverService
 from ozone.datanode_client import DatanodeClient
 from ozone.scm_client import (
     ClusterContainer,
@@ -57,12 +57,26 @@ class CountingSource(MemorySource):
         return super().read(container_id, block_id, offset, length)
 
 
+class LyingService(XceiverService):
+    """A datanode that answers whatever `change` makes of each honest answer."""
+
+    def __init__(self, source: CountingSource) -> None:
+        super().__init__(source)
+        self.change: Callable[[Response], Response] = lambda reply: reply
+
+    def answer(self, request: Request) -> Response:
+        return self.change(super().answer(request))
+
+
 @dataclass
 class LiveTwin:
-    """The cluster; its SCMs and `sources` may be changed at any time."""
+    """The cluster; its SCMs, `sources` and what `services` answer may be changed at any
+    time.
+    """
 
     group: ScmGroup
     sources: list[CountingSource]
+    services: list[LyingService]
     servers: list[RpcServer] = field(default_factory=list)
 
     @property
@@ -161,9 +175,8 @@ def live_twin(scms: int = 1) -> Iterator[LiveTwin]:
     """A cluster of three datanodes without containers, with so many SCMs."""
     sources = [CountingSource() for _ in PEERS]
     with ExitStack() as stack:
-        servers = [
-            start_server("127.0.0.1:0", [XceiverService(source).register]) for source in sources
-        ]
+        services = [LyingService(source) for source in sources]
+        servers = [start_server("127.0.0.1:0", [one.register]) for one in services]
         for server in servers:
             stack.callback(server.stop, 0)
         group = stack.enter_context(scm_group(scms))
@@ -175,7 +188,7 @@ def live_twin(scms: int = 1) -> Iterator[LiveTwin]:
                 )
                 for number, (peer, server) in enumerate(zip(PEERS, servers, strict=True), 1)
             ]  # fmt: skip
-        yield LiveTwin(group, sources, servers)
+        yield LiveTwin(group, sources, services, servers)
 
 
 @contextmanager
