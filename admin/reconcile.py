@@ -124,13 +124,7 @@ def reconcile(
         return
     with command_result("reconcile", as_json=as_json) as answer:
         _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
-        scms = controller.status().scms
-        if scms and (plan_file or apply_file):
-            raise UsageError(
-                "Ozone's reconciliation follows no plan: this controller has no agents",
-                hint=f"`treefold rescue ID --cluster {','.join(scms)} --dry-run` shows what a"
-                " rescue could prove and write.",
-            )
+        _check_files_of_cluster(scms := controller.status().scms, plan_file or apply_file)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -143,10 +137,7 @@ def reconcile(
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
-        if scms:
-            _show_cluster_plan(answer, outcomes, views)
-        else:
-            _show_plan(controller, answer, outcomes, views, planned)
+        _show_plan(controller, answer, outcomes, views, planned, has_agents=not scms)
         if plan_file:
             _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
         is_busy = any(outcome.job_id for outcome in outcomes)
@@ -170,8 +161,7 @@ def reconcile(
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            style = output or ProgressStyle()
-            _wait(controller, answer, outcomes, style, planned, has_agents=not scms)
+            _wait(controller, answer, outcomes, output, planned, has_agents=not scms)
 
 
 def _check_files(
@@ -186,14 +176,42 @@ def _check_files(
         check_new_file(plan_file)
 
 
+def _check_files_of_cluster(scms: Sequence[str], file: Path | None) -> None:
+    """Refuse --plan and --apply of a controller without agents, of these SCMs."""
+    if scms and file:
+        cluster = ",".join(scms)
+        raise UsageError(
+            "Ozone's reconciliation follows no plan: this controller has no agents",
+            hint=f"`treefold rescue ID --cluster {cluster} --dry-run` shows what a rescue could"
+            " prove and write.",
+        )
+
+
 def _show_plan(
     controller: ControllerClient,
     answer: CommandResult,
     outcomes: Sequence[ReconcileResponse],
     views: dict[int, ContainerStatus],
     planned: PlanFile | None,
+    *,
+    has_agents: bool,
 ) -> None:
     """Print the plan and the refusals, and set the exit status that they have."""
+    if has_agents:
+        _show_writes(controller, answer, outcomes, views, planned)
+    else:
+        _show_cluster_plan(answer, outcomes, views)
+    _note_refusals(answer, outcomes, views)
+    answer.exit_status = _status_of(outcomes)
+
+
+def _show_writes(
+    controller: ControllerClient,
+    answer: CommandResult,
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
+    planned: PlanFile | None,
+) -> None:
     wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
     compared = _compared(
         controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
@@ -212,8 +230,6 @@ def _show_plan(
             answer.print("The plan has nothing to write.")
     elif not answer.as_json:
         _print_plan(wanted, views, compared)
-    _note_refusals(answer, outcomes, views)
-    answer.exit_status = _status_of(outcomes)
 
 
 def _show_cluster_plan(
@@ -221,7 +237,7 @@ def _show_cluster_plan(
     outcomes: Sequence[ReconcileResponse],
     views: dict[int, ContainerStatus],
 ) -> None:
-    """The same of a controller without agents: the plan of `reconcile --cluster`."""
+    """Of a controller without agents: the plan of `reconcile --cluster`."""
     plan = [
         PlannedContainer.of_view(one.container_id, one.ruling, views.get(one.container_id))
         for one in outcomes
@@ -229,8 +245,6 @@ def _show_cluster_plan(
     answer.data = {"plan": [one.json() for one in plan], "jobs": []}
     if not answer.as_json:
         print_cluster_plan([one for one in plan if one.ruling.is_ok])
-    _note_refusals(answer, outcomes, views)
-    answer.exit_status = _status_of(outcomes)
 
 
 def _save_plan(
@@ -487,14 +501,15 @@ def _wait(
     controller: ControllerClient,
     answer: CommandResult,
     outcomes: Sequence[ReconcileResponse],
-    output: ProgressStyle,
+    output: ProgressStyle | None,
     planned: PlanFile | None,
     *,
     has_agents: bool,
 ) -> None:
     job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
     try:
-        jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
+        started = [controller.job(job_id) for job_id in job_ids]
+        jobs = await_jobs(controller, started, output or ProgressStyle())
     except KeyboardInterrupt:
         answer.fail(
             "interrupted",

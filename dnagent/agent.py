@@ -228,15 +228,9 @@ class Agent:
             )
         for failed in self._failed:
             text = f"{failed.error.code}: {failed.error.message}"
-            volumes.append(
-                VolumeStatus(
-                    str(failed.settings.path),
-                    "",
-                    _hold_label(self._config.hold_of(failed.settings)),
-                    0,
-                    last_error=text,
-                )
-            )
+            path = str(failed.settings.path)
+            hold = _hold_label(self._config.hold_of(failed.settings))
+            volumes.append(VolumeStatus(path, "", hold, 0, last_error=text))
         return AgentStatus(
             self.datanode_id,
             self._config.repair.enabled,
@@ -407,7 +401,7 @@ class Agent:
             metrics=self.metrics,
             names=PROCESS,
         )
-        limits = ReadLimits(self._serve_limiter, client_bytes_max=config.serve.client_bytes_max)
+        limits = ReadLimits(self._serve_limiter, config.serve.client_bytes_max)
         services = [
             AgentService(self._store, self, self, limits=limits).register,
             RepairService(self._plans, self._undos, access).register,

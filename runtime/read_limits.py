@@ -24,7 +24,7 @@ _SLICE_S = 0.2
 class ReadLimits:
     """The limits of one server. Thread-safe."""
 
-    def __init__(self, limiter: RateLimiter, *, client_bytes_max: int) -> None:
+    def __init__(self, limiter: RateLimiter, client_bytes_max: int) -> None:
         """`limiter` has the rate; `client_bytes_max` are those of one host."""
         assert client_bytes_max > 0
         self._limiter = limiter

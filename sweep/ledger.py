@@ -76,7 +76,7 @@ def unread_replicas(expected: pa.Table, replicas: pa.Table, removed: pa.Table) -
     return unread.filter(pc.invert(is_removed)).select(EXPECTED_SCHEMA.names).cast(EXPECTED_SCHEMA)
 
 
-def with_required(
+def _with_required(
     unread: pa.Table, replicas: pa.Table, required: pa.Table, sweep_id: str
 ) -> pa.Table:
     """The replicas that were not read (UNSEEN_SCHEMA), where SCM requires a number of
@@ -284,7 +284,7 @@ class Ledger:
         gone_ids = pa.array([int(number) for number in numbers if number.isdecimal()], pa.int64())
         is_gone = pc.is_in(required["container_id"], value_set=gone_ids)
         unread = pa.Table.from_pylist(found, UNSEEN_SCHEMA)
-        return with_required(unread, replicas, required.filter(pc.invert(is_gone)), self._sweep_id)
+        return _with_required(unread, replicas, required.filter(pc.invert(is_gone)), self._sweep_id)
 
     def _expected(self, wanted: Range) -> pa.Table:
         left_out = rows_in_range(self._left_out, wanted)
