@@ -154,6 +154,9 @@ def test_a_replica_without_a_place_is_forgotten_once_scm_knows_all(
     cluster.add(1)
     lose(cluster, 1, 2)
     assert sweep(cluster, tmp_path)[0] == 5
+    first = rows_of(tmp_path)
+    assert sweep(cluster, tmp_path)[0] == 5
+    assert rows_of(tmp_path) == first
     cluster.add(1)
     assert sweep(cluster, tmp_path)[0] == 0
     assert verdicts(tmp_path) == {1: "MATCH"}
