@@ -11,6 +11,7 @@ start SCM knows no roots until they reported again.
 """
 
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -313,6 +314,20 @@ class ScmClient:
                 found[wanted] = refusal
         return found
 
+    def faults(self) -> tuple[str, ...]:
+        """Why an SCM does not answer, of each that does not, whether it would lead or
+        not.
+        """
+        request = _request(pb.InSafeMode, pb.InSafeModeRequestProto())
+        found = list[str]()
+        for client in self._clients:
+            try:
+                client.call(request)
+            except ReconcileError as error:
+                if not _is_not_leader(error):
+                    found.append(error.message)
+        return tuple(found)
+
     def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
@@ -332,7 +347,11 @@ class ScmClient:
             if answers is not None:
                 return answers
             standby = [one for one in failures.values() if isinstance(one, PeerRefusedError)]
-            named = {_leader_named_by(one) for one in standby} - {"", *self._hosts}
+            named = {
+                leader
+                for leader in map(_leader_named_by, standby)
+                if leader and not any(_are_one(leader, host) for host in self._hosts)
+            }
             # If all of them are followers of another one, nothing is elected.
             is_elsewhere = bool(named) and len(standby) == len(self._clients)
             if not standby or is_elsewhere or self._clock() >= until_s:
@@ -373,8 +392,9 @@ class ScmClient:
                 return answers
             failures[at] = standby
             # It may be out of date, so that it only changes the order.
-            leader = _leader_named_by(standby)
-            order.sort(key=lambda other: self._hosts[other] != leader)
+            if leader := _leader_named_by(standby):
+                named = {at: _are_one(self._hosts[at], leader) for at in order}
+                order.sort(key=lambda at: (self._hosts[at] != leader, not named[at]))
         return None
 
     def _parse(self, answer: Answer, request: Request) -> Response:
@@ -511,6 +531,21 @@ def _leader_named_by(refusal: PeerRefusedError) -> str:
     """The host that an SCM names as the leader; empty if it names none."""
     found = _LEADER_NAMED.search(refusal.message)
     return found[1] if found else ""
+
+
+def _are_one(host: str, other: str) -> bool:
+    """Whether two names may be of one host: SCMs name each other by what they have in
+    their configuration, which need not be known here.
+    """
+    ours, theirs = _addresses(host), _addresses(other)
+    return host == other or not ours or not theirs or not ours.isdisjoint(theirs)
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _request(kind: pb.Type, body: Message) -> Request:

@@ -128,12 +128,40 @@ def test_a_leader_that_is_not_in_the_list_is_named_without_a_wait(cluster: LiveT
     cluster.group.elect(2)
     waits = list[float]()
     for member in cluster.group.members[:2]:
-        member.leader_hint = "Suggested leader is Server:scm3.example:9860."
+        member.leader_hint = "Suggested leader is Server:127.0.0.77:9860."
     client = ScmClient(cluster.group.addresses[:2], election_s=60, sleep=waits.append)
     with closing(client), pytest.raises(PeerUnavailableError) as caught:
         client.nodes()
-    assert "scm3.example" in caught.value.hint
+    assert "127.0.0.77" in caught.value.hint
     assert waits == []
+
+
+def test_an_election_is_waited_for_whatever_name_a_leader_has(cluster: LiveTwin) -> None:
+    """SCMs name the last leader by the name that they know, here not by its address."""
+    cluster.group.elect(None)
+    waits = list[float]()
+    for member in cluster.group.members:
+        member.leader_hint = "Suggested leader is Server:localhost:9860."
+
+    def sleep(seconds: float) -> None:
+        waits.append(seconds)
+        cluster.group.elect(1)
+
+    with closing(ScmClient(cluster.group.addresses, election_s=60, sleep=sleep)) as client:
+        assert len(client.nodes()) == 3
+    assert len(waits) == 1
+
+
+@pytest.mark.usefixtures("home")
+def test_the_doctor_names_an_scm_that_does_not_answer(cluster: LiveTwin) -> None:
+    """While another one leads, nothing else would show it until the next failover."""
+    status, document = run("doctor", "--cluster", cluster.address)
+    assert (status, document["data"]["problems"]) == (0, [])  # type: ignore[index]
+    cluster.group.kill(2)
+    status, document = run("doctor", "--cluster", cluster.address)
+    [problem] = document["data"]["problems"]  # type: ignore[index]
+    assert status == 3
+    assert problem.startswith(f"SCM {cluster.group.addresses[2]}: cannot connect")
 
 
 def test_while_scms_elect_a_leader_a_call_waits_for_it(cluster: LiveTwin) -> None:
