@@ -61,8 +61,7 @@ class OzoneCluster:
     def __enter__(self) -> "OzoneCluster":
         if self._is_kept:
             return self
-        if not list(LIB.glob("hdds-server-scm-*.jar")):
-            self._run("fetch")
+        self.fetch()
         self._run("wipe")
         try:
             sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
@@ -75,6 +74,11 @@ class OzoneCluster:
     def __exit__(self, *_: object) -> None:
         if not self._is_kept:
             self._run("wipe")
+
+    def fetch(self) -> None:
+        """Fetch the jars, unless they are there."""
+        if not list(LIB.glob("hdds-server-scm-*.jar")):
+            self._run("fetch")
 
     def volume(self, datanode: int) -> Path:
         return self.folder / f"dn{datanode}" / "volume1"
