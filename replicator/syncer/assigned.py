@@ -79,8 +79,7 @@ class AssignedReplication:
         self._epoch = assignment.epoch
         self._checkpoint = assignment.checkpoint
         self._lease = lease
-        self.probe = TargetProbe(clock, assignment.target_probe)
-        """What is known of the target."""
+        self._probe = TargetProbe(clock, assignment.target_probe)
         self._parent = parent
         self._syncer = syncer
         self._clock = clock
@@ -142,7 +141,7 @@ class AssignedReplication:
 
     def report(self) -> ReplicationReport:
         """How it is now."""
-        return replace(self._report(), target_probe=self.probe.text)
+        return replace(self._report(), target_probe=self._probe.text)
 
     def _report(self) -> ReplicationReport:
         engine, trouble = self._engine, self._trouble
@@ -231,9 +230,9 @@ class AssignedReplication:
             # Later a missing target is not made anew: its disk may not be mounted.
             is_new = self._checkpoint == Checkpoint()
             target = opened.enter_context(
-                _opened(policy.target, may_write=True, create=is_new, memory=self.probe.memory)
+                _opened(policy.target, may_write=True, create=is_new, memory=self._probe.memory)
             )
-            self.probe.note_opened()
+            self._probe.note_opened()
             verifier = None
             if policy.options.verifier:
                 verifier = opened.enter_context(
@@ -271,7 +270,7 @@ class AssignedReplication:
                 while not engine.is_over and threads.is_alive() and not self._stop.is_set():
                     self._wake.wait(_LOOK_S)
                     self._wake.clear()
-                    if self._is_wanted() and self.probe.is_due:
+                    if self._is_wanted() and self._probe.is_due:
                         self._check_target(policy.target)
                     if self._policy.options.verifier != policy.options.verifier:
                         return False
@@ -290,7 +289,7 @@ class AssignedReplication:
         Raises:
             _StoreNotOpenedError: it does other things than what it was opened for.
         """
-        if self.probe.has_changed(address):
+        if self._probe.has_changed(address):
             reason = "the target does other things than before: it is opened again"
             raise _StoreNotOpenedError(
                 FaultVerdict(ReplicationFault.TARGET_UNAVAILABLE, reason, waits=True)

@@ -324,6 +324,7 @@ class RoundRunner:
             may_delete=all(one.lists_all_keys for one in kept),
             spares_foreign=spares_foreign,
             must_settle=watched,
+            needs_rows=watched and phase.snapshot is None,
         )
         return ProvenComparing(
             proofs, request, self._workers, phase.applier, self._clock, listed=listed
@@ -444,7 +445,6 @@ class RoundRunner:
         return is_known and is_early and request.snapshot is None and not self._follows
 
     def _read_source(self, request: CompareStores) -> tuple[bool, Event | None]:
-        """A unit of a round that reads the source alone."""
         rounds, compared = self._source_rounds, self._compared
         if rounds is None:
             phase = self.begin_phase(None)
@@ -481,7 +481,6 @@ class RoundRunner:
         return not is_new and next(self._tools.ledger.rows(""), None) is not None
 
     def _go_ahead(self, request: CompareStores) -> None:
-        """A unit of the rounds before the first comparison."""
         has_begun = self._source_rounds is not None and not self._is_round_under_way
         self._is_waiting = has_begun and not self._interval_passed()
         if not self._is_waiting:

@@ -22,8 +22,7 @@ class TargetProbe:
         """`text` is that of an earlier one."""
         self._clock = clock
         self._known = text
-        self.due_s = clock.monotonic_s()
-        """When the target is asked again, on the monotonic clock."""
+        self._due_s = clock.monotonic_s()
         self.memory = ProbeMemory(clock, text)
         """To open the target with."""
 
@@ -35,18 +34,18 @@ class TargetProbe:
     @property
     def is_due(self) -> bool:
         """Whether the target is to be asked again."""
-        return self._clock.monotonic_s() >= self.due_s
+        return self._clock.monotonic_s() >= self._due_s
 
     def note_opened(self) -> None:
         """Note that the target was opened by what the memory has now."""
         is_anew, self._known = self.text != self._known, self.text
-        self.due_s = self._clock.monotonic_s() + (_AGAIN_S if is_anew else _KNOWN_S)
+        self._due_s = self._clock.monotonic_s() + (_AGAIN_S if is_anew else _KNOWN_S)
 
     def has_changed(self, address: str) -> bool:
         """Ask the target at an address; whether it does other things than those for
         which it was opened, so that it has to be opened again.
         """
-        self.due_s = self._clock.monotonic_s() + _AGAIN_S
+        self._due_s = self._clock.monotonic_s() + _AGAIN_S
         found, known = ProbeMemory(self._clock), self.memory
         if not known.text:
             return False
@@ -55,7 +54,7 @@ class TargetProbe:
                 pass
         except ReconcileError:
             # The work meets the same, and says so.
-            self.due_s = self._clock.monotonic_s() + _KNOWN_S
+            self._due_s = self._clock.monotonic_s() + _KNOWN_S
             return False
         self.memory, self._known = found, found.text
         return not found.agrees(known)

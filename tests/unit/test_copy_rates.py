@@ -43,19 +43,21 @@ from tests.support.waiting import wait_until
 from tests.support.wire_server import answer, wire_server
 
 OBJECTS = 8
-WRITES = 2
 PARTS = 4
 
 
 class CountedWriter:
     """An ObjectWriter that counts how many write at once, and lets the first end only
-    when twice as many objects have been read, or when so many write.
+    when twice as many objects have been read, or with `gathers` when so many write.
     """
 
-    def __init__(self, store: MemoryStore, reads: list[str], *, writes: int = 0) -> None:
+    def __init__(
+        self, store: MemoryStore, reads: list[str], writes: int, *, gathers: bool = False
+    ) -> None:
         self.store = store
         self.reads = reads
         self.writes = writes
+        self.gathers = gathers
         self.now = self.most = 0
         self._lock = threading.Lock()
 
@@ -66,10 +68,10 @@ class CountedWriter:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        if self.writes:
+        if self.gathers:
             wait_until(lambda: self.most >= self.writes, "others to be written meanwhile")
         else:
-            wait_until(lambda: len(self.reads) >= 2 * WRITES, "others to be read meanwhile")
+            wait_until(lambda: len(self.reads) >= 2 * self.writes, "others to be read meanwhile")
         try:
             return self.store.put(key, body, properties, condition)
         finally:
@@ -80,39 +82,44 @@ class CountedWriter:
         return getattr(self.store, name)
 
 
-def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writes", [1, 2, 4])
+def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(
+    writes: int, tmp_path: Path
+) -> None:
+    """OZ-055: as many are under way as were asked for, and the end is the same."""
     source, target = MemoryStore("memory:a"), MemoryStore("memory:b")
     for number in range(OBJECTS):
         source.put(str(number), b"body", ObjectProperties(), WriteCondition())
     reader = FlawedReader(source.store())
-    writer = CountedWriter(target, reader.reads)
+    writer = CountedWriter(target, reader.reads, writes)
     run = SyncRunner(
         replace(source.store(), reader=reader),
         replace(target.store(), writer=writer),
         tmp_path,
-        copier_limits=CopierLimits(objects=WRITES, parts=1),
+        copier_limits=CopierLimits(objects=writes, parts=1),
         new_executor=ThreadPoolExecutor,
     )
     report = run()
     assert (report.copied, report.equal) == (OBJECTS, True)
-    assert writer.most == WRITES
+    assert writer.most == writes
+    assert target.bodies() == source.bodies()
 
 
-@pytest.mark.parametrize(("size_bytes", "most"), [(4, 2 * WRITES), ((1 << 20) + 1, WRITES)])
+@pytest.mark.parametrize(("size_bytes", "most"), [(4, 4), ((1 << 20) + 1, 2)])
 def test_more_small_objects_are_written_at_once(tmp_path: Path, size_bytes: int, most: int) -> None:
     source, target = MemoryStore("memory:a"), MemoryStore("memory:b")
-    for number in range(4 * WRITES):
+    for number in range(8):
         source.put(str(number), bytes(size_bytes), ObjectProperties(), WriteCondition())
-    writer = CountedWriter(target, [], writes=most)
+    writer = CountedWriter(target, [], most, gathers=True)
     run = SyncRunner(
         source.store(),
         replace(target.store(), writer=writer),
         tmp_path,
-        copier_limits=CopierLimits(objects=WRITES, parts=1, small_objects=2 * WRITES),
+        copier_limits=CopierLimits(objects=2, parts=1, small_objects=4),
         copy_limits=CopyLimits(part_bytes=8 << 20),
         new_executor=ThreadPoolExecutor,
     )
-    assert run().copied == 4 * WRITES
+    assert run().copied == 8
     assert writer.most == most
 
 
