@@ -4,7 +4,6 @@ leaves diverged. Run by `make test-ozone`.
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -15,7 +14,9 @@ import pytest
 from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
+from tests.support.s3_servers import S3Endpoint
 
 pytestmark = [pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]
 
@@ -33,19 +34,10 @@ PHASES = (
 
 
 @pytest.fixture(scope="module")
-def container(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> ContainerId:
+def container(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> ContainerId:
     """A closed container with a block of each size."""
-    folder = tmp_path_factory.mktemp("keys")
-    for size in SIZES:
-        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    ozone_cluster.close_open()
-    ozone_cluster.shell(
-        "volume create /healing",
-        "bucket create /healing/kept",
-        *(f"key put /healing/kept/{size} {folder / str(size)}" for size in SIZES),
-    )
-    closed = ozone_cluster.close_open()
-    return next(one for one in closed if len(block_files(ozone_cluster, 1, one)) == len(SIZES))
+    [found] = closed_with(ozone_cluster, ozone_gateway.fresh_bucket(), SIZES, count=1)
+    return found
 
 
 def contents(cluster: OzoneCluster, container_id: int) -> list[list[bytes]]:
