@@ -21,7 +21,7 @@ from benchmarks.measure import Report, Samples
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, first_cluster
-from tests.support.ozone_containers import damage, diverged, closed_with
+from tests.support.ozone_containers import closed_with, damage, diverged
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint
 

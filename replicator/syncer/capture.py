@@ -16,8 +16,8 @@ from replicator.syncer.prefixes import change_within
 from replicator.syncer.queue import ChangeQueue, QueuedChange
 from runtime.rate_limit import Clock
 
-# How soon a change is seen (OZ-090), and what asking costs the source. Where nothing has
-# changed for a while it is asked less often: the next change comes within a second too.
+# How soon a change is seen (OZ-090), and what asking costs the source. Where nothing
+# has changed for a while it is asked less often: a change still comes within a second.
 _POLL_S = 0.2
 _QUIET_POLL_S = 0.5
 _QUIET_AFTER_S = 10.0
