@@ -65,7 +65,17 @@ def real(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Served:
 
 
 @pytest.fixture(
-    params=["twin", pytest.param("real", marks=[pytest.mark.ozone, pytest.mark.timeout(900)])]
+    params=[
+        "twin",
+        pytest.param(
+            "real",
+            marks=[
+                pytest.mark.ozone,
+                pytest.mark.xdist_group("datanodes"),
+                pytest.mark.timeout(900),
+            ],
+        ),
+    ]
 )
 def cluster(request: pytest.FixtureRequest, twin: ScmTwin) -> Served:
     if request.param == "real":

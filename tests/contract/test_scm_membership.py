@@ -57,7 +57,14 @@ def real(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Served:
     params=[
         "twin",
         # SCM's list keeps the datanode, as DEAD.
-        pytest.param("real", marks=[pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]),
+        pytest.param(
+            "real",
+            marks=[
+                pytest.mark.ozone(is_last=5),
+                pytest.mark.xdist_group("datanodes"),
+                pytest.mark.timeout(900),
+            ],
+        ),
     ]
 )
 def cluster(request: pytest.FixtureRequest, twin: ScmTwin) -> Iterator[Served]:

@@ -21,7 +21,11 @@ from tests.support.ozone_damage import block_files
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=4), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=4),
+    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.timeout(900),
+]
 
 CONTAINERS = 100
 # Twice the heartbeat of the test cluster, which is a second, and its tasks.

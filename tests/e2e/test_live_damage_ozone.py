@@ -27,7 +27,11 @@ from tests.support.ozone_damage import block_files, flip, tree_file
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=7), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=7),
+    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.timeout(900),
+]
 
 # One block of each size in each container.
 LOST, ROW, CUT, LARGE = SIZES = (200_000, 300_000, 400_000, 5_242_883)

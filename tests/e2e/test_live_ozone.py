@@ -21,7 +21,11 @@ from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, flip
 from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=1), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=1),
+    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.timeout(900),
+]
 
 SIZES = (300_000, 5_242_883, 400_000)
 WINDOW = 16_384

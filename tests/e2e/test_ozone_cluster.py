@@ -47,7 +47,11 @@ from tests.support.ozone_damage import scanned_ms
 from tests.support.processes import TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 
-pytestmark = [pytest.mark.ozone(is_last=6), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=6),
+    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.timeout(900),
+]
 
 # The gateway of a cluster without security takes any.
 S3_CREDENTIALS = {

@@ -18,7 +18,11 @@ from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
 from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=5),
+    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.timeout(900),
+]
 
 SIZES = (300_000, 5_242_883)
 # Another window of the first chunk on each datanode.

@@ -2,6 +2,7 @@
 (tests/testbed/ozone_cluster.py does the work).
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -27,18 +28,24 @@ _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
 # datanode's. Two such clusters at a time need two offsets.
 _PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
-# The folder of a cluster that runs already: the tests use it and leave it running. To
-# start one takes longer than most tests.
+# Of the processes that run the tests each has clusters of its own: "gw1" is the second
+# one.
+_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+_PORT_OFFSET -= _WORKER * 4000
+# The folder of a cluster that runs already: the tests, of one process, use it and leave
+# it running. To start one takes longer than most tests.
 _RUNNING = os.environ.get("OZONE_RUNNING", "")
 # The same of a second one beside it, for tests of two regions.
 _RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
 _SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
+_TESTBED = ROOT / ".testbed"
+_FOLDER = _TESTBED / f"worker{_WORKER}" if _WORKER else _TESTBED
 # A third less time of the processors for a start, and two thirds less for a command: no
 # process lives long enough for its second compiler. Benchmarks go without.
 _JAVA_FLAGS = "-XX:TieredStopAtLevel=1"
 _LOCATION_PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
 # Both run the same jars.
-_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
+_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", _TESTBED / "lib"))
 
 
 class OzoneCluster:
@@ -74,8 +81,12 @@ class OzoneCluster:
     def __enter__(self) -> "OzoneCluster":
         if self._is_kept:
             return self
-        if not list(_LIB.glob("hdds-server-scm-*.jar")):
-            self._run("fetch")
+        _LIB.parent.mkdir(parents=True, exist_ok=True)
+        # One of the processes that run the tests; the others wait for it.
+        with (_LIB.parent / "fetching").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not list(_LIB.glob("hdds-server-scm-*.jar")):
+                self._run("fetch")
         self._run("wipe")
         try:
             sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
@@ -257,27 +268,32 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
 
 def first_cluster(java_flags: str = "") -> OzoneCluster:
     """The cluster that tests share."""
-    return OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed", java_flags=java_flags)
+    return OzoneCluster(Path(_RUNNING) if _RUNNING else _FOLDER, java_flags=java_flags)
 
 
 def second_cluster(java_flags: str = "") -> OzoneCluster:
     """Another one, which shares nothing with the first but the machine. It has one
     datanode: what is tested there is its OM and its gateway.
     """
-    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
+    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else _FOLDER / "second"
     folder.mkdir(parents=True, exist_ok=True)
     return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1, java_flags=java_flags)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put modules that damage replicas, stop datanodes or join the cluster after all
-    others, which share it with them, in the order of what they leave behind.
+    others, which share it with them, in the order of what they leave behind. Where two
+    processes run the tests, one takes those of datanodes, the other those of the OM.
     """
     items.sort(
         key=lambda item: max(
             (mark.kwargs.get("is_last", 0) for mark in item.iter_markers("ozone")), default=0
         )
     )
+    for item in items:
+        if item.get_closest_marker("ozone") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group("om"))
 
 
 @pytest.fixture(scope="session")
