@@ -23,6 +23,8 @@ from ozone.scm_client import ClusterContainer, ScmClient
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+# How long an OM keeps its log, unless a test wants another time.
+LOG_KEPT_S = 1200
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # Other ports than those of a cluster that may run here already, and below those that
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
@@ -62,7 +64,7 @@ class OzoneCluster:
         java_flags: str = "",
     ) -> None:
         self.folder, self._datanodes = folder, datanodes
-        self._offset = port_offset
+        self._offset, self.log_kept_s = port_offset, LOG_KEPT_S
         is_named = str(folder) in (_RUNNING, _RUNNING_SECOND)
         self._is_kept = is_named and (folder / "om" / "pid").exists()
         if self._is_kept:
@@ -220,8 +222,9 @@ class OzoneCluster:
     def stop_om(self) -> None:
         self._run("stop-om")
 
-    def start_om(self, *, log_kept_s: int = 1200) -> None:
+    def start_om(self, *, log_kept_s: int = LOG_KEPT_S) -> None:
         """Start it, with a log of so many seconds, and wait until it leads."""
+        self.log_kept_s = log_kept_s
         self._environment["OZONE_WAL_TTL"] = str(log_kept_s)
         self._run("start-om")
 
