@@ -85,8 +85,9 @@ pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chr
 	$(SHOOT) --blink-settings=preferredColorScheme=0 --screenshot=docs/report-dark.png "file://$$page"
 	@rm -rf build/report
 
-test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
-	$(BIN)/python -m pytest -m "ozone and not long" tests/e2e tests/contract
+# Two processes, each with clusters of its own: either waits at times. All that runs at once takes 7 GB.
+test-ozone: $(STAMP)  ## the tests against real Ozone clusters on loopback (wants Maven and Java 17)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "ozone and not long" tests/e2e tests/contract
 
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers
