@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
@@ -44,6 +46,12 @@ def container(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Contain
     return found
 
 
+@pytest.fixture(scope="module")
+def joined() -> set[PeerId]:
+    """The datanodes of rescues that have ended."""
+    return set()
+
+
 def contents(cluster: OzoneCluster, container_id: int) -> list[list[bytes]]:
     return [
         [path.read_bytes() for path in block_files(cluster, i, container_id)] for i in (1, 2, 3)
@@ -71,7 +79,7 @@ def replica_peers(cluster: OzoneCluster, container_id: ContainerId) -> list[str]
 
 
 def test_what_ozone_leaves_diverged_twice_is_healed(
-    ozone_cluster: OzoneCluster, container: ContainerId
+    ozone_cluster: OzoneCluster, container: ContainerId, joined: set[PeerId]
 ) -> None:
     originals = contents(ozone_cluster, container)
     before = replica_peers(ozone_cluster, container)
@@ -90,13 +98,9 @@ def test_what_ozone_leaves_diverged_twice_is_healed(
     assert found["bytesRead"] <= 1.1 * damaged + (256 << 10)
     assert replica_peers(ozone_cluster, container) == before
     client = ScmClient([ozone_cluster.scm_address])
-    [joined] = {one.peer for one in client.nodes()} - nodes
-    eventually(
-        "SCM calls the rescue's datanode dead",
-        lambda: NodeHealth.DEAD in {one.health for one in client.nodes() if one.peer == joined},
-        timeout_s=120,
-    )
+    joined.update({one.peer for one in client.nodes()} - nodes)
     client.close()
+    assert len(joined) == 1
 
 
 def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
@@ -125,3 +129,17 @@ def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
         status, document = rescue(ozone_cluster, str(container), "--yes")
         assert status == 0, (phase, document)
         assert contents(ozone_cluster, container) == originals, phase
+
+
+def test_scm_calls_the_datanode_of_a_rescue_dead_that_has_ended(
+    ozone_cluster: OzoneCluster, joined: set[PeerId]
+) -> None:
+    """After the other tests, since SCM waits for half a minute."""
+    assert joined
+    with closing(ScmClient([ozone_cluster.scm_address])) as client:
+
+        def are_dead() -> bool:
+            found = {one.peer: one.health for one in client.nodes()}
+            return all(found[one] is NodeHealth.DEAD for one in joined)
+
+        eventually("SCM calls the rescue's datanode dead", are_dead, timeout_s=120)

@@ -142,21 +142,19 @@ class OzoneCluster:
         return self._run("admin", *words)
 
     def begin_to_close(self) -> list[ContainerId]:
-        """Have SCM close all open containers; which ones. What is written next gets
-        other containers.
+        """Have SCM close all open containers; which ones are closing then. What is
+        written next gets other containers.
         """
         with (
             closing(ScmClient([self.scm_address])) as client,
             closing(HadoopRpcClient(self.scm_address, _LOCATION_PROTOCOL)) as closer,
         ):
-            opened = [
-                one.container_id
-                for one in client.containers()
-                if one.state in (ContainerState.OPEN, ContainerState.CLOSING)
-            ]
+            states = {one.container_id: one.state for one in client.containers()}
+            opened = [one for one in states if states[one] is ContainerState.OPEN]
             for answer in closer.call_all([*map(_close_request, opened)]):
                 assert isinstance(answer, bytes), answer
-        return opened
+            closing_already = [one for one in states if states[one] is ContainerState.CLOSING]
+        return sorted(opened + closing_already)
 
     def await_closed(
         self, container_ids: Sequence[ContainerId], *, timeout_s: float = 120.0

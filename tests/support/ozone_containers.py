@@ -6,7 +6,9 @@ import itertools
 import random
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+
+from botocore.exceptions import ClientError
 
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
@@ -23,9 +25,18 @@ def closed_with(
     """So many closed containers whose roots SCM knows, by ID: each with a block of each
     size and no other. No two blocks hold the same.
     """
-    cluster.close_open()
     found, seeds = list[ContainerId](), itertools.count()
     with bucket.endpoint.client() as s3:
+
+        def is_written() -> bool:
+            with suppress(ClientError):
+                s3.put_object(Bucket=bucket.name, Key="first", Body=b"x")
+                return True
+            return False
+
+        # After a datanode was stopped the gateway cannot write for a while.
+        eventually("the gateway writes", is_written, 120)
+        cluster.close_open()
         # Blocks are allocated ahead of keys, so that a container may get another one.
         for _ in range(_TRIES):
             begun = set[ContainerId]()
