@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from functools import partial
 
 from botocore.exceptions import ClientError
 
@@ -25,26 +26,25 @@ def closed_with(
     """So many closed containers whose roots SCM knows, by ID: each with a block of each
     size and no other. No two blocks hold the same.
     """
-    found, seeds = list[ContainerId](), itertools.count()
+    found, numbers = list[ContainerId](), itertools.count()
     with bucket.endpoint.client() as s3:
 
-        def is_written() -> bool:
+        def is_written(number: int, size: int) -> bool:
+            body = random.Random(number).randbytes(size)
+            # After a datanode was stopped the gateway cannot write for a while.
             with suppress(ClientError):
-                s3.put_object(Bucket=bucket.name, Key="first", Body=b"x")
+                s3.put_object(Bucket=bucket.name, Key=f"key-{number}", Body=body)
                 return True
             return False
 
-        # After a datanode was stopped the gateway cannot write for a while.
-        eventually("the gateway writes", is_written, 120)
         cluster.close_open()
         # Blocks are allocated ahead of keys, so that a container may get another one.
         for _ in range(_TRIES):
             begun = set[ContainerId]()
             while len(begun) < count - len(found):
                 for size in sizes:
-                    seed = next(seeds)
-                    body = random.Random(seed).randbytes(size)
-                    s3.put_object(Bucket=bucket.name, Key=f"key-{seed}", Body=body)
+                    written = partial(is_written, next(numbers), size)
+                    eventually("the gateway writes", written, 120)
                 begun.update(cluster.begin_to_close())
             found += [
                 one
