@@ -71,7 +71,7 @@ def real(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Served:
             "real",
             marks=[
                 pytest.mark.ozone,
-                pytest.mark.xdist_group("datanodes"),
+                pytest.mark.datanodes,
                 pytest.mark.timeout(900),
             ],
         ),

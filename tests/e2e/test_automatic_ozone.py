@@ -23,7 +23,7 @@ from tests.support.s3_servers import S3Endpoint
 
 pytestmark = [
     pytest.mark.ozone(is_last=4),
-    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.datanodes,
     pytest.mark.timeout(900),
 ]
 

@@ -49,7 +49,7 @@ from tests.support.tables import current_rows, trees_of
 
 pytestmark = [
     pytest.mark.ozone(is_last=6),
-    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.datanodes,
     pytest.mark.timeout(900),
 ]
 

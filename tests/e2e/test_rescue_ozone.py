@@ -22,7 +22,7 @@ from tests.support.s3_servers import S3Endpoint
 
 pytestmark = [
     pytest.mark.ozone(is_last=5),
-    pytest.mark.xdist_group("datanodes"),
+    pytest.mark.datanodes,
     pytest.mark.timeout(900),
 ]
 

@@ -28,20 +28,17 @@ LOG_KEPT_S = 1200
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # Other ports than those of a cluster that may run here already, and below those that
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
-# datanode's. Two such clusters at a time need two offsets.
-_PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
-# Of the processes that run the tests each has clusters of its own: "gw1" is the second
-# one.
-_WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-_PORT_OFFSET -= _WORKER * 4000
-# The folder of a cluster that runs already: the tests, of one process, use it and leave
-# it running. To start one takes longer than most tests.
+# datanode's. Two such clusters at a time need two offsets, and have two folders.
+_USUAL_OFFSET = 12000
+_PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", _USUAL_OFFSET))
+# The folder of a cluster that runs already: the tests use it and leave it running.
+# To start one takes longer than most tests.
 _RUNNING = os.environ.get("OZONE_RUNNING", "")
 # The same of a second one beside it, for tests of two regions.
 _RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
 _SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
 _TESTBED = ROOT / ".testbed"
-_FOLDER = _TESTBED / f"worker{_WORKER}" if _WORKER else _TESTBED
+_FOLDER = _TESTBED if _PORT_OFFSET == _USUAL_OFFSET else _TESTBED / str(_PORT_OFFSET)
 # A third less time of the processors for a start, and two thirds less for a command: no
 # process lives long enough for its second compiler. Benchmarks go without.
 _JAVA_FLAGS = "-XX:TieredStopAtLevel=1"
@@ -281,20 +278,15 @@ def second_cluster(java_flags: str = "") -> OzoneCluster:
     return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1, java_flags=java_flags)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put modules that damage replicas, stop datanodes or join the cluster after all
-    others, which share it with them, in the order of what they leave behind. Where two
-    processes run the tests, one takes those of datanodes, the other those of the OM.
+    others, which share it with them, in the order of what they leave behind.
     """
     items.sort(
         key=lambda item: max(
             (mark.kwargs.get("is_last", 0) for mark in item.iter_markers("ozone")), default=0
         )
     )
-    for item in items:
-        if item.get_closest_marker("ozone") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group("om"))
 
 
 @pytest.fixture(scope="session")
