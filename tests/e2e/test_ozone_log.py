@@ -106,7 +106,7 @@ def test_what_an_om_has_purged_is_found_by_the_difference(
     om: OzoneCluster, buckets: OzoneBuckets, tmp_path: Path
 ) -> None:
     """OZ-098, OZ-103: RocksDB itself throws away what the followers have not read."""
-    followers = [follower_of(buckets, layout, tmp_path / layout.value) for layout in (FLAT, TREE)]
+    followers = [follower_of(buckets, layout, tmp_path / layout.name) for layout in (FLAT, TREE)]
     positions = list[FeedPosition]()
     for follower in followers:
         assert follower.source.feed is not None
