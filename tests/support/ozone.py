@@ -44,7 +44,7 @@ _FOLDER = _TESTBED if _PORT_OFFSET == _USUAL_OFFSET else _TESTBED / str(_PORT_OF
 _JAVA_FLAGS = "-XX:TieredStopAtLevel=1"
 _LOCATION_PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
 # Both run the same jars.
-_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", _TESTBED / "lib"))
+LIB = Path(os.environ.get("OZONE_TESTBED_LIB", _TESTBED / "lib"))
 
 
 class OzoneCluster:
@@ -69,7 +69,7 @@ class OzoneCluster:
         self._environment = {
             **os.environ,
             "OZONE_TESTBED_DIR": str(folder),
-            "OZONE_TESTBED_LIB": str(_LIB),
+            "OZONE_TESTBED_LIB": str(LIB),
             # Replicas that only one scan saw damaged would be deleted and copied anew
             # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
@@ -80,12 +80,7 @@ class OzoneCluster:
     def __enter__(self) -> "OzoneCluster":
         if self._is_kept:
             return self
-        _LIB.parent.mkdir(parents=True, exist_ok=True)
-        # One of the processes that run the tests; the others wait for it.
-        with (_LIB.parent / "fetching").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if not list(_LIB.glob("hdds-server-scm-*.jar")):
-                self._run("fetch")
+        self.fetch()
         self._run("wipe")
         try:
             sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
@@ -98,6 +93,15 @@ class OzoneCluster:
     def __exit__(self, *_: object) -> None:
         if not self._is_kept:
             self._run("wipe")
+
+    def fetch(self) -> None:
+        """Fetch the jars, unless they are there."""
+        LIB.parent.mkdir(parents=True, exist_ok=True)
+        # By one of the processes that run the tests; the others wait for it.
+        with (LIB.parent / "fetching").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not list(LIB.glob("hdds-server-scm-*.jar")):
+                self._run("fetch")
 
     def volume(self, datanode: int) -> Path:
         return self.folder / f"dn{datanode}" / "volume1"
