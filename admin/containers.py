@@ -3,7 +3,6 @@ their replicas.
 """
 
 import time
-from datetime import UTC, datetime
 from itertools import islice
 
 import click
@@ -24,7 +23,7 @@ from merkle.limits import CONTAINER_ID_MAX
 from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_line, print_table, size_text
+from runtime.output import JsonObject, age_text, print_line, print_table, size_text, time_text
 from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
@@ -184,16 +183,19 @@ def diff(
     Fetches the trees from the agents, and lists for each difference the datanodes that
     lack the data and those that have it. Trees are as of the last scans; the data are
     not read. The verdict UNRECOVERABLE is preliminary: a file whose block record is
-    lost is in no tree, and a reconciliation may find good data in it. With --cluster
-    the trees are read from the datanodes themselves, and one that does not answer is
-    named with the reason.
+    lost is in no tree, and a reconciliation may find good data in it. With --cluster,
+    or if the controller drives a cluster without agents, the trees are read from the
+    datanodes themselves, and one that does not answer is named with the reason.
 
     Exit status: 0 no differences, 1 a tree could not be fetched, 3 differences, 5 no
     differences, but not all expected replicas have a tree of a recent scan, 7 no agent
-    reports to the controller; or, with --cluster, SCM or a datanode is unreachable.
+    reports to the controller; or, without agents, SCM or a datanode is unreachable.
     """
     with command_result("container diff", as_json=as_json) as answer:
         [number] = container_ids((argument,))
+        if cluster is None and (scms := controller.status().scms):
+            # It has no agents: the trees are those of the datanodes themselves.
+            cluster = ",".join(scms)
         if cluster is not None:
             from admin.cluster_containers import diff_container
 
@@ -346,18 +348,6 @@ def root_of(replica: ContainerReplica) -> str | None:
 
 def _state_text(view: ContainerStatus) -> str:
     return view.state.value if view.state else ""
-
-
-def time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def age_text(seconds: float) -> str:
-    """An age as text, for example `3m ago`."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit} ago"
-    return f"{max(0.0, seconds):.0f}s ago"
 
 
 def _print_container(view: ContainerStatus) -> None:

@@ -22,7 +22,6 @@ from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.output import print_json
 from runtime.process import (
-    StopSignals,
     announce,
     check_tls,
     config_option,
@@ -34,6 +33,7 @@ from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.roles import Identity, Role
 from runtime.service_manager import ServiceManager
 from runtime.setting_values import split_address
+from runtime.stop_signals import StopSignals
 from runtime.tls_files import read_files
 
 if TYPE_CHECKING:
@@ -98,9 +98,9 @@ def run(
     unless the file has enabled = true in [repair]; while it is off, every volume is
     opened read-only and nothing in it changes. docs/formats.md lists every key of
     the file. At SIGHUP the limits scan.bytes_per_second,
-    scan.on_demand_bytes_per_second, repair.bytes_per_second and
-    repair.reconciliations_max are read again. One agent at a time may use a state
-    folder: a second one ends with exit status 8.
+    scan.on_demand_bytes_per_second, serve.bytes_per_second,
+    repair.bytes_per_second and repair.reconciliations_max are read again. One
+    agent at a time may use a state folder: a second one ends with exit status 8.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {

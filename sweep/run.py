@@ -325,7 +325,7 @@ class _Sweep:
         Returns notes on earlier sweeps.
         """
         sweep_id, manifests = self._plan.sweep_id, self._plan.manifests
-        ledger = Ledger(self._output, self._history, sweep_id)
+        ledger = Ledger(self._output, self._history, sweep_id, self._request.required)
         ledger.add_exports(manifests, self._plan.skipped)
         volumes = {(one.datanode, one.volume) for one in self._volumes.surveys.values()}
         for _, _, manifest in map(open_export, manifests):
