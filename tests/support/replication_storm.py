@@ -135,6 +135,9 @@ class ReplicationStorm:
         report = self._await_new_proof()
         known = [key for key in sorted(self.source.objects) if key in self.target.objects]
         is_quiet = self._options.is_live and self._clocks_agree and not report.queued
+        record = self.host.state().policy(_POLICY)
+        prefixes = record.policy.prefixes if record is not None else ()
+        known = [key for key in known if covers(prefixes, key)]
         if known and self.has_feed and is_quiet:
             # Nothing is under way any more that could explain what it lacks.
             self.history.harmed = self._harm(known), self.clock.ms
