@@ -1,15 +1,17 @@
 """Applies what is queued of the log, acknowledges it, and proves the target."""
 
 from collections import deque
+from dataclasses import replace
 
 from replicator.replication import Checkpoint, Stage
 from replicator.stores.port import Change, ChangeKind, FeedPosition
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import Comparing
 from replicator.syncer.lease import Lease
-from replicator.syncer.prefixes import ALL, without_nested
+from replicator.syncer.prefixes import ALL, change_within, without_nested
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
+from replicator.syncer.schedule import Work
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
@@ -58,6 +60,8 @@ class LogFollower:
         self._proof_at: FeedPosition | None = None
         self._proof_moved = set[str]()
         self._proof_polls: int | None = None
+        # Their keys were gone at the source by then.
+        self._proof_settles = list[Work]()
         rounds.on_phase_end, rounds.applied_changes = self.reset, self.applied_changes
 
     def reset(self) -> None:
@@ -79,8 +83,14 @@ class LogFollower:
         self._applied.follow(self._machine.checkpoint)
         for one in taken:
             self._applied.add(one.change)
-            schedule.add(self._capture.settled_facts(one), now_ms=now_ms)
             self._taken.add(one.number, one.change.index)
+            # It may have been queued for prefixes that are wanted no more.
+            change = change_within(one.change, self._rounds.policy.prefixes)
+            if change is None:
+                schedule.pass_over(one.number)
+                continue
+            queued = self._capture.settled_facts(replace(one, change=change))
+            schedule.add(queued, now_ms=now_ms)
         now_s = self._clock.monotonic_s()
         if now_s - self._saved_s >= _SAVE_S and self._acknowledge():
             self._saved_s = now_s
@@ -97,6 +107,7 @@ class LogFollower:
             self._capture.note_keys()
             names = (name for work in schedule.pending() for name in work.names)
             self._proof_moved, self._proof_polls = set(names), None
+            self._proof_settles = schedule.unsettled()
             prefixes = without_nested(self._rounds.policy.prefixes) or ALL
             self._proving = self._rounds.compare(phase, prefixes, watched=False)
         return bool(taken) or (is_proving and self._proof_polls is None)
@@ -181,12 +192,17 @@ class LogFollower:
             return
         self._proving, noted = None, capture.noted()
         moved = noted | self._proof_moved if noted is not None else None
+        result = proving.result()
         self._rounds.proof = self._rounds.proof.after(
-            proving.result(),
+            result,
             position=self._proof_at,
             moved=moved,
             failed=self._workers.held,
         )
+        if self._rounds.proof.proven_ms == result.began_ms:
+            # The log may never tell that they are gone: while it was read, others may
+            # have been wanted.
+            self._workers.schedule.settle(self._proof_settles)
 
 
 class _AppliedSinceBase:

@@ -140,6 +140,12 @@ class ChangeSchedule:
         heapq.heappush(self._open, queued.number)
         self._add(queued.change, [queued.number], queued.change.time_ms or now_ms)
 
+    def pass_over(self, number: int) -> None:
+        """Note a change of the queue that concerns no key of the replication."""
+        heapq.heappush(self._open, number)
+        self._done.add(number)
+        self._advance()
+
     def touch(self, change: Change, *, now_ms: int) -> Work:
         """Take in what a comparison found of a key; returns what will settle it."""
         work = self._add(change, [], change.time_ms or now_ms)
@@ -197,15 +203,33 @@ class ChangeSchedule:
         for key in [one for one in self._unsettled if work.touches(one)]:
             for earlier in self._unsettled.pop(key):
                 self._done.update(earlier.numbers)
-        while self._open and self._open[0] in self._done:
-            self._done_through = heapq.heappop(self._open)
-            self._done.remove(self._done_through)
+        self._advance()
+
+    def unsettled(self) -> list[Work]:
+        """What is done and waits for a later change of its key."""
+        return [one for some in self._unsettled.values() for one in some]
+
+    def settle(self, works: Sequence[Work]) -> None:
+        """Note that both sides were found equal since these were done."""
+        for work in works:
+            waiting = self._unsettled.get(work.change.key, [])
+            if work in waiting:
+                waiting.remove(work)
+                self._done.update(work.numbers)
+            if not waiting:
+                self._unsettled.pop(work.change.key, None)
+        self._advance()
 
     def give_back(self, work: Work) -> None:
         """Let work that was started and not done be started again later."""
         assert work.is_started
         work.is_started = False
         heapq.heappush(self._ready, (work.order, work))
+
+    def _advance(self) -> None:
+        while self._open and self._open[0] in self._done:
+            self._done_through = heapq.heappop(self._open)
+            self._done.remove(self._done_through)
 
     def _merge(self, change: Change, numbers: list[int]) -> Work | None:
         last = self._last.get(change.key)

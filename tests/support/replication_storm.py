@@ -132,9 +132,10 @@ class ReplicationStorm:
             self._note(f"rename {key} to {ELSEWHERE}")
             self.source.move(key, ELSEWHERE)
             self.history.note(self.source, self.source.newest_index)
-        report = self._await_new_proof()
+        self._await_new_proof()
+        self._await_acknowledged()
         known = [key for key in sorted(self.source.objects) if key in self.target.objects]
-        is_quiet = self._options.is_live and self._clocks_agree and not report.queued
+        is_quiet = self._options.is_live and self._clocks_agree
         record = self.host.state().policy(_POLICY)
         prefixes = record.policy.prefixes if record is not None else ()
         known = [key for key in known if covers(prefixes, key)]
@@ -150,6 +151,17 @@ class ReplicationStorm:
         """
         is_certain = self.has_feed and self._options.is_live
         return self._await_proof(self.clock.ms if is_certain else 0)
+
+    def _await_acknowledged(self) -> None:
+        """Wait until the queue is empty: nothing waits for what will never come."""
+        if not (self.has_feed and self._options.is_live):
+            return
+        for _ in range(500):
+            report = self._report()
+            if report is not None and not report.queued:
+                return
+            self._something()
+        raise AssertionError("something is never acknowledged")
 
     def _await_proof(self, since_ms: int) -> ReplicationReport:
         """Wait until a comparison that began since then has found both sides equal."""
