@@ -50,7 +50,8 @@ from sweep.gather import Gatherer, Int64s
 from sweep.inputs import is_unchanged, open_export
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, RootMethod
 from sweep.output import SweepStore, SweepTable
-from sweep.work import StoredTable, parts_of, ranges
+from sweep.pieces import StoredTable, ranges
+from sweep.work import parts_of
 
 # Sweeps whose rows are kept: this one and the one before.
 _KEPT = 2
@@ -155,13 +156,13 @@ class History:
             ChunkTableError: a part of this sweep cannot be read any more.
         """
         now, notes = (
-            StoredTable([output.path(SweepTable.ROOTS, sweep_id)], REPLICA_SCHEMA),
+            output.stored(SweepTable.ROOTS, sweep_id, _COMPARED),
             list[str](),
         )
         names, before = _earlier_sweeps(output, sweep_id)[-_KEPT:], dict[str, StoredTable]()
         for name in reversed(names):
             try:
-                before[name] = StoredTable([output.path(SweepTable.ROOTS, name)], REPLICA_SCHEMA)
+                before[name] = output.stored(SweepTable.ROOTS, name, _COMPARED)
             except DiskError as error:
                 notes.append(_unknown_since(name, error))
         previous, changed = next(iter(before), None), {name: list[pa.Table]() for name in before}
@@ -311,6 +312,11 @@ _REPLICA = ("container_id", "datanode", "volume")
 # Two states of a replica are comparable if they agree in these columns.
 _SAME = (*_REPLICA, "bcs_id", "source")
 
+# The columns that show whether the tree of a replica changed.
+_COMPARED = pa.schema(
+    [REPLICA_SCHEMA.field(name) for name in (*_SAME, "root", "fingerprint", "path")]
+)
+
 
 def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
     """The replicas (columns _SAME) whose trees differ between two tables of
@@ -318,7 +324,7 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
 
     Only rows and events show which chunks changed and why: see `silent_findings`.
     """
-    names = [*_SAME, "root", "fingerprint", "path"]
+    names = _COMPARED.names
     both = replicas.select(names).join(
         earlier_replicas.select(names), list(_SAME), join_type="inner", right_suffix="_before"
     )

@@ -28,6 +28,7 @@ from chunktable.manifest import (
 )
 from chunktable.places import drop_undecodable_names, resolve_location
 from chunktable.reader import latest_manifest, read_faults, read_manifest
+from chunktable.writer import GROUP_ROWS
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from sweep.faults import fault_row
@@ -38,6 +39,9 @@ from sweep.output import SkippedInput
 # Rows of one part. One core reads them in a second or less, so that all cores finish at
 # about the same time.
 _PART_ROWS = 4 << 20
+# Replicas of one part, for the same reason: one costs as much as 60 rows. They bound
+# memory too, at about 400 bytes each.
+_PART_REPLICAS = 1 << 18
 
 # Reading a footer is mostly waiting, above all for remote files.
 _FOOTERS_AT_ONCE = 16
@@ -222,8 +226,9 @@ class _File:
     filesystem: fs.FileSystem
     info: fs.FileInfo
     manifest: str | None = None
-    # From the manifest; 0 without one.
+    # From the manifest, of replicas about; 0 without one.
     rows: int = 0
+    replicas: int = 0
     # See Part.
     volumes: tuple[str, ...] | None = None
     table: str | None = None
@@ -367,6 +372,11 @@ def _export(
     manifest = latest_manifest(filesystem, folder)
     check_counts(manifest)
     place = _location_below(location, folder, f"{folder}/{manifest.name}")
+    # Of the whole export: which file has how many, only the inventory says.
+    replicas, rows = (
+        sum(file.rows for file in manifest.of_kind(kind))
+        for kind in (FileKind.CONTAINERS, FileKind.CHUNKS)
+    )
     files = [
         _File(
             _location_below(location, folder, held[file.name].path),
@@ -374,6 +384,7 @@ def _export(
             held[file.name],
             place,
             file.rows,
+            file.rows * replicas // max(rows, 1),
         )
         for file in manifest.of_kind(FileKind.CHUNKS)
     ]
@@ -464,9 +475,14 @@ def _file_parts(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[
 
 
 def _export_file_parts(file: _File, part_rows: int) -> Iterator[Part]:
-    """Parts of `part_rows` rows each. The row groups are not known yet: no part of an
-    export's file, not even its footer, is parsed before the file is verified.
+    """Parts of `part_rows` rows each, or fewer if replicas are small. The row groups
+    are not known yet: no part of an export's file, not even its footer, is parsed
+    before the file is verified.
     """
+    if file.replicas > _PART_REPLICAS:
+        # A row group is not divided: its part would only find that it begins elsewhere.
+        fewer = max(GROUP_ROWS, file.rows * _PART_REPLICAS // file.replicas)
+        part_rows = min(part_rows, fewer)
     for first in range(0, file.rows, part_rows):
         last = min(first + part_rows, file.rows)
         yield _part(file, first, last, last - first)
@@ -485,6 +501,7 @@ def _part(file: _File, first: int, last: int, rows: int) -> Part:
         file.manifest,
         file.volumes,
         file.table,
+        -(-file.replicas * rows // max(file.rows, 1)),
     )
 
 
