@@ -9,6 +9,7 @@ container form a group of their own, and are buffered on disk like all others.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -31,9 +32,10 @@ from sweep.pieces import PieceWriter, StoredTable
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Rows and containers shuffled by one job, and so the most that a crash loses.
+# Rows and containers shuffled by one job, and so the most that a crash loses. Each job
+# reads all parts; its tasks map the list of its containers into memory.
 _GATHERED_ROWS_MAX = 256 << 20
-_GATHERED_CONTAINERS_MAX = 100_000
+_GATHERED_CONTAINERS_MAX = 8 << 20
 
 # Times travel as integers: an unchecked one may overflow Spark's microseconds.
 ROW_SCHEMA = pa.schema(
@@ -60,8 +62,11 @@ class ContainerGroups:
     starts: Int64s
 
     @classmethod
-    def cut(cls, container_ids: Int64s, rows: Int64s) -> Self:
-        """Groups of about GROUP_ROWS rows."""
+    def stored(cls, path: Path) -> Self:
+        """Groups of about GROUP_ROWS rows of the containers in a file that
+        `store_containers` wrote.
+        """
+        container_ids, rows = np.load(path, mmap_mode="r")
         _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
         return cls(container_ids, rows, starts)
 
@@ -96,9 +101,24 @@ class ContainerGroups:
             yield from judge(engine, table_parts([str(path)]).parts, ids, rows)
 
 
-def select_rows(
-    parts: Sequence[Part], groups: ContainerGroups, number: int
-) -> Iterator[pa.RecordBatch]:
+def store_containers(path: Path, container_ids: Int64s, rows: Int64s, disk: Disk) -> None:
+    """Store containers for ContainerGroups.stored.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    buffer = BytesIO()
+    np.save(buffer, np.array([container_ids, rows]))
+    disk.replace(path, buffer.getvalue())
+
+
+def select_rows(parts: Sequence[Part], containers: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """The rows (ROW_SCHEMA) of the stored containers in one of the parts.
+
+    Raises:
+        ChunkTableError: the part cannot be read any more.
+    """
+    groups = ContainerGroups.stored(containers)
     for batch in read_rows(parts[number], groups.container_ids):
         columns = [
             column.cast(field.type)
@@ -109,16 +129,22 @@ def select_rows(
 
 def judge_group(
     judge: Judge,
-    groups: ContainerGroups,
+    containers: Path,
     shared: SharedFolders,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
+    """Judge the stored containers of one group, and write the results to files.
+
+    Raises:
+        FolderNotSharedError: this machine does not see the folders.
+        DiskError: a file cannot be written.
+    """
     context = TaskContext.get()
     assert context is not None
     shared.check()
     group, count = context.partitionId(), 0
     writer = PieceWriter(shared.places, Disk())
-    for found in groups.judge(group, judge, batches):
+    for found in ContainerGroups.stored(containers).judge(group, judge, batches):
         tables = {"replicas": found.replicas, "verdicts": found.verdicts}
         tables["findings"] = found.findings
         writer.add({name: table for name, table in tables.items() if name in shared.places})

@@ -7,17 +7,20 @@ numbers of rows, because the driver cuts them by samples of the stored tables. S
 partition is larger than others, and none has to be sorted by Spark.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from runtime.disk import Disk
-from spark.commits import Commit, SharedFolders
+from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
 from sweep.gather import Int64s
 from sweep.output import SweepTotals
 from sweep.pieces import PieceWriter, Range, StoredFile, StoredTable
@@ -57,6 +60,21 @@ class RangeJob:
                 *fields.values(),
             ]
         )
+
+    def frame(
+        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, Path]]]
+    ) -> DataFrame:
+        """The job, as a frame of COMMIT_SCHEMA; `groups` are the files of the inputs,
+        for one task each.
+        """
+        by_range = self.read_frame(session, groups).repartitionById(len(self.wanted), RANGE_NUMBER)
+        return by_range.mapInArrow(self.run, from_arrow_schema(COMMIT_SCHEMA))
+
+    def read_frame(
+        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, Path]]]
+    ) -> DataFrame:
+        """The rows of the inputs in the wanted ranges, as a frame of `row_schema`."""
+        return run_tasks(session, len(groups), partial(_read, self, groups), self.row_schema)
 
     def read(self, files: Sequence[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, each given with the name of its input, that are in a
@@ -117,6 +135,31 @@ class RangeJob:
         ranges = np.searchsorted(firsts, ids, "right") - 1
         numbers: Int64s = np.where((ranges >= 0) & (ids <= lasts[ranges]), ranges, -1)
         return numbers
+
+
+def run_tasks(
+    session: SparkSession,
+    count: int,
+    work: Callable[[int], Iterable[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """The rows that `work` returns for each number below `count`, in one task each."""
+    numbers = session.range(0, count, 1, count)
+    return numbers.mapInArrow(partial(_for_numbers, work), from_arrow_schema(schema))
+
+
+def _for_numbers(
+    work: Callable[[int], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for number in batch.column(0).to_pylist():
+            yield from work(number)
+
+
+def _read(
+    job: RangeJob, groups: Sequence[Sequence[tuple[str, Path]]], number: int
+) -> Iterator[pa.RecordBatch]:
+    return job.read(groups[number])
 
 
 def file_groups(inputs: Mapping[str, StoredTable], rows_max: int) -> list[list[tuple[str, Path]]]:

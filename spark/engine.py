@@ -39,6 +39,7 @@ from spark.by_container import (
     select_rows,
     shuffles,
     sort_containers,
+    store_containers,
 )
 from spark.by_range import RANGE_NUMBER, RangeJob, file_groups
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
@@ -263,21 +264,32 @@ class SparkEngine:
         """Shuffle the rows of these containers into groups, and judge each group in a
         task.
         """
-        groups = ContainerGroups.cut(ids, rows)
-        selected = self._run(len(parts), partial(select_rows, list(parts), groups), ROW_SCHEMA)
-        shuffled = selected.repartitionById(len(groups.starts), "gathered_in")
-        missing = set(range(len(groups.starts)))
-        with self._shared(places) as shared:
-            judged = shuffled.mapInArrow(
-                partial(judge_group, judge, groups, shared), from_arrow_schema(COMMIT_SCHEMA)
+        with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
+            groups = ContainerGroups.stored(containers)
+            selected = self._run(
+                len(parts), partial(select_rows, list(parts), containers), ROW_SCHEMA
+            )
+            judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
+                partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
             )
             commits = list(self._commits(judged, "gathering"))
-        missing -= {commit.number for commit in commits}
-        files = by_table(commits)
-        yield ContainerResults(*_NOTHING, sum(commit.count for commit in commits), files)
-        # Spark starts no task for a partition without rows.
-        for group in sorted(missing):
-            yield from groups.judge(group, judge, ())
+            count, files = sum(commit.count for commit in commits), by_table(commits)
+            yield ContainerResults(*_NOTHING, count, files)
+            # Spark starts no task for a partition without rows.
+            for group in set(range(len(groups.starts))) - {commit.number for commit in commits}:
+                yield from groups.judge(group, judge, ())
+
+    @contextmanager
+    def _stored(self, places: Places, ids: Int64s, rows: Int64s) -> Iterator[Path]:
+        """A file of these containers that tasks can read."""
+        folder = next(iter(places.values())).folder
+        path = folder / f".containers-{uuid4().hex}.npy"
+        self._disk.make_folder(folder)
+        store_containers(path, ids, rows, self._disk)
+        try:
+            yield path
+        finally:
+            self._disk.remove(path)
 
     def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | str | None:
         """Fold all these parts in Spark SQL; None if sorting is preferred or Spark

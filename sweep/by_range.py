@@ -26,15 +26,20 @@ def run_by_range(
     places: Places,
     writers: Mapping[str, SweepTableWriter],
     totals: SweepTotals,
+    *,
+    key: str = "",
 ) -> None:
     """Run `work` for all containers. Its outputs that have a writer are tables of the
     sweep, and count in `totals`; the others become tables of `stage`.
+
+    Ranges that the stage has a result of are not run again, if they were run with the
+    same `key`: it stands for what may differ between two runs of one sweep.
 
     Raises:
         DiskError: an input cannot be read, or results cannot be stored.
     """
     wanted = ranges(inputs.values(), engine.range_rows)
-    left = _unfinished_ranges(stage, wanted, writers, totals)
+    left = _unfinished_ranges(stage, key, wanted, writers, totals)
     for result in engine.by_range(work, inputs, left, places):
         rows = {table: held for table, held in result.tables.items() if held.num_rows}
         for table, writer in writers.items():
@@ -45,6 +50,7 @@ def run_by_range(
         counts, diverged = result.totals.counts(), result.totals.diverged
         totals.add_counts(counts, diverged)
         note: JsonObject = {
+            "key": key,
             "range": [result.range.first, result.range.last],
             "counts": counts,
             "diverged": diverged,
@@ -56,6 +62,7 @@ def run_by_range(
 
 def _unfinished_ranges(
     stage: SweepStage,
+    key: str,
     wanted: Sequence[Range],
     writers: Mapping[str, SweepTableWriter],
     totals: SweepTotals,
@@ -67,7 +74,8 @@ def _unfinished_ranges(
     for note in stage.notes():
         first, last = numbers_of(note["range"])
         done[Range(first, last)] = note
-    if not done.keys() <= set(wanted) or not all(note["durable"] for note in done.values()):
+    are_whole = all(note["durable"] and note["key"] == key for note in done.values())
+    if not are_whole or not done.keys() <= set(wanted):
         stage.clear()
         return wanted
     for one in wanted:

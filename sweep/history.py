@@ -53,6 +53,8 @@ from sweep.output import SweepStore, SweepTable
 from sweep.pieces import StoredTable, ranges
 from sweep.work import parts_of
 
+# Rows that are joined at a time: a join takes some hundred bytes for each.
+_JOINED_ROWS = 1 << 18
 # Sweeps whose rows are kept: this one and the one before.
 _KEPT = 2
 
@@ -166,7 +168,7 @@ class History:
             except DiskError as error:
                 notes.append(_unknown_since(name, error))
         previous, changed = next(iter(before), None), {name: list[pa.Table]() for name in before}
-        for wanted in ranges([now, *before.values()]) if before else ():
+        for wanted in ranges([now, *before.values()], _JOINED_ROWS) if before else ():
             left = now.read(wanted)
             for name, stored in list(before.items()):
                 try:

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
+from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
@@ -338,6 +339,8 @@ class _Sweep:
         inputs: Mapping[str, StoredTable],
         writers: Mapping[str, SweepTableWriter],
         totals: SweepTotals,
+        *,
+        key: str = "",
     ) -> SweepStage:
         """Run a stage for all containers. Its outputs that have a writer are tables of
         the sweep; the others are tables of the returned stage.
@@ -347,7 +350,7 @@ class _Sweep:
         places |= {
             table: self._output.place(SweepTable(table), self._plan.sweep_id) for table in writers
         }
-        run_by_range(self._engine, stage, work, inputs, places, writers, totals)
+        run_by_range(self._engine, stage, work, inputs, places, writers, totals, key=key)
         return stage
 
     def _settle_expected(self, judged: StoredTable, totals: SweepTotals) -> tuple[str, ...]:
@@ -371,7 +374,9 @@ class _Sweep:
         }
         stage = ledger.stage(places, self._request.gone)
         with self._write_tables(SweepTable.VERDICTS, SweepTable.UNSEEN) as writers:
-            self._by_range("settled", stage, inputs, writers, totals)
+            # The command that resumes a sweep may declare more replicas as gone.
+            key = ",".join(sorted(self._request.gone))
+            self._by_range("settled", stage, inputs, writers, totals, key=key)
         return ledger.notes
 
     def _sort(self, parts: Sequence[Part], compared: SweepStage) -> SweepStage:
@@ -522,7 +527,10 @@ class _Sweep:
         stage.add({}, {"findings": loose})
         whole = reduce(StoredTable.plus, found, stage.table("findings", FINDING_SCHEMA))
         with self._write_tables(SweepTable.FINDINGS) as writers:
-            self._by_range("listed", FindingsStage(), {"findings": whole}, writers, totals)
+            # An earlier run may have found other silent changes.
+            key = fingerprint(repr(loose.to_pylist()).encode()).hex()
+            inputs = {"findings": whole}
+            self._by_range("listed", FindingsStage(), inputs, writers, totals, key=key)
 
 
 # The tables of the stages that engines fill.

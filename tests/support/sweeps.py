@@ -10,6 +10,7 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk
 from sweep.engine import (
     ContainerResults,
+    Engine,
     FoldedWave,
     LocalEngine,
     Places,
@@ -128,7 +129,7 @@ def run(
     *tables: Path,
     volumes: Sequence[Path] = (),
     source: TreeSource = TreeSource.TREE,
-    engine: OnePartWaves | None = None,
+    engine: Engine | None = None,
     progress: Quiet | None = None,
     fresh: bool = False,
     keep: int = 30,
