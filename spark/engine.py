@@ -41,7 +41,7 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RANGE_NUMBER, RangeJob, file_groups
+from spark.by_range import RangeJob, file_groups, run_tasks
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError
 from spark.session import watched
@@ -55,6 +55,7 @@ from sweep.engine import (
     RangeResult,
     scattered_containers,
 )
+from sweep.errors import SweepWorkError
 from sweep.exact import NULLABLE_ROWS
 from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
 from sweep.gather import Gatherer, Int64s
@@ -86,6 +87,8 @@ _CHUNKS_MIN = 4
 _RANGES_MAX = 64
 _READ_ROWS = 1 << 20
 
+# Rows of the parts that share a task.
+_TASK_ROWS = 1 << 20
 # Rows that take as long as one replica, whose own rows come on top.
 _REPLICA_ROWS = 60
 
@@ -104,11 +107,13 @@ _NOTHING = (
     VERDICT_SCHEMA.empty_table(),
     FINDING_SCHEMA.empty_table(),
 )
-_NOT_SHARED = re.compile(r"FolderNotSharedError: (.*)")
+# Errors of tasks that the sweep itself, or an operator, can do something about.
+_NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
+_DAMAGED = re.compile(r"\bSweepWorkError: (.*)")
 # Where Spark's error text names the cause: our own error first, then the last failure
 # of a task, then the innermost exception of Java, then any line.
 _CAUSES = (
-    re.compile(r"merkle\.errors\.(\w+: .*)"),
+    re.compile(r"\b\w+\.errors\.(\w+: .*)"),
     re.compile(r"most recent failure: (.*)"),
     re.compile(r"(?s:.*)\nCaused by: (.*)"),
     re.compile(r"\n: (.*)"),
@@ -152,12 +157,11 @@ class SparkEngine:
             # One wave takes each core about a minute.
             for wave in _waves(parts, WAVE_ROWS * self._cores):
                 progress = _RowProgress(sum(part.rows for part in wave), advance)
-                ordered = list[tuple[Part, Commit]]()
-                for commit in self._commits(
-                    self._run(len(wave), partial(_fold, wave, shared)),
-                    "reading",
-                    progress.tasks_done,
-                ):
+                ordered, tasks = list[tuple[Part, Commit]](), _tasks(wave)
+                frame = run_tasks(
+                    self._session, len(tasks), partial(_fold, wave, tasks, shared), COMMIT_SCHEMA
+                )
+                for commit in self._commits(frame, "reading", progress.tasks_done):
                     scattered = _REQUESTED in commit.files
                     (unordered if scattered else ordered).append((wave[commit.number], commit))
                 if ordered:
@@ -192,10 +196,8 @@ class SparkEngine:
             for first in range(0, len(wanted), _RANGES_MAX):
                 of_wave = wanted[first : first + _RANGES_MAX]
                 job = RangeJob(stage, schemas, of_wave, shared)
-                read = self._run(len(groups), partial(_read, job, groups), job.row_schema)
-                by_range = read.repartitionById(len(of_wave), RANGE_NUMBER)
-                decided = by_range.mapInArrow(job.run, from_arrow_schema(COMMIT_SCHEMA))
-                for commit in self._commits(decided, type(stage).__name__):
+                frame = job.frame(self._session, groups)
+                for commit in self._commits(frame, type(stage).__name__):
                     yield RangeResult(of_wave[commit.number], {}, commit.files, commit.totals)
 
     def exact(
@@ -241,7 +243,8 @@ class SparkEngine:
         try:
             left = list(job.ordered)
             for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
-                packing = self._run(len(wave), partial(_pack, job, wave, marker), _PACKED_SCHEMA)
+                pack = partial(_pack, job, wave, marker)
+                packing = run_tasks(self._session, len(wave), pack, _PACKED_SCHEMA)
                 for row in self._rows_of(packing, "writing trees").to_pylist():
                     left.remove(wave[row.pop("number")])
                     yield PackedTreeFile(**row)
@@ -266,9 +269,8 @@ class SparkEngine:
         """
         with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
             groups = ContainerGroups.stored(containers)
-            selected = self._run(
-                len(parts), partial(select_rows, list(parts), containers), ROW_SCHEMA
-            )
+            select = partial(select_rows, list(parts), containers)
+            selected = run_tasks(self._session, len(parts), select, ROW_SCHEMA)
             judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
                 partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
             )
@@ -347,18 +349,6 @@ class SparkEngine:
         ]
         return reduce(DataFrame.unionAll, frames)
 
-    def _run(
-        self,
-        count: int,
-        work: "Callable[[int], Iterable[pa.RecordBatch]]",
-        schema: pa.Schema = COMMIT_SCHEMA,
-    ) -> DataFrame:
-        """The rows that `work` returns for each number below `count`, in one task
-        each.
-        """
-        numbers = self._session.range(0, count, 1, count)
-        return numbers.mapInArrow(partial(_for_numbers, work), from_arrow_schema(schema))
-
     def _commits(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
     ) -> Iterator[Commit]:
@@ -368,12 +358,21 @@ class SparkEngine:
     def _rows_of(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
     ) -> pa.Table:
+        """Run a frame.
+
+        Raises:
+            FolderNotSharedError: an executor does not see the folder of the sweep.
+            SweepWorkError: a file of the sweep's own work cannot be read.
+            SparkFailedError: the job failed otherwise.
+        """
         try:
             return watched(self._session, description, frame.toArrow, report)
         except (PySparkException, Py4JError) as error:
             if unshared := _NOT_SHARED.search(str(error)):
                 hint = "Give an --out that all executors have at the same path."
                 raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
+            if damaged := _DAMAGED.search(str(error)):
+                raise SweepWorkError(damaged[1].strip(), path="") from error
             raise SparkFailedError(
                 f"{description} failed on Spark: {_cause(str(error))}"
             ) from error
@@ -441,32 +440,51 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     )
 
 
-def _for_numbers(
-    work: Callable[[int], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
+def _fold(
+    parts: Sequence[Part], tasks: Sequence[Sequence[int]], shared: SharedFolders, task: int
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from work(number)
-
-
-def _fold(parts: Sequence[Part], shared: SharedFolders, number: int) -> Iterator[pa.RecordBatch]:
+    """Fold the parts of one task. The files of all are in the last commit."""
     shared.check()
-    part, writer = parts[number], PieceWriter(shared.places, Disk())
-    requested = scattered_containers(part)
-    if requested is not None:
-        writer.add({_REQUESTED: requested})
-        yield Commit(number, part.rows, files=writer.close()).batch()
-        return
-    folded = fold_part(part, lambda runs: writer.add({"runs": runs}))
-    if folded.skipped:
-        writer.discard()
-    yield Commit(number, folded.rows, folded.skipped, files=writer.close()).batch()
+    writer, commits = PieceWriter(shared.places, Disk()), list[Commit]()
+    for number in tasks[task]:
+        part = parts[number]
+        requested = scattered_containers(part)
+        if requested is not None:
+            writer.add({_REQUESTED: requested})
+            commits.append(Commit(number, part.rows))
+        elif len(tasks[task]) > 1:
+            # Small, so it is held until it is known to be readable.
+            folded = fold_part(part)
+            writer.add({"runs": folded.runs})
+            commits.append(Commit(number, folded.rows, folded.skipped))
+        else:
+            folded = fold_part(part, lambda runs: writer.add({"runs": runs}))
+            if folded.skipped:
+                writer.discard()
+            commits.append(Commit(number, folded.rows, folded.skipped))
+    commits[-1] = replace(commits[-1], files=writer.close())
+    yield from (commit.batch() for commit in commits)
 
 
-def _read(
-    job: RangeJob, groups: Sequence[Sequence[tuple[str, Path]]], number: int
-) -> Iterator[pa.RecordBatch]:
-    return job.read(groups[number])
+def _tasks(parts: Sequence[Part]) -> list[list[int]]:
+    """The numbers of the parts of each task: small exports share one, because starting
+    a task costs more than reading one. Files without a manifest are alone: their rows
+    may be in no order, which is decided by part.
+    """
+    tasks, rows = list[list[int]](), 0
+    for number, part in enumerate(parts):
+        weight = _weight(part) if part.manifest else _TASK_ROWS
+        if not tasks or rows + weight > _TASK_ROWS:
+            tasks.append([])
+            rows = 0
+        tasks[-1].append(number)
+        rows += weight
+    return tasks
+
+
+def _weight(part: Part) -> int:
+    """The rows of a part; a replica counts as the rows that take as long."""
+    return part.rows + _REPLICA_ROWS * part.replicas
 
 
 def _pack(
@@ -495,13 +513,11 @@ def _conformed(frame: DataFrame) -> DataFrame:
 
 
 def _waves(parts: Sequence[Part], rows_min: int) -> Iterator[list[Part]]:
-    """Consecutive parts, a wave ending with the part that brings it to `rows_min`; a
-    replica counts as the rows that take as long.
-    """
+    """Consecutive parts, a wave ending with the part that brings it to `rows_min`."""
     wave, rows = list[Part](), 0
     for part in parts:
         wave.append(part)
-        rows += part.rows + _REPLICA_ROWS * part.replicas
+        rows += _weight(part)
         if rows >= rows_min:
             yield wave
             wave, rows = [], 0

@@ -43,7 +43,7 @@ _PART_ROWS = 4 << 20
 # memory too, at about 400 bytes each.
 _PART_REPLICAS = 1 << 18
 
-# Reading a footer is mostly waiting, above all for remote files.
+# Reading a footer or a manifest is mostly waiting, above all for remote files.
 _FOOTERS_AT_ONCE = 16
 
 # Why a readable table without a manifest is skipped.
@@ -273,20 +273,19 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
     skipped += [
         SkippedInput(_location_below(name, path, folder), "it is empty") for folder in empty
     ]
-    is_export = any(_is_of_export(one) for held in folders.values() for one in held)
+    opened = _open_exports(name, path, filesystem, folders)
     for folder, held in sorted(folders.items()):
         tables = sorted(
             (one for one in held if one.extension == "parquet"), key=lambda one: str(one.path)
         )
         location = _location_below(name, path, folder)
-        if any(_is_of_export(one) for one in held):
-            try:
-                exports.append(
-                    _export(location, filesystem, folder, {one.base_name: one for one in held})
-                )
-            except ChunkTableError as error:
-                skipped.append(SkippedInput(location, f"{error.reason}: {error.message}"))
-        elif is_export and tables:
+        if folder in opened:
+            export = opened[folder]
+            if isinstance(export, SkippedInput):
+                skipped.append(export)
+            else:
+                exports.append(export)
+        elif opened and tables:
             skipped.append(
                 SkippedInput(
                     location, "it has Parquet files and no manifest, beside tables that have one"
@@ -304,6 +303,26 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
     if not (files or exports or skipped):
         skipped.append(SkippedInput(name, "there is no Parquet file"))
     return files, exports, skipped
+
+
+def _open_exports(
+    name: str, path: str, filesystem: fs.FileSystem, folders: Mapping[str, Sequence[fs.FileInfo]]
+) -> Mapping[str, _Export | SkippedInput]:
+    """Those of the folders below `path` that are exports, or the reasons why they cannot
+    be read.
+    """
+
+    def opened(folder: str) -> _Export | SkippedInput:
+        location = _location_below(name, path, folder)
+        try:
+            by_name = {one.base_name: one for one in folders[folder]}
+            return _export(location, filesystem, folder, by_name)
+        except ChunkTableError as error:
+            return SkippedInput(location, f"{error.reason}: {error.message}")
+
+    exports = [folder for folder, held in folders.items() if any(map(_is_of_export, held))]
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        return dict(zip(exports, pool.map(opened, exports), strict=True))
 
 
 def _empty_folders(path: str, found: Sequence[fs.FileInfo]) -> set[str]:

@@ -252,17 +252,16 @@ class SweepStore:
         with write_atomically(path, schema, self._disk) as rows:
             writer = SweepTableWriter(rows)
             yield writer
-        manifest = path.with_name(_MANIFEST)
-        if not writer.files:
-            self._disk.remove(manifest)
-            return
-        assert not rows.rows
-        with write_atomically(path, _schema(table, VERSION), self._disk):
-            pass
-        named = [asdict(file) for file in writer.files]
-        self._disk.replace(manifest, json.dumps({"version": VERSION, "files": named}).encode())
+        manifest, committed = path.with_name(_MANIFEST), {path.name}
+        if writer.files:
+            assert not rows.rows
+            with write_atomically(path, _schema(table, VERSION), self._disk):
+                pass
+            named = [asdict(file) for file in writer.files]
+            document = {"version": VERSION, "files": named}
+            self._disk.replace(manifest, json.dumps(document).encode())
+            committed |= {manifest.name, *(file.name for file in writer.files)}
         # What failed attempts left: other programs list the folder.
-        committed = {path.name, _MANIFEST, *(file.name for file in writer.files)}
         for name in self._disk.names(path.parent):
             if name not in committed:
                 self._disk.remove(path.with_name(name))

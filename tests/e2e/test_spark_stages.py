@@ -16,8 +16,9 @@ from runtime.disk import Disk
 from spark.by_range import RangeJob
 from spark.commits import Commit, SharedFolders, commits_of
 from spark.engine import SparkEngine
-from spark.errors import FolderNotSharedError, SparkFailedError
+from spark.errors import FolderNotSharedError
 from sweep.engine import Places, RangeResult
+from sweep.errors import SweepWorkError
 from sweep.model import FINDING_SCHEMA, REQUEST_SCHEMA, UNSEEN_SCHEMA, VERDICT_SCHEMA
 from sweep.output import SweepStore, SweepTable, SweepTotals
 from sweep.pieces import PieceWriter, Range, StoredFile, StoredTable, TablePlace
@@ -174,7 +175,7 @@ def test_a_folder_that_executors_do_not_see_is_named(tmp_path: Path, session: Sp
         list(results)
 
 
-def test_a_stored_file_that_is_damaged_ends_the_stage_with_its_name(
+def test_a_stored_file_that_is_damaged_is_named_so_that_the_sweep_starts_over(
     tmp_path: Path, session: SparkSession
 ) -> None:
     table = stored(tmp_path / "rows", 1, 2)
@@ -183,7 +184,7 @@ def test_a_stored_file_that_is_damaged_ends_the_stage_with_its_name(
     results = SparkEngine(session).by_range(
         FindingsStage(), {"findings": table}, [Range(None, 9)], places
     )
-    with pytest.raises(SparkFailedError, match=table.paths[0].name):
+    with pytest.raises(SweepWorkError, match=rf"^\S*{table.paths[0].name} cannot be read"):
         list(results)
 
 
