@@ -157,7 +157,7 @@ class SparkEngine:
             # One wave takes each core about a minute.
             for wave in _waves(parts, WAVE_ROWS * self._cores):
                 progress = _RowProgress(sum(part.rows for part in wave), advance)
-                ordered, tasks = list[tuple[Part, Commit]](), _tasks(wave)
+                ordered, tasks = list[tuple[Part, Commit]](), fold_tasks(wave)
                 frame = run_tasks(
                     self._session, len(tasks), partial(_fold, wave, tasks, shared), COMMIT_SCHEMA
                 )
@@ -466,7 +466,7 @@ def _fold(
     yield from (commit.batch() for commit in commits)
 
 
-def _tasks(parts: Sequence[Part]) -> list[list[int]]:
+def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
     """The numbers of the parts of each task: small exports share one, because starting
     a task costs more than reading one. Files without a manifest are alone: their rows
     may be in no order, which is decided by part.

@@ -308,9 +308,7 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
 def _open_exports(
     name: str, path: str, filesystem: fs.FileSystem, folders: Mapping[str, Sequence[fs.FileInfo]]
 ) -> Mapping[str, _Export | SkippedInput]:
-    """Those of the folders below `path` that are exports, or the reasons why they cannot
-    be read.
-    """
+    """The exports among the folders below `path`, or why they cannot be read."""
 
     def opened(folder: str) -> _Export | SkippedInput:
         location = _location_below(name, path, folder)
@@ -498,13 +496,22 @@ def _export_file_parts(file: _File, part_rows: int) -> Iterator[Part]:
     are not known yet: no part of an export's file, not even its footer, is parsed
     before the file is verified.
     """
-    if file.replicas > _PART_REPLICAS:
-        # A row group is not divided: its part would only find that it begins elsewhere.
-        fewer = max(GROUP_ROWS, file.rows * _PART_REPLICAS // file.replicas)
-        part_rows = min(part_rows, fewer)
+    part_rows = rows_of_part(file.rows, file.replicas, part_rows)
     for first in range(0, file.rows, part_rows):
         last = min(first + part_rows, file.rows)
         yield _part(file, first, last, last - first)
+
+
+def rows_of_part(rows: int, replicas: int, rows_max: int = _PART_ROWS) -> int:
+    """The number of rows of each part of an export's file with so many rows and about
+    so many replicas.
+
+    A row group is not divided: a part within one would only find that it begins
+    elsewhere.
+    """
+    if replicas <= _PART_REPLICAS:
+        return rows_max
+    return min(rows_max, max(GROUP_ROWS, rows * _PART_REPLICAS // replicas))
 
 
 def _part(file: _File, first: int, last: int, rows: int) -> Part:

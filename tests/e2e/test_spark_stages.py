@@ -15,11 +15,18 @@ from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from runtime.disk import Disk
 from spark.by_range import RangeJob
 from spark.commits import Commit, SharedFolders, commits_of
-from spark.engine import SparkEngine
+from spark.engine import SparkEngine, fold_tasks
 from spark.errors import FolderNotSharedError
 from sweep.engine import Places, RangeResult
 from sweep.errors import SweepWorkError
-from sweep.model import FINDING_SCHEMA, REQUEST_SCHEMA, UNSEEN_SCHEMA, VERDICT_SCHEMA
+from sweep.model import (
+    FINDING_SCHEMA,
+    REQUEST_SCHEMA,
+    UNSEEN_SCHEMA,
+    VERDICT_SCHEMA,
+    Part,
+    PartKind,
+)
 from sweep.output import SweepStore, SweepTable, SweepTotals
 from sweep.pieces import PieceWriter, Range, StoredFile, StoredTable, TablePlace
 from sweep.stages import CompareStage, ContainerStage, FindingsStage, requests
@@ -210,3 +217,14 @@ def test_the_files_of_a_sweep_on_spark_have_the_types_of_one_machine(
     for table in TABLES:
         schemas = [pq.read_schema(path) for path in store.files(table, summary.sweep_id)]
         assert all(schema.remove_metadata() == schemas[0].remove_metadata() for schema in schemas)
+
+
+def test_small_exports_share_a_task_and_files_in_perhaps_no_order_do_not() -> None:
+    small = Part("", PartKind.FILE, "a.parquet", 0, 20_000, 20_000, manifest="m", replicas=20)
+    tiny = replace(small, replicas=10_000)
+    large, plain = replace(small, rows=4 << 20), replace(small, manifest=None)
+    # A replica costs as much as 60 rows.
+    assert [len(task) for task in fold_tasks([small] * 98)] == [49, 49]
+    assert [len(task) for task in fold_tasks([tiny] * 4)] == [1, 1, 1, 1]
+    assert fold_tasks([small, large, small, plain, plain, small]) == [[0], [1], [2], [3], [4], [5]]
+    assert fold_tasks([]) == []
