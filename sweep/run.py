@@ -425,6 +425,7 @@ class _Sweep:
         silent = self._history.silent_changes_since(
             self._output,
             sweep_id,
+            self._changed,
             Gatherer(self._request.out / "work" / "spill"),
             parts,
             self._plan.manifests,
@@ -458,6 +459,12 @@ class _Sweep:
             previous=silent.previous,
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
+
+    def _changed(self, stage: ContainerStage, inputs: Mapping[str, StoredTable]) -> StoredTable:
+        """The replicas whose trees changed since the earlier sweeps in `inputs`."""
+        key = ",".join(inputs)
+        done = self._by_range("changed", stage, inputs, {}, SweepTotals(), key=key)
+        return done.table("changed", stage.schemas["changed"])
 
     def _gone(self, seen: Mapping[str, str]) -> Iterator[SkippedInput]:
         """The datanodes that were in an earlier sweep (`seen`: which) and are not in

@@ -89,9 +89,7 @@ class OnePartWaves:
         wanted: Sequence[Range],
         places: Places,
     ) -> Iterator[RangeResult]:
-        for result in self._engine.by_range(stage, inputs, wanted, places):
-            yield result
-            self._live_on()
+        yield from self._engine.by_range(stage, inputs, wanted, places)
 
     def exact(
         self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, places: Places
