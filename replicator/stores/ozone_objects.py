@@ -132,7 +132,7 @@ class OzoneWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.put(key, body, given, condition)
-        self._bucket.keep_acl(made, properties)
+        self._bucket.keep_acl(made, properties, is_new=condition.absent)
         return _with_md5(made)
 
     def put_properties(
@@ -243,7 +243,7 @@ class OzoneUploadWriter:
         given = without_acl(properties)
         with _named_conflicts(key):
             made = self._gateway.complete(key, upload, parts, given, condition, whole)
-        self._bucket.keep_acl(made, properties)
+        self._bucket.keep_acl(made, properties, is_new=condition.absent)
         return made
 
     def abort(self, key: str, upload: UploadId) -> None:
@@ -270,7 +270,7 @@ class OzonePieceWriter:
         given = without_acl(properties)
         with _named_conflicts(facts.key):
             made = self._gateway.put_pieces(facts, md5, pieces, given, condition)
-        self._bucket.keep_acl(made, properties)
+        self._bucket.keep_acl(made, properties, is_new=condition.absent)
         return _with_md5(made)
 
     def write_part_pieces(
