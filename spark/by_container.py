@@ -27,7 +27,7 @@ from sweep.files import read_rows
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
 from sweep.model import REPLICA_SCHEMA, Part
-from sweep.pieces import PieceWriter, StoredTable
+from sweep.pieces import StoredTable, TableFileWriter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -143,7 +143,7 @@ def judge_group(
     assert context is not None
     shared.check()
     group, count = context.partitionId(), 0
-    writer = PieceWriter(shared.places, Disk())
+    writer = TableFileWriter(shared.places, Disk())
     for found in ContainerGroups.stored(containers).judge(group, judge, batches):
         tables = {"replicas": found.replicas, "verdicts": found.verdicts}
         tables["findings"] = found.findings

@@ -23,14 +23,14 @@ from runtime.disk import Disk
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
 from sweep.gather import Int64s
 from sweep.output import SweepTotals
-from sweep.pieces import PieceWriter, Range, StoredFile, StoredTable
+from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter
 from sweep.stages import ContainerStage
 
 # Rows of one batch between Spark and Python.
 _BATCH_ROWS = 1 << 16
 # Reading needs no more of a file than its path.
 _UNKNOWN = StoredFile("", 0)
-_INPUT, RANGE_NUMBER = "stage_input", "range_number"
+_INPUT, _RANGE_NUMBER = "stage_input", "range_number"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class RangeJob:
                 assert fields.setdefault(one.name, one).type == one.type
         return pa.schema(
             [
-                pa.field(RANGE_NUMBER, pa.int32(), nullable=False),
+                pa.field(_RANGE_NUMBER, pa.int32(), nullable=False),
                 pa.field(_INPUT, pa.int32(), nullable=False),
                 *fields.values(),
             ]
@@ -67,7 +67,7 @@ class RangeJob:
         """The job, as a frame of COMMIT_SCHEMA; `groups` are the files of the inputs,
         for one task each.
         """
-        by_range = self.read_frame(session, groups).repartitionById(len(self.wanted), RANGE_NUMBER)
+        by_range = self.read_frame(session, groups).repartitionById(len(self.wanted), _RANGE_NUMBER)
         return by_range.mapInArrow(self.run, from_arrow_schema(COMMIT_SCHEMA))
 
     def read_frame(
@@ -88,7 +88,7 @@ class RangeJob:
         for name, path in files:
             for rows in StoredTable([], self.schemas[name], {path: _UNKNOWN}).pieces(path, span):
                 ranges = self._range_of(rows["container_id"])
-                rows = rows.append_column(RANGE_NUMBER, pa.array(ranges, pa.int32()))
+                rows = rows.append_column(_RANGE_NUMBER, pa.array(ranges, pa.int32()))
                 tag = pa.repeat(pa.scalar(numbers[name], pa.int32()), rows.num_rows)
                 rows = rows.append_column(_INPUT, tag).filter(pa.array(ranges >= 0))
                 columns = [
@@ -112,7 +112,7 @@ class RangeJob:
         number, tables = context.partitionId(), dict[str, list[pa.Table]]()
         for batch in batches:
             rows = pa.Table.from_batches([batch])
-            assert pc.all(pc.equal(rows[RANGE_NUMBER], number)).as_py()
+            assert pc.all(pc.equal(rows[_RANGE_NUMBER], number)).as_py()
             # Only the columns of its input are kept: the others are null.
             for tag, (name, schema) in enumerate(self.schemas.items()):
                 held = rows.select([_INPUT, *schema.names]).filter(pc.equal(rows[_INPUT], tag))
@@ -120,7 +120,7 @@ class RangeJob:
         if not tables:
             return
         found = self.stage({name: pa.concat_tables(held) for name, held in tables.items()})
-        writer = PieceWriter(self.shared.places, Disk())
+        writer = TableFileWriter(self.shared.places, Disk())
         writer.add(found)
         yield Commit(number, totals=SweepTotals.of(found), files=writer.close()).batch()
 

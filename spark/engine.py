@@ -60,7 +60,7 @@ from sweep.exact import NULLABLE_ROWS
 from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
-from sweep.pieces import PieceWriter, Range, StoredTable
+from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
@@ -445,7 +445,7 @@ def _fold(
 ) -> Iterator[pa.RecordBatch]:
     """Fold the parts of one task. The files of all are in the last commit."""
     shared.check()
-    writer, commits = PieceWriter(shared.places, Disk()), list[Commit]()
+    writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
     for number in tasks[task]:
         part = parts[number]
         requested = scattered_containers(part)

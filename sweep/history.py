@@ -165,10 +165,10 @@ class History:
                 before[name] = output.stored(SweepTable.ROOTS, name, _COMPARED)
             except DiskError as error:
                 notes.append(_unknown_since(name, error))
-        previous, changed = next(iter(before), None), CHANGED_SCHEMA.empty_table()
+        previous, changed = next(iter(before), None), _CHANGED_SCHEMA.empty_table()
         while before:
             try:
-                pieces = run(ChangedStage(tuple(before)), {"now": now, **before}).tables()
+                pieces = run(_ChangedStage(tuple(before)), {"now": now, **before}).tables()
                 changed = pa.concat_tables([changed, *pieces])
                 break
             except DiskError as error:
@@ -318,17 +318,17 @@ _COMPARED = pa.schema(
 
 
 # Replicas whose trees changed, and the earlier sweep that they are compared with.
-CHANGED_SCHEMA = pa.schema(
+_CHANGED_SCHEMA = pa.schema(
     [*(REPLICA_SCHEMA.field(name) for name in _SAME), pa.field("sweep_id", pa.string())]
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ChangedStage:
+class _ChangedStage:
     """Finds the replicas whose trees changed (sweep.stages.ContainerStage).
 
     Inputs: `now`, and one by the ID of each earlier sweep in `earlier`, newest first
-    (REPLICA_SCHEMA). Output: `changed` (CHANGED_SCHEMA).
+    (REPLICA_SCHEMA). Output: `changed` (_CHANGED_SCHEMA).
     """
 
     earlier: tuple[str, ...]
@@ -336,16 +336,16 @@ class ChangedStage:
     @property
     def schemas(self) -> Mapping[str, pa.Schema]:
         """See ContainerStage."""
-        return {"changed": CHANGED_SCHEMA}
+        return {"changed": _CHANGED_SCHEMA}
 
     def __call__(self, tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
         """See ContainerStage."""
-        left, found = tables["now"], [CHANGED_SCHEMA.empty_table()]
+        left, found = tables["now"], [_CHANGED_SCHEMA.empty_table()]
         for name in self.earlier:
             theirs = tables[name].filter(pc.is_valid(tables[name]["root"]))
             changed = silent_changes(theirs, left)
             whose = pa.repeat(pa.scalar(name), changed.num_rows)
-            found.append(changed.append_column("sweep_id", whose).cast(CHANGED_SCHEMA))
+            found.append(changed.append_column("sweep_id", whose).cast(_CHANGED_SCHEMA))
             left = left.join(theirs.select(list(_SAME)), list(_SAME), join_type="left anti")
         return {"changed": pa.concat_tables(found)}
 

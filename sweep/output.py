@@ -18,11 +18,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from merkle.outcome import Verdict
 from runtime.disk import Disk
@@ -589,7 +587,3 @@ class SweepTotals:
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
-
-
-def container_ids_of(table: pa.Table) -> NDArray[np.int64]:
-    return np.unique(table["container_id"].to_numpy())

@@ -63,7 +63,7 @@ class StoredFile:
         return cls(name, rows, tuple((int(first), int(count)) for first, count in starts))
 
 
-class PieceWriter:
+class TableFileWriter:
     """Writes at most one file of each table, and returns those with rows."""
 
     def __init__(self, places: Mapping[str, TablePlace], disk: Disk) -> None:
@@ -125,14 +125,14 @@ class PieceWriter:
                 f"{place.folder} cannot be written: {error}", path=str(place.folder)
             ) from error
         self._rows[name] += table.num_rows
-        self._starts[name] += starts_of(table["container_id"])
+        self._starts[name] += _starts_of(table["container_id"])
 
 
 def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
     return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
 
 
-def starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
+def _starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
     """Sampled container IDs of some rows, ascending, each with the number of rows that
     it stands for.
     """

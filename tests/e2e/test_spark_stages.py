@@ -28,7 +28,7 @@ from sweep.model import (
     PartKind,
 )
 from sweep.output import SweepStore, SweepTable, SweepTotals
-from sweep.pieces import PieceWriter, Range, StoredFile, StoredTable, TablePlace
+from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter, TablePlace
 from sweep.stages import CompareStage, ContainerStage, FindingsStage, requests
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 
@@ -130,7 +130,7 @@ def test_killed_after_any_range_spark_finishes_only_the_others(
 
 def stored(folder: Path, *container_ids: int) -> StoredTable:
     """A table of REQUEST_SCHEMA in one file."""
-    task = PieceWriter({"requested": TablePlace(folder, REQUEST_SCHEMA)}, Disk())
+    task = TableFileWriter({"requested": TablePlace(folder, REQUEST_SCHEMA)}, Disk())
     ids = pa.array(container_ids).to_numpy()
     task.add({"requested": requests(ids, ids)})
     return StoredTable(

@@ -17,7 +17,7 @@ from runtime.errors import DiskError
 from sweep.errors import SweepWorkError
 from sweep.model import REQUEST_SCHEMA
 from sweep.output import SweepStore, SweepTable
-from sweep.pieces import PieceWriter, Range, StoredTable, TablePlace, ranges, rows_in_range
+from sweep.pieces import Range, StoredTable, TableFileWriter, TablePlace, ranges, rows_in_range
 from sweep.stages import requests
 
 SWEEP = "20260101T000000Z-0000"
@@ -35,7 +35,7 @@ def write(store: SweepStore, *pieces: pa.Table) -> None:
     places = {"unseen": store.place(SweepTable.UNSEEN, SWEEP)}
     with store.write_table(SweepTable.UNSEEN, SWEEP) as writer:
         for piece in pieces:
-            task = PieceWriter(places, Disk())
+            task = TableFileWriter(places, Disk())
             task.add({"unseen": piece})
             for file in task.close().values():
                 writer.add_file(file)
@@ -46,7 +46,7 @@ def test_the_committed_files_are_the_table_and_what_failed_tasks_left_is_not(
 ) -> None:
     store = SweepStore(tmp_path, Disk())
     folder = store.path(SweepTable.UNSEEN, SWEEP).parent
-    failed = PieceWriter({"unseen": store.place(SweepTable.UNSEEN, SWEEP)}, Disk())
+    failed = TableFileWriter({"unseen": store.place(SweepTable.UNSEEN, SWEEP)}, Disk())
     failed.add({"unseen": unseen(7)})
     failed.close()
     (left,) = folder.iterdir()
@@ -89,7 +89,7 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
-    task = PieceWriter({"rows": TablePlace(tmp_path, REQUEST_SCHEMA)}, Disk())
+    task = TableFileWriter({"rows": TablePlace(tmp_path, REQUEST_SCHEMA)}, Disk())
     task.add({"rows": rows_of([1])})
     task.discard()
     assert task.close() == {}
@@ -133,7 +133,7 @@ def stored(folder: Path, files: list[list[int]]) -> StoredTable:
     """A table of REQUEST_SCHEMA with these containers in its files."""
     found = {}
     for ids in files:
-        task = PieceWriter({"rows": TablePlace(folder, REQUEST_SCHEMA)}, Disk())
+        task = TableFileWriter({"rows": TablePlace(folder, REQUEST_SCHEMA)}, Disk())
         task.add({"rows": rows_of(ids)})
         found |= {folder / file.name: file for file in task.close().values()}
     return StoredTable([], REQUEST_SCHEMA, found)
