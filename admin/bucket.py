@@ -69,6 +69,9 @@ _LAZY = {
         "admin.bucket_status:backlog", "List what the target is not known to have."
     ),
     "cancel": LazyCommand("admin.bucket_policies:cancel", "End a replication."),
+    "change": LazyCommand(
+        "admin.bucket_policies:change", "Change the options of a replication while it runs."
+    ),
     "delete": LazyCommand("admin.bucket_policies:delete", "End a replication, and forget it."),
     "demo": LazyCommand(
         "admin.demo.bucket_demo:demo", "Break a copy and a replication, and see what proves them."
@@ -100,9 +103,6 @@ _LAZY = {
     "resume": LazyCommand("admin.bucket_policies:resume", "Let a replication go on."),
     "status": LazyCommand(
         "admin.bucket_status:status", "Say how far replications are, and how sure that is."
-    ),
-    "throttle": LazyCommand(
-        "admin.bucket_policies:throttle", "Limit the rate of a replication while it runs."
     ),
 }
 

@@ -208,7 +208,7 @@ def _begin(
         answer.print(f"replication {back.policy_id} brings changes back already")
         return
     forth = view.record.policy
-    policy = _way_back(forth)
+    policy = way_back_policy(forth)
     answer.data = {"replication": view_json(view), "back": None}
     answer.print(f"Replicate {policy.source}\n  back to {policy.target}\n  as {policy.policy_id}")
     if dry_run or not is_confirmed(answer, "Begin the way back?", yes=yes):
@@ -219,11 +219,12 @@ def _begin(
     answer.print(f"Follow it: treefold bucket status {begun.policy_id}")
 
 
-def _way_back(forth: Policy) -> Policy:
+def way_back_policy(forth: Policy) -> Policy:
     """The policy by which changes of the target come back: of one key that both sides
-    have changed, the newer object stays.
+    have changed, the newer object stays. The verifier of the way forth is beside the
+    bucket that is the source now.
     """
-    options = replace(forth.options, newest_wins=True)
+    options = replace(forth.options, newest_wins=True, verifier="")
     policy_id = PolicyId(f"back-{uuid.uuid4().hex[:12]}")
     return Policy(policy_id, forth.target, forth.source, forth.prefixes, options)
 

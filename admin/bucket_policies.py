@@ -1,11 +1,11 @@
-"""`treefold bucket add|delete|list|get|pause|resume|throttle|cancel|enable|disable`:
+"""`treefold bucket add|change|delete|list|get|pause|resume|cancel|enable|disable`:
 what operators want of replications.
 """
 
+import json
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import wraps
 
 import click
 
@@ -14,14 +14,15 @@ from admin.bucket_pair import check_addresses, open_target
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
 from admin.master_option import master_option
-from admin.option_types import Fraction, Reason, WholeNumber
+from admin.option_types import Reason
+from admin.policy_options import chosen, policy_options, verifier_findings
 from admin.replication_output import (
     condition_text,
+    options_json,
     print_replication,
     print_replications,
     view_json,
 )
-from admin.tls_options import check_option_address
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import ReplicationView
@@ -38,7 +39,6 @@ from replicator.stores.opening import open_store
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject
-from runtime.setting_values import parse_rate
 
 _reason_option = click.option(
     "--reason",
@@ -57,71 +57,6 @@ def changes_replication(command: Callable[..., None]) -> Callable[..., None]:
     for option in (master_option, json_option, _reason_option, _policy_argument):
         command = option(command)
     return command
-
-
-def _option_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a policy; the command gets them as `options`."""
-
-    @click.option(
-        "--rate",
-        metavar="RATE",
-        help='The most bytes of objects per second, such as "20MiB/s". Default: no limit.',
-    )
-    @click.option(
-        "--queue-entries",
-        type=WholeNumber(1, 1_000_000_000),
-        default=ReplicationOptions().queue_entries_max,
-        show_default=True,
-        help="Changes that may wait at the syncer; the source's log waits beyond.",
-    )
-    @click.option(
-        "--interval",
-        type=Fraction(0.1, 31_536_000),
-        default=ReplicationOptions().interval_s,
-        show_default=True,
-        help="Seconds between two rounds, where the log is not followed.",
-    )
-    @click.option("--live/--no-live", default=True, show_default=True, help="Follow the log.")
-    @click.option(
-        "--newest-wins",
-        is_flag=True,
-        help="Where the target has a newer object of a key, leave it.",
-    )
-    @click.option("--no-acls", is_flag=True, help="Do not copy ACLs of objects.")
-    @click.option(
-        "--verifier",
-        metavar="HOST:PORT",
-        help=(
-            "The verifier beside TARGET, as the syncer reaches it: small writes cross in batches,"
-            " and comparisons by some bytes for each difference."
-        ),
-    )
-    @wraps(command)
-    def with_options(
-        *,
-        rate: str | None,
-        queue_entries: int,
-        interval: float,
-        live: bool,
-        newest_wins: bool,
-        no_acls: bool,
-        verifier: str | None,
-        **others: object,
-    ) -> None:
-        if verifier is not None:
-            check_option_address("--verifier", verifier)
-        options = ReplicationOptions(
-            rate_of(rate or "0"),
-            queue_entries,
-            interval,
-            live,
-            newest_wins,
-            not no_acls,
-            verifier or "",
-        )
-        command(options=options, **others)
-
-    return with_options
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +108,7 @@ def prechecked(source: str, target: str, *, allow_nonempty: bool) -> PrecheckedP
     is_flag=True,
     help="Also where the target has objects, which may be overwritten.",
 )
-@_option_flags
+@policy_options(is_new=True)
 @dry_run_option
 @yes_option
 @_reason_option
@@ -187,7 +122,8 @@ def add(
     name: str | None,
     prefixes: tuple[str, ...],
     allow_nonempty: bool,
-    options: ReplicationOptions,
+    given: Mapping[str, object],
+    allow_silent: bool,
     dry_run: bool,
     yes: bool,
     reason: str,
@@ -197,9 +133,10 @@ def add(
 
     The buckets must exist; only a local target is made. All that speaks against it is
     printed at once, before anything is changed: other layouts, a quota that is too
-    small, a target that has objects, snapshots disabled. Differences of ACLs and of the
-    default replication are warnings, as is what the target does not keep of objects. A
-    syncer (`treefold syncer run`) then gets the replication.
+    small, a target that has objects, snapshots disabled, a verifier of another bucket.
+    Differences of ACLs and of the default replication are warnings, as is what the
+    target does not keep of objects. A syncer (`treefold syncer run`) then gets the
+    replication.
 
     \b
     Exit status:
@@ -211,15 +148,18 @@ def add(
     with command_result("bucket add", as_json=as_json) as answer:
         policy_id = policy_id_from(name or uuid.uuid4().hex[:12])
         pair = prechecked(source, target, allow_nonempty=allow_nonempty)
+        of_verifier = verifier_findings(given, pair.target, master, allow_silent=allow_silent)
+        report = replace(pair.report, findings=(*pair.report.findings, *of_verifier))
+        options = chosen(given, ReplicationOptions())
         policy = Policy(policy_id, pair.source, pair.target, tuple(sorted(set(prefixes))), options)
-        answer.data = {"precheck": precheck_json(pair.report), "replication": None}
-        if not note_prechecks(answer, pair.report):
+        answer.data = {"precheck": precheck_json(report), "replication": None}
+        if not note_prechecks(answer, report):
             return
         answer.print(f"Replicate {pair.source}\n  to {pair.target}\n  as {policy_id}")
         if dry_run or not is_confirmed(answer, "Begin this replication?", yes=yes):
             return
         view = master.add_policy(policy, reason)
-        answer.data = {"precheck": precheck_json(pair.report), "replication": view_json(view)}
+        answer.data = {"precheck": precheck_json(report), "replication": view_json(view)}
         answer.print(f"replication {policy_id}: {condition_text(view)}")
 
 
@@ -303,21 +243,62 @@ def resume(*, master: MasterClient, policy_id: str, reason: str, as_json: bool) 
         print_wanted(answer, view)
 
 
-@click.command(short_help="Limit the rate of a replication while it runs.")
-@click.option("--rate", metavar="RATE", required=True, help="20MiB/s, or 0 for no limit.")
+@click.command(short_help="Change the options of a replication while it runs.")
+@policy_options(is_new=False)
+@dry_run_option
 @changes_replication
-def throttle(
-    *, master: MasterClient, policy_id: str, rate: str, reason: str, as_json: bool
+def change(
+    *,
+    master: MasterClient,
+    policy_id: str,
+    given: Mapping[str, object],
+    allow_silent: bool,
+    dry_run: bool,
+    reason: str,
+    as_json: bool,
 ) -> None:
-    """Limit the bytes that a replication sends in a second, also while it runs.
+    """Change the options that are named, and leave the others as they are.
 
-    Exit status: 0 limited, 2 usage, 6 it was cancelled.
+    Its syncer follows them within two seconds, also while it copies. A verifier is
+    asked first: it has to be beside the replication's target, and to take writes.
+
+    \b
+    Exit status:
+      0  ordered, or so already; 1 failed, 2 usage
+      6  refused: the verifier is not one of this target or does not answer, or the
+         replication was cancelled
+      7  no master answers, 8 somebody else changed the replication meanwhile
     """
-    with command_result("bucket throttle", as_json=as_json) as answer:
+    with command_result("bucket change", as_json=as_json) as answer:
+        if not given:
+            raise UsageError("expected an option to change, such as --rate")
         known = policy_id_from(policy_id)
-        before = master.replication(known).record.policy.options
-        options = replace(before, bytes_per_second=rate_of(rate))
-        print_wanted(answer, master.set_options(known, options, reason))
+        view = master.replication(known)
+        policy = view.record.policy
+        options = chosen(given, policy.options)
+        before, after = options_json(policy.options), options_json(options)
+        changes = {
+            name: {"before": before[name], "after": value}
+            for name, value in after.items()
+            if before[name] != value
+        }
+        of_verifier = verifier_findings(given, policy.target, master, allow_silent=allow_silent)
+        report = PrecheckReport(tuple(of_verifier), ())
+        data = {"precheck": precheck_json(report), "changes": changes}
+        answer.data = {**data, "replication": view_json(view)}
+        if not note_prechecks(answer, report):
+            return
+        if not changes:
+            answer.print(f"replication {known}: these are its options already")
+            return
+        answer.print(f"Change the options of replication {known}, {condition_text(view)}:")
+        for name, one in changes.items():
+            answer.print(f"  {name}: {json.dumps(one['before'])} -> {json.dumps(one['after'])}")
+        if dry_run:
+            return
+        view = master.set_options(known, options, reason, revision=policy.revision)
+        print_wanted(answer, view)
+        answer.data = {**data, "replication": view_json(view)}
 
 
 @click.command(short_help="End a replication.")
@@ -425,18 +406,6 @@ def disable(*, master: MasterClient, reason: str, dry_run: bool, yes: bool, as_j
         master.set_enabled(reason, is_enabled=False)
         answer.data = {"enabled": False, "running": [one.policy_id for one in running]}
         answer.print("replication is disabled")
-
-
-def rate_of(text: str) -> int:
-    """Bytes per second; 0 is no limit.
-
-    Raises:
-        UsageError: it is no rate.
-    """
-    try:
-        return parse_rate(int(text) if text.isascii() and text.isdigit() else text)
-    except ValueError as error:
-        raise UsageError(f"--rate: {error}") from error
 
 
 def _print_plan(answer: CommandResult, view: ReplicationView, what: str) -> None:

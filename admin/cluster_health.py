@@ -22,7 +22,7 @@ _NAMED_MAX = 5
 def check(cluster: str, answer: CommandResult) -> None:
     """Check what a diagnosis of the cluster rests on."""
     with open_cluster(cluster) as directory:
-        found = check_cluster(directory, open_datanode)
+        found = check_cluster(directory, open_datanode, directory.faults())
     answer.data = {
         "clusterID": found.identity.cluster_id,
         "scms": list(found.identity.scms),

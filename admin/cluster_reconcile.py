@@ -1,33 +1,33 @@
 """`treefold reconcile --cluster`: Ozone's own reconciliation, watched to its end."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 
 import click
 
 from admin.answer import check_no_controller, container_ids
 from admin.cluster_containers import listed_containers
+from admin.cluster_plan import PlannedContainer, print_cluster_plan
 from admin.clusters import UNKNOWN_CONTAINER_HINT, cluster_option, open_cluster
 from admin.command_result import CommandResult, command_result
 from admin.confirmation import is_confirmed
-from admin.diagnosis_text import NodeNames, node_json
+from admin.diagnosis_text import NodeNames
 from admin.option_types import WholeNumber
 from merkle.errors import ReconcileError
-from merkle.replica import PeerId
 from merkle.tree import ContainerId, root_hex
-from ozone.scm_client import ClusterNode, ScmClient
+from ozone.scm_client import ScmClient
 from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_line, print_table
+from runtime.output import JsonObject
 from runtime.progress import ProgressStyle, progress_sink
 from runtime.setting_values import parse_duration
-from scm.container_reports import ContainerReport, read_reports, ruling_of
+from scm.container_reports import read_reports, ruling_of
 from scm.eligibility import Eligibility, Ruling
 from scm.ozone_driver import OzoneDriver
 from scm.ozone_rounds import OzoneOutcome, OzoneRun
 from scm.pace import PaceLimits
-from scm.policy import RootComparison, compare
+from scm.policy import RootComparison
 
 # Datanodes report every 30 s by default (hdds.heartbeat.interval): a command and its
 # report each wait for at most one heartbeat.
@@ -40,7 +40,6 @@ _POLL_S_MAX = 1.0
 _SILENCE_MAX_S = 180.0
 # Options that only a controller can serve.
 _CONTROLLER_ONLY = ("status", "plan_file", "apply_file", "wait", "reason")
-_PLAN_ROWS_MAX = 100
 _NOT_CONVERGING_HINT = (
     "Ozone's reconciliation takes a chunk only whole, from a replica that has all of it. `treefold"
     " rescue ID --cluster ... --dry-run` shows what the replicas still have together."
@@ -150,14 +149,19 @@ class _Reconciliation:
             self._answer.warn("SCM is in safe mode: it may not know all replicas yet")
         reports = read_reports(self._scm, wanted)
         rulings = {number: ruling_of(number, reports.get(number)) for number in wanted}
-        plan = [_plan_json(n, rulings[n], reports.get(n), self._nodes) for n in rulings]
-        self._answer.data = {"plan": plan, "results": self._results}
+        plan = [
+            PlannedContainer.of_report(number, ruling, reports.get(number), self._nodes)
+            for number, ruling in rulings.items()
+        ]
+        self._answer.data = {"plan": [one.json() for one in plan], "results": self._results}
         allowed = [number for number, ruling in rulings.items() if ruling.is_ok]
         if not self._answer.as_json:
-            _print_plan([reports[number] for number in allowed])
+            print_cluster_plan([one for one in plan if one.ruling.is_ok])
         for number, ruling in rulings.items():
             if not ruling.is_ok:
                 self._refuse(number, ruling)
+        if 0 < len(allowed) < len(rulings):
+            self._answer.exit_status = ExitCode.PARTLY
         count = len(allowed)
         question = f"Have Ozone reconcile {count} container{'' if count == 1 else 's'}?"
         if allowed and not dry_run and is_confirmed(self._answer, question, yes=yes):
@@ -224,47 +228,3 @@ class _Reconciliation:
             case OzoneOutcome.REFUSED:
                 self._answer.fail("refused", f"Container {number}: {detail}")
         self._answer.exit_status = ExitCode.PARTLY
-
-
-def _plan_json(
-    number: ContainerId,
-    ruling: Ruling,
-    report: ContainerReport | None,
-    nodes: Mapping[PeerId, ClusterNode],
-) -> JsonObject:
-    replicas = report.replicas if report else ()
-    compared = compare(replicas, report.known).comparison.value if report else None
-    return {
-        "containerID": number,
-        "eligibility": ruling.eligibility.value,
-        "message": ruling.message,
-        "comparison": compared,
-        "replicas": [
-            {
-                "datanode": node_json(one.peer, nodes.get(one.peer)),
-                "state": one.state.value,
-                "dataChecksum": (
-                    None if one.data_checksum is None else root_hex(one.data_checksum)
-                ),
-            }
-            for one in replicas
-        ],
-    }
-
-
-def _print_plan(reports: Sequence[ContainerReport]) -> None:
-    if not reports:
-        return
-    print_line("Plan: SCM orders all replicas of each container to reconcile, in rounds.")
-    rows = []
-    for one in reports[:_PLAN_ROWS_MAX]:
-        found = [r.data_checksum for r in one.replicas]
-        known = ", ".join("unknown" if root is None else root_hex(root) for root in found)
-        compared = compare(one.replicas, one.known)
-        container = one.container
-        rows.append(
-            (container.container_id, container.state.value, compared.comparison.value, known)
-        )
-    print_table(("CONTAINER", "STATE", "REPLICAS", "ROOTS"), rows, numbers=("CONTAINER",))
-    if len(reports) > _PLAN_ROWS_MAX:
-        print_line(f"... and {len(reports) - _PLAN_ROWS_MAX} more")

@@ -7,6 +7,7 @@ others alone; it goes when the sweep is complete.
 """
 
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -16,10 +17,12 @@ from pathlib import Path
 from threading import Event, Lock
 
 import click
+import pyarrow as pa
 
 from admin.clusters import cluster_option, open_cluster, open_datanode
 from chunktable.places import destination_of
 from dnagent.export import ExportProgress, export
+from live.diagnosis import reason_not_compared
 from live.survey import ClusterSurvey
 from live.wire_survey import WireSurvey
 from merkle.replica import ContainerReplica, ContainerState, PeerId, TreeSource
@@ -32,6 +35,7 @@ from runtime.output import JsonObject
 from runtime.progress import ProgressSink
 from runtime.setting_values import parse_rate
 from sweep.engine import Engine, SweepRequest
+from sweep.ledger import REQUIRED_SCHEMA
 from sweep.output import Summary, SweepStore
 from sweep.report import write_report
 from sweep.run import sweep
@@ -51,9 +55,9 @@ class _ClusterTables:
     cluster_id: str = ""
     containers: int = 0
     replicas: int = 0
-    # Closed containers of which SCM knows fewer replicas than there should be: nobody
-    # expects the others in a table.
-    incomplete: list[ContainerId] = field(default_factory=list)
+    # By closed container, how many replicas there must be, and how many SCM knows.
+    required: dict[ContainerId, int] = field(default_factory=dict)
+    known: Counter[ContainerId] = field(default_factory=Counter)
     progress_file: Path | None = None
 
     def json(self) -> JsonObject:
@@ -63,7 +67,9 @@ class _ClusterTables:
             "datanodes": len(self.tables),
             "containers": self.containers,
             "replicas": self.replicas,
-            "incompleteContainers": len(self.incomplete),
+            "incompleteContainers": sum(
+                self.known[number] < required for number, required in self.required.items()
+            ),
         }
 
     def forget_progress(self) -> None:
@@ -116,12 +122,18 @@ def sweep_with_cluster(
     if cluster is not None:
         with open_cluster(cluster) as directory:
             read = _Run(directory, request.out, progress).write(limit, fresh=request.fresh)
-        request = replace(request, tables=(*request.tables, *read.tables))
+        request = replace(
+            request, tables=(*request.tables, *read.tables), required=_required_table(read.required)
+        )
     summary = sweep(request, engine, progress, report=lambda found: write_report(sweeps, found))
     if read is None:
         return summary, {}
     read.forget_progress()
     return summary, {"cluster": read.json()}
+
+
+def _required_table(required: dict[ContainerId, int]) -> pa.Table:
+    return pa.table([list(required), list(required.values())], REQUIRED_SCHEMA)
 
 
 class _Run:
@@ -176,21 +188,18 @@ class _Run:
                     self._found.replicas += 1
             page.clear()
 
-        required: dict[ContainerId, int] = {}
         for container in self._directory.containers():
             if container.state is ContainerState.DELETED:
                 continue
             self._found.containers += 1
-            if container.state is ContainerState.CLOSED and not container.is_erasure_coded:
-                required[container.container_id] = container.required_replicas
+            if not reason_not_compared(container):
+                self._found.required[container.container_id] = container.required_replicas
             page.append(container.container_id)
             if len(page) == _PAGE:
                 read_page()
         read_page()
-        for one in (one for group in found.values() for one in group):
-            if one.container_id in required:
-                required[one.container_id] -= 1
-        self._found.incomplete = sorted(number for number, left in required.items() if left > 0)
+        for group in found.values():
+            self._found.known.update(one.container_id for one in group)
         return found
 
     def _export(

@@ -15,6 +15,8 @@ from runtime.setting_values import check_address
 
 # A datanode that takes longer for the trees of a batch is reported as silent.
 _DEADLINES = Deadlines(tree_s=30.0)
+# SCMs elect a leader within some seconds of the end of the last one.
+_ELECTION_S = 20.0
 
 UNKNOWN_CONTAINER_HINT = (
     "`treefold container list --cluster ...` lists those that SCM knows; it forgets deleted ones."
@@ -44,7 +46,7 @@ def open_cluster(cluster: str) -> Iterator[ScmClient]:
         ConfigError: client.toml is invalid.
         UsageError: the text is neither a name in it nor addresses.
     """
-    client = ScmClient(cluster_addresses(cluster))
+    client = ScmClient(cluster_addresses(cluster), election_s=_ELECTION_S)
     try:
         yield client
     finally:

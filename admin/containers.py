@@ -184,16 +184,19 @@ def diff(
     Fetches the trees from the agents, and lists for each difference the datanodes that
     lack the data and those that have it. Trees are as of the last scans; the data are
     not read. The verdict UNRECOVERABLE is preliminary: a file whose block record is
-    lost is in no tree, and a reconciliation may find good data in it. With --cluster
-    the trees are read from the datanodes themselves, and one that does not answer is
-    named with the reason.
+    lost is in no tree, and a reconciliation may find good data in it. With --cluster,
+    or if the controller drives a cluster without agents, the trees are read from the
+    datanodes themselves, and one that does not answer is named with the reason.
 
     Exit status: 0 no differences, 1 a tree could not be fetched, 3 differences, 5 no
     differences, but not all expected replicas have a tree of a recent scan, 7 no agent
-    reports to the controller; or, with --cluster, SCM or a datanode is unreachable.
+    reports to the controller; or, without agents, SCM or a datanode is unreachable.
     """
     with command_result("container diff", as_json=as_json) as answer:
         [number] = container_ids((argument,))
+        if cluster is None and (scms := controller.status().scms):
+            # It has no agents: the trees are those of the datanodes themselves.
+            cluster = ",".join(scms)
         if cluster is not None:
             from admin.cluster_containers import diff_container
 

@@ -13,6 +13,7 @@ from admin.answer import (
     controller_options,
     json_option,
 )
+from admin.cluster_plan import PlannedContainer, print_cluster_plan
 from admin.cluster_reconcile import cluster_reconcile_options
 from admin.command_result import CommandResult, command_result
 from admin.comparison import comparison_json
@@ -123,6 +124,7 @@ def reconcile(
         return
     with command_result("reconcile", as_json=as_json) as answer:
         _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
+        _check_files_of_cluster(scms := controller.status().scms, plan_file or apply_file)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
@@ -135,7 +137,7 @@ def reconcile(
             check_agents(controller)
         views = controller.get_containers(requested)
         wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
-        _show_plan(controller, answer, outcomes, views, planned)
+        _show_plan(controller, answer, outcomes, views, planned, has_agents=not scms)
         if plan_file:
             _save_plan(controller, answer, [views[o.container_id] for o in wanted], plan_file)
         is_busy = any(outcome.job_id for outcome in outcomes)
@@ -159,7 +161,7 @@ def reconcile(
         answer.exit_status = _status_of(outcomes)
         _report_jobs(answer, outcomes)
         if wait:
-            _wait(controller, answer, outcomes, output or ProgressStyle(), planned)
+            _wait(controller, answer, outcomes, output, planned, has_agents=not scms)
 
 
 def _check_files(
@@ -174,14 +176,42 @@ def _check_files(
         check_new_file(plan_file)
 
 
+def _check_files_of_cluster(scms: Sequence[str], file: Path | None) -> None:
+    """Refuse --plan and --apply of a controller without agents, of these SCMs."""
+    if scms and file:
+        cluster = ",".join(scms)
+        raise UsageError(
+            "Ozone's reconciliation follows no plan: this controller has no agents",
+            hint=f"`treefold rescue ID --cluster {cluster} --dry-run` shows what a rescue could"
+            " prove and write.",
+        )
+
+
 def _show_plan(
     controller: ControllerClient,
     answer: CommandResult,
     outcomes: Sequence[ReconcileResponse],
     views: dict[int, ContainerStatus],
     planned: PlanFile | None,
+    *,
+    has_agents: bool,
 ) -> None:
     """Print the plan and the refusals, and set the exit status that they have."""
+    if has_agents:
+        _show_writes(controller, answer, outcomes, views, planned)
+    else:
+        _show_cluster_plan(answer, outcomes, views)
+    _note_refusals(answer, outcomes, views)
+    answer.exit_status = _status_of(outcomes)
+
+
+def _show_writes(
+    controller: ControllerClient,
+    answer: CommandResult,
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
+    planned: PlanFile | None,
+) -> None:
     wanted = [outcome for outcome in outcomes if outcome.ruling.is_ok]
     compared = _compared(
         controller, answer, [views[o.container_id] for o in wanted if o.container_id in views]
@@ -200,8 +230,21 @@ def _show_plan(
             answer.print("The plan has nothing to write.")
     elif not answer.as_json:
         _print_plan(wanted, views, compared)
-    _note_refusals(answer, outcomes, views)
-    answer.exit_status = _status_of(outcomes)
+
+
+def _show_cluster_plan(
+    answer: CommandResult,
+    outcomes: Sequence[ReconcileResponse],
+    views: dict[int, ContainerStatus],
+) -> None:
+    """Of a controller without agents: the plan of `reconcile --cluster`."""
+    plan = [
+        PlannedContainer.of_view(one.container_id, one.ruling, views.get(one.container_id))
+        for one in outcomes
+    ]
+    answer.data = {"plan": [one.json() for one in plan], "jobs": []}
+    if not answer.as_json:
+        print_cluster_plan([one for one in plan if one.ruling.is_ok])
 
 
 def _save_plan(
@@ -458,12 +501,15 @@ def _wait(
     controller: ControllerClient,
     answer: CommandResult,
     outcomes: Sequence[ReconcileResponse],
-    output: ProgressStyle,
+    output: ProgressStyle | None,
     planned: PlanFile | None,
+    *,
+    has_agents: bool,
 ) -> None:
     job_ids = [outcome.job_id for outcome in outcomes if outcome.job_id]
     try:
-        jobs = await_jobs(controller, [controller.job(job_id) for job_id in job_ids], output)
+        started = [controller.job(job_id) for job_id in job_ids]
+        jobs = await_jobs(controller, started, output or ProgressStyle())
     except KeyboardInterrupt:
         answer.fail(
             "interrupted",
@@ -500,7 +546,10 @@ def _wait(
             status = ExitCode.PARTLY
     if not answer.as_json:
         print_jobs(map(names.job, jobs))
-    _warn_of_unhealthy(answer, list(views.values()))
+    if has_agents:
+        _warn_of_unhealthy(answer, list(views.values()))
+    else:
+        _warn_of_ozones_unhealthy(answer, list(views.values()))
     # Waiting for a job that was running already is not a failure.
     others = {str(error["code"]) for error in answer.errors} - {
         Eligibility.ALREADY_RUNNING.value.lower()
@@ -524,6 +573,16 @@ def _warn_of_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) 
             answer.warn(
                 f"{start}{', '.join(back)}. They were not proven clean: `treefold job show` says"
                 " why"
+            )
+
+
+def _warn_of_ozones_unhealthy(answer: CommandResult, views: Sequence[ContainerStatus]) -> None:
+    for view in views:
+        if left := _unhealthy(view):
+            hosts = DatanodeNames.of_containers([view])
+            answer.warn(
+                f"container {view.container_id}: still UNHEALTHY:"
+                f" {', '.join(map(hosts.text, left))}. Ozone's reconciliation does not change that"
             )
 
 

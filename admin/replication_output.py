@@ -27,7 +27,7 @@ def view_json(view: ReplicationView) -> JsonObject:
         "source": policy.source,
         "target": policy.target,
         "prefixes": list(policy.prefixes),
-        "options": _options_json(policy.options),
+        "options": options_json(policy.options),
         "desired": policy.desired.value,
         "revision": policy.revision,
         "enabled": view.is_enabled,
@@ -60,7 +60,8 @@ def view_json(view: ReplicationView) -> JsonObject:
     }
 
 
-def _options_json(options: ReplicationOptions) -> JsonObject:
+def options_json(options: ReplicationOptions) -> JsonObject:
+    """The options of a replication, as JSON prints them."""
     return {
         "bytesPerSecond": options.bytes_per_second,
         "queueEntriesMax": options.queue_entries_max,

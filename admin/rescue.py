@@ -9,7 +9,7 @@ import signal
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -167,7 +167,7 @@ def _rescue_all(
     identity = directory.identity()
     with RescueFolder(state_home() / "rescue" / _folder_name(identity), Disk()) as rescues:
         if not options.listen:
-            host = _local_address(directory.addresses[0]).rpartition(":")[0]
+            host = _local_address(directory.leader_address).rpartition(":")[0]
             options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
         run = _Run(directory, rescues, options, answer, identity.cluster_id)
         if ids is None:
@@ -251,6 +251,7 @@ class _Run:
                 withdraw(member)
             finally:
                 member.close()
+            self._warn_of_untold(member.silent)
         self.answer.data = {"removed": left, "withdrawn": is_listed}
         self.answer.print(f"{left} staged containers were removed; SCM has no replica of ours")
 
@@ -363,7 +364,9 @@ class _Run:
         if not outcome.is_complete and outcome.reason and not runner.cancelled.is_set():
             text = f"container {container_id}: {outcome.reason}"
             self.answer.fail("rescue_incomplete", text, hint=_INCOMPLETE_HINT)
-        if not outcome.has_left:
+        if outcome.has_left:
+            self._warn_of_untold(outcome.untold)
+        else:
             self.answer.warn(
                 "SCM may list our replica until it calls our datanode DEAD;"
                 " `treefold rescue --clean` removes it"
@@ -374,6 +377,13 @@ class _Run:
         self._raise_status(ExitCode.CLEAN if is_whole else ExitCode.PARTLY)
         if runner.cancelled.is_set():
             self.status = ExitCode.INTERRUPTED
+
+    def _warn_of_untold(self, scms: Sequence[str]) -> None:
+        if scms:
+            self.answer.warn(
+                f"SCM {', '.join(scms)} did not hear that we left: if it ever leads, it may list"
+                " our replica until it calls our datanode DEAD"
+            )
 
     def _join(self, port: int) -> ScmMembership:
         addresses = list[str]()
@@ -472,6 +482,7 @@ def _outcome_json(outcome: RescueOutcome) -> JsonObject:
         "unhealed": list(outcome.unhealed),
         "unhealthy": list(outcome.unhealthy),
         "left": outcome.has_left,
+        "untoldSCMs": list(outcome.untold),
         "reconciles": outcome.attempts,
         "bytesReadBack": outcome.bytes_read_back,
         "reason": outcome.reason,

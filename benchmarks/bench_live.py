@@ -83,7 +83,6 @@ def serve_twin(ready: Connection) -> None:
             twin.live.add(number, dict.fromkeys(range(1, BLOCKS + 1), 1_000))
         large = _add_large(twin, CONTAINERS + 1)
         damaged = _add_damaged(twin, CONTAINERS + 2)
-        port = twin.datanode_address.rpartition(":")[2]
         ready.send(
             Target(
                 twin.live.address,
@@ -92,7 +91,6 @@ def serve_twin(ready: Connection) -> None:
                 large,
                 damaged,
                 CHUNK_BYTES,
-                ("--datanode-port", port),
             )
         )
         ready.recv()

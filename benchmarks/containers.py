@@ -7,7 +7,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from dnagent.agent import Agent
-from dnagent.config import AgentConfig, RepairSettings, ScanSettings, VolumeSettings
+from dnagent.config import (
+    AgentConfig,
+    RepairSettings,
+    ScanSettings,
+    ServeSettings,
+    VolumeSettings,
+)
 from dnagent.volumes import ManagedVolume
 from merkle.checksum import WIDTH, ChecksumType, window_checksums
 from merkle.record import BlockRecord, ChunkRecord, WindowChecksums
@@ -56,6 +62,7 @@ def serve_agent(volume: Path, state_folder: Path, control: Connection) -> None:
             state_folder=state_folder,
             listen="127.0.0.1:0",
             scan=ScanSettings(enabled=False),
+            serve=ServeSettings(bytes_per_second=0),
             repair=RepairSettings(enabled=True),
         )
     )

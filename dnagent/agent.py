@@ -58,6 +58,7 @@ from runtime.live_limits import limits_of, log_reload, other_changes
 from runtime.log import error_fields, get_logger
 from runtime.metrics import Metrics, MetricsServer
 from runtime.rate_limit import Clock, RateLimiter, RateMeter, SystemClock, steady_clock
+from runtime.read_limits import ReadLimits
 from runtime.roles import Identity, Role
 from runtime.rpc import open_channel, start_server
 from runtime.setting_values import split_address
@@ -79,6 +80,7 @@ _FETCHES_MAX = 64
 _LIMIT_METRICS = {
     "scan.bytes_per_second": "dnagent_scan_limit_bytes_per_second",
     "scan.on_demand_bytes_per_second": "dnagent_scan_on_demand_limit_bytes_per_second",
+    "serve.bytes_per_second": "dnagent_serve_limit_bytes_per_second",
     "repair.bytes_per_second": "dnagent_repair_limit_bytes_per_second",
     "repair.reconciliations_max": "dnagent_reconciliations_limit",
 }
@@ -119,6 +121,7 @@ class Agent:
         self._log = get_logger("agent", AGENT_EVENTS)
         self._stop = threading.Event()
         self._repair_limiter = RateLimiter(config.repair.bytes_per_second, clock, self._stop.wait)
+        self._serve_limiter = RateLimiter(config.serve.bytes_per_second, clock, self._stop.wait)
         # Of the scans of jobs, and of exports.
         self._scan_limiters = [
             RateLimiter(config.scan.bytes_per_second, clock, self._stop.wait) for _ in range(2)
@@ -185,6 +188,7 @@ class Agent:
             config, LIVE_LIMITS, file=self._config_file, now_s=time.time(), earlier=before
         )
         self._repair_limiter.change(config.repair.bytes_per_second)
+        self._serve_limiter.change(config.serve.bytes_per_second)
         for limited in self._scan_limiters:
             limited.change(config.scan.bytes_per_second)
         for scanner in self._scanners.values():
@@ -224,15 +228,9 @@ class Agent:
             )
         for failed in self._failed:
             text = f"{failed.error.code}: {failed.error.message}"
-            volumes.append(
-                VolumeStatus(
-                    str(failed.settings.path),
-                    "",
-                    _hold_label(self._config.hold_of(failed.settings)),
-                    0,
-                    last_error=text,
-                )
-            )
+            path = str(failed.settings.path)
+            hold = _hold_label(self._config.hold_of(failed.settings))
+            volumes.append(VolumeStatus(path, "", hold, 0, last_error=text))
         return AgentStatus(
             self.datanode_id,
             self._config.repair.enabled,
@@ -403,10 +401,11 @@ class Agent:
             metrics=self.metrics,
             names=PROCESS,
         )
+        limits = ReadLimits(self._serve_limiter, config.serve.client_bytes_max)
         services = [
-            AgentService(self._store, self, self).register,
+            AgentService(self._store, self, self, limits=limits).register,
             RepairService(self._plans, self._undos, access).register,
-            XceiverService(self._store, self._note_token).register,
+            XceiverService(self._store, self._note_token, limits=limits).register,
         ]
         server = start_server(
             config.listen,

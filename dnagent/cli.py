@@ -98,9 +98,9 @@ def run(
     unless the file has enabled = true in [repair]; while it is off, every volume is
     opened read-only and nothing in it changes. docs/formats.md lists every key of
     the file. At SIGHUP the limits scan.bytes_per_second,
-    scan.on_demand_bytes_per_second, repair.bytes_per_second and
-    repair.reconciliations_max are read again. One agent at a time may use a state
-    folder: a second one ends with exit status 8.
+    scan.on_demand_bytes_per_second, serve.bytes_per_second,
+    repair.bytes_per_second and repair.reconciliations_max are read again. One
+    agent at a time may use a state folder: a second one ends with exit status 8.
     """
     configure(LogFormat(log_format), LogLevel(log_level))
     overrides = {

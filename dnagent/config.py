@@ -9,6 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from merkle.replica import TreeSource
 from ozone.volume import Hold
+from repair.wire import PIECE_BYTES_MAX
 from runtime.config import (
     Address,
     Count,
@@ -31,6 +32,7 @@ EXTRA_HINT = "Install the extra for chunk tables: pip install 'treefold[sweep]'.
 LIVE_LIMITS = (
     "scan.bytes_per_second",
     "scan.on_demand_bytes_per_second",
+    "serve.bytes_per_second",
     "repair.bytes_per_second",
     "repair.reconciliations_max",
 )
@@ -69,6 +71,24 @@ class ScanSettings(Settings):
     bytes_per_second: Rate = 5 << 20
     on_demand_bytes_per_second: Rate = 50 << 20
     mapped: Switch = False
+
+
+class ServeSettings(Settings):
+    """What the agent reads for peers and commands, beside a datanode that needs the
+    same disks. A rate of 0 means no limit.
+    """
+
+    # Of all callers together.
+    bytes_per_second: Rate = 100 << 20
+    # Of one host: read for it, and not taken yet.
+    client_bytes_max: Size = 32 << 20
+
+    @field_validator("client_bytes_max")
+    @classmethod
+    def _at_least_a_piece(cls, value: int) -> int:
+        if value < PIECE_BYTES_MAX:
+            raise ValueError("expected at least 1MiB")
+        return value
 
 
 class RepairSettings(Settings):
@@ -150,6 +170,7 @@ class AgentConfig(Settings):
     controller: Address | None = None
     heartbeat_interval_s: Duration = 10.0
     scan: ScanSettings = ScanSettings()
+    serve: ServeSettings = ServeSettings()
     repair: RepairSettings = RepairSettings()
     export: ExportSettings = ExportSettings()
     tls: TlsSettings | None = None

@@ -46,6 +46,11 @@ AGENT_METRICS = (
         "Limit of a volume's scanner for requests; 0 is none.",
     ),
     Metric(
+        "dnagent_serve_limit_bytes_per_second",
+        Kind.GAUGE,
+        "Limit on data read for callers; 0 is none.",
+    ),
+    Metric(
         "dnagent_repair_limit_bytes_per_second",
         Kind.GAUGE,
         "Limit on what all repairs fetch; 0 is none.",

@@ -7,6 +7,7 @@ it with the recorded checksums.
 
 import threading
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -47,6 +48,7 @@ from repair.wire import (
     encode_piece,
 )
 from runtime.errors import UsageError
+from runtime.read_limits import ReadLimits
 from runtime.rpc import Handler
 
 # Leaves room in a message for the fields beside the payload.
@@ -66,12 +68,15 @@ class AgentService:
         scans: ScanService,
         status: StatusSource,
         *,
+        limits: ReadLimits | None = None,
         payload_bytes_max: int = _PAYLOAD_BYTES_MAX,
         page_bytes: int = _PAGE_BYTES,
     ) -> None:
-        """`payload_bytes_max` bounds one response. A page of a tree ends with the block
-        that fills `page_bytes`.
+        """`limits` are those of reads; by default there are none. `payload_bytes_max`
+        bounds one response. A page of a tree ends with the block that fills
+        `page_bytes`.
         """
+        self._limits = limits
         self._payload_bytes_max = payload_bytes_max
         self._page_bytes = page_bytes
         self._source = source
@@ -203,9 +208,10 @@ class AgentService:
             end = min(one.offset + one.length_bytes, BLOCK_BYTES_MAX)
             for offset in range(one.offset, end, PIECE_BYTES_MAX):
                 wanted = min(PIECE_BYTES_MAX, end - offset)
-                data = self._source.read(container_id, block_id, offset, wanted)
-                if data:
-                    yield encode_piece(offset, data)
+                with self._limits.admitted(context, wanted) if self._limits else nullcontext():
+                    data = self._source.read(container_id, block_id, offset, wanted)
+                    if data:
+                        yield encode_piece(offset, data)
                 if len(data) < wanted:
                     break
 

@@ -8,7 +8,8 @@ proven by whoever reads, whichever it is from.
 
 from collections.abc import Iterator, Sequence
 
-from merkle.errors import ReconcileError
+from merkle.check import check_chunk_names
+from merkle.errors import ReconcileError, RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.replica import PeerId
 from merkle.tree import BlockId, ContainerId, ContainerTree
@@ -39,11 +40,14 @@ class AgentFirstPeer:
     def records(
         self, container_id: ContainerId, block_ids: Sequence[BlockId]
     ) -> dict[BlockId, BlockRecord]:
-        """See Peer.records. An agent reads a snapshot: what it lacks may be newer."""
+        """See Peer.records. An agent reads a snapshot: what it lacks may be newer. A
+        record with a foreign name counts as one that it lacks.
+        """
         found: dict[BlockId, BlockRecord] = {}
         if self._is_agent_usable:
             try:
-                found = self._agent.records(container_id, block_ids)
+                answered = self._agent.records(container_id, block_ids)
+                found = {number: one for number, one in answered.items() if _has_own_names(one)}
             except ReconcileError:
                 self._is_agent_usable = False
         rest = [block_id for block_id in block_ids if block_id not in found]
@@ -76,6 +80,14 @@ class AgentFirstPeer:
         """Close both connections."""
         self._agent.close()
         self._datanode.close()
+
+
+def _has_own_names(record: BlockRecord) -> bool:
+    try:
+        check_chunk_names(record)
+    except RecordInvalidError:
+        return False
+    return True
 
 
 def _after(ranges: Sequence[ByteRange], offset: int) -> list[ByteRange]:

@@ -56,9 +56,11 @@ class ClusterCheckup:
 
 
 def check_cluster(
-    directory: ClusterDirectory, connect: Callable[[ClusterNode], DatanodeReader]
+    directory: ClusterDirectory,
+    connect: Callable[[ClusterNode], DatanodeReader],
+    scm_faults: Sequence[str] = (),
 ) -> ClusterCheckup:
-    """Check the cluster.
+    """Check the cluster. `scm_faults` say why SCMs that do not lead do not answer.
 
     Raises:
         As the methods of the directory; what datanodes raise is among their problems.
@@ -71,7 +73,8 @@ def check_cluster(
 
     with ThreadPoolExecutor(_DATANODES_AT_ONCE, thread_name_prefix="doctor") as pool:
         checked = tuple(pool.map(check, nodes))
-    return ClusterCheckup(identity, checked, tuple(_problems(identity, nodes)))
+    problems = (*_problems(identity, nodes), *(f"SCM {fault}" for fault in scm_faults))
+    return ClusterCheckup(identity, checked, problems)
 
 
 def _problems(identity: ClusterIdentity, nodes: Sequence[ClusterNode]) -> Iterator[str]:

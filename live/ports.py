@@ -56,6 +56,9 @@ class ClusterMember(Protocol):
     RemoteProtocolError, AccessDeniedError and SecuredClusterError.
     """
 
+    # The SCMs that did not answer the last call.
+    silent: tuple[str, ...]
+
     def register(self, replicas: Sequence[ReportedReplica]) -> None:
         """Register with a full report of these replicas."""
 

@@ -8,7 +8,8 @@ event. Rules:
 
 - Whatever fails after the registration, the rescue still reports that it holds nothing,
   and waits until SCM no longer lists its replica.
-- Reconcile is ordered only while SCM lists our replica, at most ATTEMPTS_MAX times.
+- Reconcile is ordered only while SCM lists our replica, at most ATTEMPTS_MAX times. An
+  order that failed, as while SCMs elect a leader, counts: it may have been accepted.
 - A real replica is healed if its root is the staged one, or else if its tree holds each
   staged chunk healthy. So a rescue of a part is complete although roots still differ.
 - A tree is read only if SCM reports another root than when it was read last, and once
@@ -146,7 +147,8 @@ class RescueOutcome:
     """How a rescue ended. `unhealed` are real replicas that lack something staged,
     `unhealthy` those that Ozone leaves UNHEALTHY. `has_left` is whether SCM no longer
     lists our replica. `reason` says why not all are healed. `bytes_read_back` were read
-    of the healed replicas.
+    of the healed replicas. `untold` are SCMs that were not reached when we left: if one
+    becomes the leader, it may list our replica.
     """
 
     healed: tuple[PeerId, ...]
@@ -156,6 +158,7 @@ class RescueOutcome:
     attempts: int
     reason: str = ""
     bytes_read_back: int = 0
+    untold: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -274,9 +277,6 @@ class Rescue:
                 self._enter(RescuePhase.ANNOUNCING, now_s)
                 return self._ask(ListReplicas())
             case OrderReconcile():
-                self._attempts += 1
-                for watched in self._watched.values():
-                    watched.is_refuted = False
                 self._enter(RescuePhase.WATCHING, now_s)
                 return self._ask(Wait(_BEAT_S))
             case ReportNothing():
@@ -301,9 +301,10 @@ class Rescue:
             case RescuePhase.ANNOUNCING if is_listed:
                 # Their roots before the order are no news.
                 self._unread.clear()
-                self._enter(RescuePhase.ORDERING, now_s)
-                return self._ask(OrderReconcile())
-            case RescuePhase.ANNOUNCING if self._is_late(_REPORT_S, now_s):
+                return self._order(now_s)
+            case RescuePhase.ORDERING if is_listed:
+                return self._order(now_s)
+            case RescuePhase.ANNOUNCING | RescuePhase.ORDERING if self._is_late(_REPORT_S, now_s):
                 return self.leave("SCM does not list the staged replica", now_s)
             case RescuePhase.LEAVING if not is_listed or self._is_late(_REPORT_S, now_s):
                 self._finish(has_left=not is_listed)
@@ -344,9 +345,15 @@ class Rescue:
         if self._is_late(_ATTEMPT_S, now_s):
             if self._attempts >= ATTEMPTS_MAX:
                 return self.leave(f"not healed after {self._attempts} reconciles", now_s)
-            self._enter(RescuePhase.ORDERING, now_s)
-            return self._ask(OrderReconcile())
+            return self._order(now_s)
         return self._ask(Wait(_BEAT_S))
+
+    def _order(self, now_s: float) -> Request:
+        self._attempts += 1
+        for watched in self._watched.values():
+            watched.is_refuted = False
+        self._enter(RescuePhase.ORDERING, now_s)
+        return self._ask(OrderReconcile())
 
     def _failed(self, message: str, now_s: float, *, is_final: bool) -> Request | None:
         self._failures += 1
@@ -359,6 +366,11 @@ class Rescue:
         if isinstance(self._request, ReadTree | ReadChunk):
             # Read again after the next heartbeat.
             return self._watch(now_s, has_failed=True)
+        is_order = isinstance(self._request, OrderReconcile)
+        if is_order and not is_final and self._attempts < ATTEMPTS_MAX:
+            # The next leader may not list us yet.
+            self._entered_s = now_s
+            return self._ask(Wait(_BEAT_S))
         if isinstance(self._request, Register | OrderReconcile) or is_final:
             # A registration that was not answered may have been believed all the same.
             self._failures = 0

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import assert_never
 
@@ -331,7 +331,7 @@ class RescueRunner:
             else:
                 request = machine.step(event, now_s)
         assert machine.outcome is not None
-        return machine.outcome
+        return replace(machine.outcome, untold=member.silent)
 
     def _execute(
         self,

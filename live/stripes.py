@@ -88,8 +88,8 @@ def compare_stripes(
     differences, evidence = list[Difference](), list[Evidence]()
     for block_id in sorted(found):
         block = _Block(block_id, code, replicas)
-        count += block.stripe_count
-        for stripe in range(block.stripe_count):
+        count += len(block.stripes)
+        for stripe in block.stripes:
             cells = block.cells(stripe)
             damage = _damage(block, stripe, cells)
             if damage is not None:
@@ -131,14 +131,15 @@ class _Block:
         records = (one.reading.records.get(self.block_id) for one in self.replicas)
         return min(group_length_bytes(one) for one in records if one is not None)
 
-    @property
-    def stripe_count(self) -> int:
-        """The last one may be short. Of stripes beyond all chunks the first stands for
-        the others: a wrong length must not cost time without end.
+    @cached_property
+    def stripes(self) -> Sequence[int]:
+        """In ascending order; the last one may be short. Of stripes in a row that have
+        no chunk anywhere the first stands for the others: a wrong length, or a chunk
+        far away, must not cost time without end.
         """
-        by_length = -(-self.length_bytes // (self.code.data * self.code.cell_bytes))
-        held = [max(found, default=-1) for found in self._chunks_by_stripe.values()]
-        return min(by_length, max(held, default=-1) + 2)
+        count = -(-self.length_bytes // (self.code.data * self.code.cell_bytes))
+        held = {stripe for found in self._chunks_by_stripe.values() for stripe in found}
+        return sorted(one for one in held | {one + 1 for one in held} | {0} if one < count)
 
     def cell_length(self, stripe: int, index: int) -> int:
         """The length of a replica's cell, in bytes; that of parity is the longest."""

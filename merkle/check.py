@@ -1,4 +1,5 @@
-"""Checks whether a tree may be acted on: order, ranges, limits and computed checksums.
+"""Checks whether a tree may be acted on: order, ranges, limits and computed checksums;
+and whether a record names its chunks as its own.
 
 Parsing accepts what Ozone accepts. Before a tree drives a repair it must pass here,
 because a peer's tree is a claim, not a proof.
@@ -9,9 +10,10 @@ may be any int64, since Ozone stores and compares it as one. Refusing a number o
 of CRC range would exclude a whole replica, and a malicious peer could send one inside.
 """
 
+import re
 from enum import Enum
 
-from merkle.errors import TreeRefusedError
+from merkle.errors import RecordInvalidError, TreeRefusedError
 from merkle.limits import (
     BLOCK_BYTES_MAX,
     BLOCK_CHUNKS_MAX,
@@ -19,9 +21,14 @@ from merkle.limits import (
     CHUNK_BYTES_MAX,
     TREE_BLOCKS_MAX,
 )
+from merkle.record import BlockRecord
 from merkle.tree import BlockTree, ContainerTree, block_checksum, container_checksum
 
 _INT64_MIN, _INT64_MAX = -(1 << 63), (1 << 63) - 1
+# Of a file.
+_NAME_BYTES_MAX = 255
+# As Ozone's clients name a chunk: by its block.
+_NAME_OF_BLOCK = re.compile(r"([0-9]{1,20})_chunk_[0-9]+")
 
 
 class TreeRefusal(Enum):
@@ -49,6 +56,33 @@ class TreeRefusal(Enum):
     CHUNKS_OVERLAP = "chunks_overlap"
     BLOCK_CHECKSUM = "block_checksum"
     ROOT_CHECKSUM = "root_checksum"
+
+
+def check_chunk_names(record: BlockRecord) -> None:
+    """Refuse a record of a peer that names a chunk like another one, like one of
+    another block, or like a path. No checksum covers a name, and whoever takes the
+    record over may keep each chunk in a file of its name, as Ozone's older layouts do.
+
+    Raises:
+        RecordInvalidError: its fact `reason` is `chunk_name`.
+    """
+    seen = set[str]()
+    for chunk in record.chunks:
+        name = chunk.name
+        of_block = _NAME_OF_BLOCK.fullmatch(name)
+        fault = ""
+        if "/" in name or name in (".", "..") or not name.isprintable():
+            fault = "is no name of a file"
+        elif len(name.encode()) > _NAME_BYTES_MAX:
+            fault = "is too long"
+        elif of_block and int(of_block[1]) != record.block_id:
+            fault = f"is that of block {of_block[1]}"
+        elif name and name in seen:
+            fault = "is that of another one"
+        if fault:
+            text = f"the name of chunk {chunk.offset} of block {record.block_id} {fault}"
+            raise RecordInvalidError(text, reason="chunk_name", block_id=record.block_id)
+        seen.add(name)
 
 
 def check_tree(tree: ContainerTree) -> None:

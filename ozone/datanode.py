@@ -45,6 +45,7 @@ from runtime.errors import (
     DatabaseError,
     DiskError,
 )
+from runtime.read_limits import ReadLimits
 from runtime.rpc import Handler
 
 SERVICE = "hadoop.hdds.datanode.XceiverClientProtocolService"
@@ -72,9 +73,17 @@ Response = ContainerCommandResponseProto
 class XceiverService:
     """Serves the replicas of a ReplicaSource."""
 
-    def __init__(self, source: ReplicaSource, on_token: Callable[[], None] = lambda: None) -> None:
-        """`on_token` is called for each request with a token of a secured cluster."""
-        self._source, self._on_token = source, on_token
+    def __init__(
+        self,
+        source: ReplicaSource,
+        on_token: Callable[[], None] = lambda: None,
+        *,
+        limits: ReadLimits | None = None,
+    ) -> None:
+        """`on_token` is called for each request with a token of a secured cluster.
+        `limits` are those of reads of chunks; by default there are none.
+        """
+        self._source, self._on_token, self._limits = source, on_token, limits
 
     def register(self, server: grpc.Server) -> None:
         """Add the service to a server."""
@@ -93,6 +102,10 @@ class XceiverService:
             request = _parse_request(raw)
             if request is None:
                 context.abort(grpc.StatusCode.UNKNOWN, "Application error processing RPC")
+            elif self._limits and request.cmdType == Type.ReadChunk:
+                length = min(request.readChunk.chunkData.len, MESSAGE_BYTES_MAX)
+                with self._limits.admitted(context, length):
+                    yield self.answer(request)
             else:
                 yield self.answer(request)
 

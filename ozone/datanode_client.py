@@ -12,6 +12,7 @@ from queue import SimpleQueue
 import grpc
 from google.protobuf.message import DecodeError
 
+from merkle.check import check_chunk_names
 from merkle.errors import RecordInvalidError
 from merkle.record import BlockRecord, ChunkRecord
 from merkle.tree import BlockId, ContainerId
@@ -165,11 +166,13 @@ class DatanodeClient:
                     )
                     raise self._protocol_error(text, container_id)
                 try:
-                    yield record_from_proto(reply.getBlock.blockData)
+                    record = record_from_proto(reply.getBlock.blockData)
+                    check_chunk_names(record)
                 except RecordInvalidError:
                     # The peer's disk may be at fault: an invalid record counts as
                     # missing.
                     continue
+                yield record
 
     def list_records(
         self, container_id: ContainerId, page: int = _ROWS_PER_READ
@@ -177,7 +180,8 @@ class DatanodeClient:
         """All records of a container in the datanode's order, requested page by page.
 
         Raises:
-            RecordInvalidError: a record contradicts itself.
+            RecordInvalidError: a record contradicts itself, or names a chunk as what
+                is not its own.
         """
         assert page > 1
         seen: set[BlockId] = set()
@@ -199,6 +203,7 @@ class DatanodeClient:
                     text = f"listed block {block_id} of container {record.container_id} out of turn"
                     raise self._protocol_error(text, container_id)
                 seen.add(block_id)
+                check_chunk_names(record)
                 yield record
             if len(rows) < page:
                 return

@@ -10,6 +10,7 @@ until its first error, the next call opens another one, and all calls of one
 `call_all` end within one deadline, however slowly the bytes arrive.
 """
 
+import math
 import os
 import socket
 import threading
@@ -81,8 +82,9 @@ class HadoopRpcClient:
         self._lock = threading.Lock()
         self._connection: _Connection | None = None
 
-    def call(self, request: Message) -> bytes:
-        """The response to one call, unparsed.
+    def call(self, request: Message, *, deadline_s: float = math.inf) -> bytes:
+        """The response to one call, unparsed. `deadline_s` can only shorten the
+        client's own deadline.
 
         Raises:
             PeerRefusedError: the server answered with an exception; the fact `result`
@@ -90,14 +92,16 @@ class HadoopRpcClient:
             AccessDeniedError: the cluster checks permissions, and this user has none.
             Otherwise as `call_all`.
         """
-        [answer] = self.call_all([request])
+        [answer] = self.call_all([request], deadline_s=deadline_s)
         if isinstance(answer, ReconcileError):
             raise answer
         return answer
 
-    def call_all(self, requests: Sequence[Message]) -> list[Answer]:
+    def call_all(
+        self, requests: Sequence[Message], *, deadline_s: float = math.inf
+    ) -> list[Answer]:
         """The responses, unparsed, or the refusal of each call, in the order of the
-        requests.
+        requests. `deadline_s` can only shorten the client's own deadline.
 
         Raises:
             PeerUnavailableError: the server cannot be reached, closed the connection,
@@ -107,18 +111,18 @@ class HadoopRpcClient:
             SecuredClusterError: the server wants SASL.
             PeerRefusedError: the server refused the connection as a whole.
         """
-        deadline_s = time.monotonic() + self._deadline_s
+        until_s = time.monotonic() + min(deadline_s, self._deadline_s)
         with self._lock:
             reused = self._connection
             if reused is not None:
                 try:
-                    return self._exchange(reused, requests, deadline_s)
+                    return self._exchange(reused, requests, until_s)
                 except PeerUnavailableError:
                     # The usual cause is a connection that the server closed as idle.
                     # Once a response came, it was not.
-                    if reused.has_answered or time.monotonic() >= deadline_s:
+                    if reused.has_answered or time.monotonic() >= until_s:
                         raise
-            return self._exchange(self._connect(deadline_s), requests, deadline_s)
+            return self._exchange(self._connect(until_s), requests, until_s)
 
     def close(self) -> None:
         """Close the connection; the next call opens another one."""

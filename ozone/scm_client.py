@@ -3,13 +3,17 @@
 It speaks StorageContainerLocationProtocol on SCM's client port. Only `reconcile` asks
 for a change, which the datanodes make. In a cluster with several SCMs only the leader
 answers: the addresses are tried in order, beginning with the one that answered last.
+Another one names the leader, which is then tried next. While SCMs elect one, none
+answers; a client can wait for that.
 
 What SCM says of replicas is what datanodes reported, which can be old. Right after a
 start SCM knows no roots until they reported again.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeGuard
@@ -30,6 +34,7 @@ from runtime.errors import (
     UsageError,
 )
 from runtime.rpc import printable
+from runtime.setting_values import split_address
 
 SCM_PORT = 9860
 _PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
@@ -53,6 +58,9 @@ _UUID = re.compile(r"[0-9A-Fa-f]{8}(-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _HOST = re.compile(r"[0-9A-Za-z._-]{1,255}|\[[0-9A-Fa-f:.]{2,45}(%[0-9A-Za-z]{1,15})?\]")
 _RELEASE_HINT = "The cluster's release may differ from the supported one, Apache Ozone 2.2."
 _NOT_LEADER = ("NotLeaderException", "LeaderNotReadyException", "RetriableWithNoFailoverException")
+# How an SCM that does not lead names the one that does. Its port is the one of its own.
+_LEADER_NAMED = re.compile(r"Suggested leader is Server:([^\s:]{1,255}):[0-9]{1,5}")
+_ELECTION_PAUSE_S = 0.5
 
 Request = pb.ScmContainerLocationRequest
 Response = pb.ScmContainerLocationResponse
@@ -148,8 +156,17 @@ class ScmClient:
     AccessDeniedError and SecuredClusterError.
     """
 
-    def __init__(self, addresses: Sequence[str], *, deadline_s: float = 30.0) -> None:
-        """Connects on first use. `deadline_s` limits each exchange with one SCM.
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        deadline_s: float = 30.0,
+        election_s: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """Connects on first use. `deadline_s` limits each exchange with one SCM. Calls
+        wait up to `election_s` seconds while SCMs answer but none leads.
 
         Raises:
             ConfigError: an address is not host:port.
@@ -161,7 +178,14 @@ class ScmClient:
         self._clients = [
             HadoopRpcClient(address, _PROTOCOL, deadline_s=deadline_s) for address in addresses
         ]
+        self._hosts = [split_address(address)[0] for address in addresses]
         self._leader = 0
+        self._election_s, self._clock, self._sleep = election_s, clock, sleep
+
+    @property
+    def leader_address(self) -> str:
+        """The address that answered last; the first one before any did."""
+        return self.addresses[self._leader]
 
     def identity(self) -> ClusterIdentity:
         """The cluster's ID, its SCMs, whether it is in safe mode, and its size."""
@@ -290,6 +314,20 @@ class ScmClient:
                 found[wanted] = refusal
         return found
 
+    def faults(self) -> tuple[str, ...]:
+        """Why an SCM does not answer, of each that does not, whether it would lead or
+        not.
+        """
+        request = _request(pb.InSafeMode, pb.InSafeModeRequestProto())
+        found = list[str]()
+        for client in self._clients:
+            try:
+                client.call(request)
+            except ReconcileError as error:
+                if not _is_not_leader(error):
+                    found.append(error.message)
+        return tuple(found)
+
     def close(self) -> None:
         """Close all connections."""
         for client in self._clients:
@@ -302,28 +340,62 @@ class ScmClient:
 
     def _ask_leader(self, requests: Sequence[Request]) -> list[Answer]:
         """The answers of the first SCM that answers as leader."""
-        failures = list[str]()
-        count = len(self._clients)
-        for at in (*range(self._leader, count), *range(self._leader)):
-            try:
-                answers: list[Answer] = self._clients[at].call_all(requests)
-            except (PeerUnavailableError, PeerRefusedError) as error:
-                if isinstance(error, PeerRefusedError) and not _is_not_leader(error):
-                    raise
-                failures.append(error.message)
-                continue
-            if standby := [one.message for one in answers if _is_not_leader(one)]:
-                failures.append(standby[0])
-                continue
-            self._leader = at
-            return answers
+        until_s = self._clock() + self._election_s
+        while True:
+            failures = dict[int, PeerUnavailableError | PeerRefusedError]()
+            answers = self._ask_each(requests, failures)
+            if answers is not None:
+                return answers
+            standby = [one for one in failures.values() if isinstance(one, PeerRefusedError)]
+            named = {
+                leader
+                for leader in map(_leader_named_by, standby)
+                if leader and not any(_are_one(leader, host) for host in self._hosts)
+            }
+            # If all of them are followers of another one, nothing is elected.
+            is_elsewhere = bool(named) and len(standby) == len(self._clients)
+            if not standby or is_elsewhere or self._clock() >= until_s:
+                break
+            self._sleep(_ELECTION_PAUSE_S)
         raise PeerUnavailableError(
-            f"no SCM answered: {'; '.join(failures)}",
+            f"no SCM answered: {'; '.join(one.message for one in failures.values())}",
             hint=(
-                f"Check the addresses and that they are reachable: SCM's client port is usually"
-                f" {SCM_PORT}. While SCMs elect a leader, none answers: try again."
+                f"Is the SCM on {', '.join(sorted(named))}, which leads, among the addresses?"
+                if named
+                else "Check the addresses and that they are reachable: SCM's client port is"
+                f" usually {SCM_PORT}. While SCMs elect a leader, none answers: try again."
             ),
         )
+
+    def _ask_each(
+        self,
+        requests: Sequence[Request],
+        failures: dict[int, PeerUnavailableError | PeerRefusedError],
+    ) -> list[Answer] | None:
+        """The answers of the leader, or None after every SCM has failed."""
+        count = len(self._clients)
+        order = [*range(self._leader, count), *range(self._leader)]
+        while order:
+            at = order.pop(0)
+            try:
+                answers: list[Answer] = self._clients[at].call_all(requests)
+            except PeerUnavailableError as error:
+                failures[at] = error
+                continue
+            except PeerRefusedError as error:
+                if not _is_not_leader(error):
+                    raise
+                answers = [error]
+            standby = next((one for one in answers if _is_not_leader(one)), None)
+            if standby is None:
+                self._leader = at
+                return answers
+            failures[at] = standby
+            # It may be out of date, so that it only changes the order.
+            if leader := _leader_named_by(standby):
+                named = {at: _are_one(self._hosts[at], leader) for at in order}
+                order.sort(key=lambda at: (self._hosts[at] != leader, not named[at]))
+        return None
 
     def _parse(self, answer: Answer, request: Request) -> Response:
         if isinstance(answer, PeerRefusedError):
@@ -344,7 +416,7 @@ class ScmClient:
         if not reply.success or reply.status != Response.OK:
             name = Response.Status.Name(reply.status)
             raise PeerRefusedError(
-                f"{self._address}: {name}: {printable(reply.message)}", result=name
+                f"{self.leader_address}: {name}: {printable(reply.message)}", result=name
             )
         if not reply.HasField(_BODIES[request.cmdType][1]):
             raise self._protocol_error("sent a response without a body")
@@ -425,12 +497,8 @@ class ScmClient:
         if found != wanted:
             raise self._protocol_error(f"answered for container {found} instead of {wanted}")
 
-    @property
-    def _address(self) -> str:
-        return self.addresses[self._leader]
-
     def _protocol_error(self, what: str) -> RemoteProtocolError:
-        return RemoteProtocolError(f"{self._address} {what}", hint=_RELEASE_HINT)
+        return RemoteProtocolError(f"{self.leader_address} {what}", hint=_RELEASE_HINT)
 
 
 # What the rows of a response may take, beside the response itself.
@@ -457,6 +525,27 @@ def _is_not_leader(answer: object) -> TypeGuard[PeerRefusedError]:
     return isinstance(answer, PeerRefusedError) and str(answer.facts["result"]).endswith(
         _NOT_LEADER
     )
+
+
+def _leader_named_by(refusal: PeerRefusedError) -> str:
+    """The host that an SCM names as the leader; empty if it names none."""
+    found = _LEADER_NAMED.search(refusal.message)
+    return found[1] if found else ""
+
+
+def _are_one(host: str, other: str) -> bool:
+    """Whether two names may be of one host: SCMs name each other by what they have in
+    their configuration, which need not be known here.
+    """
+    ours, theirs = _addresses(host), _addresses(other)
+    return host == other or not ours or not theirs or not ours.isdisjoint(theirs)
+
+
+def _addresses(host: str) -> set[str]:
+    try:
+        return {str(found[4][0]) for found in socket.getaddrinfo(host, None)}
+    except (OSError, UnicodeError):
+        return set()
 
 
 def _request(kind: pb.Type, body: Message) -> Request:

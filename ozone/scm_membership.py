@@ -7,6 +7,7 @@ dies. The replica is reported UNHEALTHY: peers may reconcile from it, and SCM ne
 counts it nor deletes another one on its account.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.hadoop_rpc import HadoopRpcClient
 from protos import ozone_heartbeat_pb2 as pb
-from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
+from runtime.errors import PeerRefusedError, RemoteProtocolError
 from runtime.rpc import printable
 
 _SCM_DATANODE_PORT = 9861
@@ -30,6 +31,8 @@ _REREGISTER = 1
 _CAPACITY_BYTES = 1 << 30
 # Commands for a datanode that holds nothing are few; parsed, each takes a multiple.
 _RESPONSE_BYTES_MAX = 1 << 20
+# For an SCM that did not answer before: it must not delay what the others are told.
+_SILENT_DEADLINE_S = 1.0
 # Peers read from the first; they name the others, and nobody connects to them.
 _PORTS = ("STANDALONE", "RATIS", "REPLICATION")
 
@@ -51,7 +54,8 @@ class ScmMembership:
     """One datanode's registration at all SCMs of a cluster, since any of them can
     become the leader. Thread-safe.
 
-    Methods succeed if one SCM answered. They raise the last error if none did:
+    Methods succeed if one SCM answered; `silent` has the addresses of those that did
+    not answer the last call. They raise the last error if none did:
     PeerUnavailableError, RemoteProtocolError, PeerRefusedError, AccessDeniedError or
     SecuredClusterError.
     """
@@ -67,6 +71,7 @@ class ScmMembership:
         """
         assert addresses
         self.node = node
+        self.silent: tuple[str, ...] = ()
         self._clients = [
             HadoopRpcClient(address, _PROTOCOL, deadline_s=deadline_s) for address in addresses
         ]
@@ -146,17 +151,17 @@ class ScmMembership:
         body: str,
         check: Callable[[pb.SCMDatanodeResponse], None],
     ) -> None:
-        failure: ReconcileError = PeerUnavailableError("no SCM answered")
-        answered = False
+        failures = list[tuple[str, ReconcileError]]()
         for client in self._clients:
+            deadline_s = _SILENT_DEADLINE_S if client.address in self.silent else math.inf
             try:
-                check(_parse(client.call(request), request.cmdType, body, client.address))
+                raw = client.call(request, deadline_s=deadline_s)
+                check(_parse(raw, request.cmdType, body, client.address))
             except ReconcileError as error:
-                failure = error
-            else:
-                answered = True
-        if not answered:
-            raise failure
+                failures.append((client.address, error))
+        self.silent = tuple(address for address, _ in failures)
+        if len(failures) == len(self._clients):
+            raise failures[-1][1]
 
     def _storage(self) -> pb.StorageReportProto:
         return pb.StorageReportProto(

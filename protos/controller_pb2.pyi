@@ -522,7 +522,7 @@ class JobCount(_message.Message):
     def __init__(self, state: _Optional[str] = ..., count: _Optional[int] = ...) -> None: ...
 
 class GetStatusResponse(_message.Message):
-    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic", "roles_enforced", "containers_unserved", "unserved_ids")
+    __slots__ = ("started_age_s", "fault", "containers", "containers_diverged", "containers_unknown", "containers_unscanned", "oldest_root_age_s", "jobs", "limits", "automatic", "roles_enforced", "containers_unserved", "unserved_ids", "scms")
     STARTED_AGE_S_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_FIELD_NUMBER: _ClassVar[int]
@@ -536,6 +536,7 @@ class GetStatusResponse(_message.Message):
     ROLES_ENFORCED_FIELD_NUMBER: _ClassVar[int]
     CONTAINERS_UNSERVED_FIELD_NUMBER: _ClassVar[int]
     UNSERVED_IDS_FIELD_NUMBER: _ClassVar[int]
+    SCMS_FIELD_NUMBER: _ClassVar[int]
     started_age_s: float
     fault: str
     containers: int
@@ -549,4 +550,5 @@ class GetStatusResponse(_message.Message):
     roles_enforced: bool
     containers_unserved: int
     unserved_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ..., roles_enforced: bool = ..., containers_unserved: _Optional[int] = ..., unserved_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    scms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, started_age_s: _Optional[float] = ..., fault: _Optional[str] = ..., containers: _Optional[int] = ..., containers_diverged: _Optional[int] = ..., containers_unknown: _Optional[int] = ..., containers_unscanned: _Optional[int] = ..., oldest_root_age_s: _Optional[float] = ..., jobs: _Optional[_Iterable[_Union[JobCount, _Mapping]]] = ..., limits: _Optional[_Iterable[_Union[Limit, _Mapping]]] = ..., automatic: bool = ..., roles_enforced: bool = ..., containers_unserved: _Optional[int] = ..., unserved_ids: _Optional[_Iterable[int]] = ..., scms: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -294,16 +294,18 @@ class SetDesiredStateRequest(_message.Message):
     def __init__(self, policy_id: _Optional[str] = ..., desired: _Optional[str] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class SetOptionsRequest(_message.Message):
-    __slots__ = ("policy_id", "options", "requested_by", "reason")
+    __slots__ = ("policy_id", "options", "requested_by", "reason", "revision")
     POLICY_ID_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     REQUESTED_BY_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    REVISION_FIELD_NUMBER: _ClassVar[int]
     policy_id: str
     options: Options
     requested_by: str
     reason: str
-    def __init__(self, policy_id: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+    revision: int
+    def __init__(self, policy_id: _Optional[str] = ..., options: _Optional[_Union[Options, _Mapping]] = ..., requested_by: _Optional[str] = ..., reason: _Optional[str] = ..., revision: _Optional[int] = ...) -> None: ...
 
 class SetPrefixesRequest(_message.Message):
     __slots__ = ("policy_id", "prefixes", "requested_by", "reason")

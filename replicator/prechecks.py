@@ -31,6 +31,8 @@ class Precheck(Enum):
     """The services of both make snapshots (OZ-024)."""
     PROPERTIES = "properties"
     """The target keeps all that objects have beside their bytes (OZ-027 to OZ-032)."""
+    VERIFIER = "verifier"
+    """The verifier is one of the target, and takes writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ class CallWatch:
         Raises:
             BusyError: the client has as many calls as it may.
         """
-        client = service, _host_of(context)
+        client = service, host_of(context)
         with self._lock:
             if calls_per_client_max is not None and self._clients[client] >= calls_per_client_max:
                 raise BusyError(
@@ -123,6 +123,6 @@ class WatchedCall:
         self.moved_s = time.monotonic()
 
 
-def _host_of(context: grpc.ServicerContext) -> str:
+def host_of(context: grpc.ServicerContext) -> str:
     """The caller's host: a certificate may be shared, and a port is new each time."""
     return str(context.peer()).rpartition(":")[0]

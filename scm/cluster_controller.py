@@ -35,7 +35,6 @@ from scm.planned import PlannedOrder
 from scm.ports import AnyOrder, JobAudit, JobStore, Leadership
 from scm.registry import HeartbeatEffect
 from scm.rules import Rules
-from scm.views import ReconcileResponse
 
 # Queued containers of a datanode with a free place that are looked at in one call.
 _SEARCH_MAX = 100
@@ -204,31 +203,6 @@ class ClusterController(Controller):
             hint="Start a controller without [cluster] for agents.",
         )
 
-    def reconcile(
-        self,
-        container_ids: Iterable[ContainerId],
-        *,
-        dry_run: bool,
-        reason: str,
-        requested_by: str,
-        now_s: float,
-        plans: Sequence[PlannedOrder] = (),
-    ) -> list[ReconcileResponse]:
-        """See Controller.reconcile.
-
-        Raises:
-            UsageError: there is a plan.
-        """
-        if plans:
-            raise UsageError("Ozone's reconciliation follows no plan: plans are for agents")
-        return super().reconcile(
-            container_ids,
-            dry_run=dry_run,
-            reason=reason,
-            requested_by=requested_by,
-            now_s=now_s,
-        )
-
     def throttle(self, job_id: JobId, request: ThrottleRequested, now_s: float) -> Job:
         """Refuse limits of a job.
 
@@ -263,6 +237,10 @@ class ClusterController(Controller):
             orders_per_datanode=orders_per_datanode, automatic_jobs=automatic_jobs
         )
         self._pace.change_limits(self._pace_limits)
+
+    def _check_plans(self, plans: Sequence[PlannedOrder]) -> None:
+        if plans:
+            raise UsageError("Ozone's reconciliation follows no plan: plans are for agents")
 
     @property
     def _pace_limits(self) -> PaceLimits:

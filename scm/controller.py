@@ -214,9 +214,11 @@ class Controller:
         gets orders only for the replicas there.
 
         Raises:
+            UsageError: there are plans, and nobody here follows one.
             DatabaseError: the jobs cannot be saved; none is started.
             DiskError: the audit file cannot be written; none is started.
         """
+        self._check_plans(plans)
         outcomes, jobs = list[ReconcileResponse](), list[Job]()
         for container_id in dict.fromkeys(container_ids):
             planned = [one for one in plans if one.container_id == container_id]
@@ -336,6 +338,9 @@ class Controller:
                 if order.state.is_in_flight and not order.is_stopping:
                     self._dispatcher.send_throttle(job, order)
         return self.job(job_id)
+
+    def _check_plans(self, plans: Sequence[PlannedOrder]) -> None:
+        """Refuse plans that nobody here could follow."""
 
     def _request(
         self, kind: str, job_id: JobId, request: Event, now_s: float, who: str, why: str = ""

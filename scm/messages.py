@@ -336,6 +336,7 @@ def status_response_to(
     fault: str,
     automatic: bool,
     roles_enforced: bool,
+    scms: Sequence[str] = (),
 ) -> pb.GetStatusResponse:
     """The message of a controller's status, from its gauges (scm.metrics)."""
     message = pb.GetStatusResponse(
@@ -354,6 +355,7 @@ def status_response_to(
         ],
         automatic=automatic,
         roles_enforced=roles_enforced,
+        scms=scms,
     )
     if oldest_s := gauges["scm_roots_oldest_age_seconds"]:
         message.oldest_root_age_s = oldest_s
@@ -386,6 +388,7 @@ def controller_status_from(message: pb.GetStatusResponse) -> ControllerStatus:
             ),
             automatic=message.automatic,
             roles_enforced=message.roles_enforced,
+            scms=tuple(map(check_address, message.scms)),
         )
 
 

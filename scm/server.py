@@ -138,11 +138,13 @@ class ControllerService:
         *,
         limits: Callable[[], Sequence[LiveLimit]] = tuple,
         thread_health: ThreadHealth | None = None,
+        scms: Sequence[str] = (),
     ) -> None:
         """`limits` has those in effect, and `thread_health` knows the process's
-        threads.
+        threads. `scms` are those of the cluster that it drives without agents.
         """
         self._limits = limits
+        self._scms = scms
         self._thread_health = thread_health or ThreadHealth()
         self._started_s = clock()
         self._controller = controller
@@ -371,6 +373,7 @@ class ControllerService:
                 or self._controller.fault(now_s),
                 automatic=queries.is_automatic,
                 roles_enforced=self._access.is_enforced,
+                scms=self._scms,
             )
 
     def _requester(self, claimed: str, context: grpc.ServicerContext) -> str:
@@ -470,6 +473,7 @@ class ControllerServer:
             access,
             limits=lambda: self._limits,
             thread_health=self.thread_health,
+            scms=config.cluster.scms,
         )
         local = LocalController(self._controller, self._lock, self._clock, service.status)
         self._dashboard = start_dashboard(

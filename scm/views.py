@@ -141,3 +141,5 @@ class ControllerStatus:
     automatic: bool
     # Whether callers need a role.
     roles_enforced: bool
+    # The SCMs of the cluster that it drives; empty if it has agents.
+    scms: tuple[str, ...] = ()

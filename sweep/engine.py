@@ -208,6 +208,9 @@ class SweepRequest:
     write_trees: bool = False
     # Datanodes that were removed from the cluster on purpose.
     gone: tuple[str, ...] = ()
+    # How many replicas each container must have (sweep.ledger.REQUIRED_SCHEMA), where
+    # SCM says it.
+    required: pa.Table | None = None
 
 
 def absolute(request: SweepRequest) -> SweepRequest:

@@ -2,13 +2,16 @@
 
 Expected are the replicas of the sweep before, those that it missed itself, and those in
 the inventories of exports that were left out; less those whose removal an agent
-reported. Of a container with an unread replica a sweep must not say that it is equal,
-healed or lost: the replica that nobody read may be the damaged one, or the good one.
+reported. Where SCM says how many replicas a container must have, that many are
+expected, and one that was replaced elsewhere is not. Of a container with an unread
+replica a sweep must not say that it is equal, healed or lost: the replica that nobody
+read may be the damaged one, or the good one.
 
 `unread_replicas` decides what was not read, `SettleStage` what may be said then.
 `Ledger` finds what they need.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +24,7 @@ import pyarrow.compute as pc
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import manifest_sequence
 from chunktable.reader import read_inventory
+from merkle.checksum import fingerprint
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
@@ -41,6 +45,11 @@ EXPECTED_SCHEMA = pa.schema([field for field in UNSEEN_SCHEMA if field.name != "
 REMOVED_SCHEMA = pa.schema(
     [UNSEEN_SCHEMA.field(name) for name in ("container_id", "datanode")]
     + [pa.field("time", UNSEEN_SCHEMA.field("since").type)]
+)
+
+# How many replicas a container must have, by SCM.
+REQUIRED_SCHEMA = pa.schema(
+    [UNSEEN_SCHEMA.field("container_id"), pa.field("required", pa.int32(), nullable=False)]
 )
 
 # Verdicts that hold whatever an unread replica has: the replicas that were read differ.
@@ -68,6 +77,34 @@ def unread_replicas(expected: pa.Table, replicas: pa.Table, removed: pa.Table) -
     unread = unread.join(last, place, join_type="left outer")
     is_removed = pc.fill_null(pc.greater_equal(unread["time_max"], unread["since"]), False)
     return unread.filter(pc.invert(is_removed)).select(EXPECTED_SCHEMA.names).cast(EXPECTED_SCHEMA)
+
+
+def _with_required(
+    unread: pa.Table, replicas: pa.Table, required: pa.Table, sweep_id: str
+) -> pa.Table:
+    """The replicas that were not read (UNSEEN_SCHEMA), where SCM requires a number of
+    them (REQUIRED_SCHEMA) and some were read (columns container_id, datanode).
+
+    If all required ones were read, others were replaced. If more are lacking than are
+    known by their place, the rest is without one: datanode and volume are empty.
+    """
+    holders = replicas.group_by(["container_id", "datanode"]).aggregate([])
+    counted = holders.group_by("container_id").aggregate([([], "count_all")])
+    held = required.join(counted, "container_id", join_type="left outer")
+    count = pc.fill_null(held["count_all"], 0)
+    is_whole = pc.greater_equal(count, held["required"])
+    replaced = pc.is_in(unread["container_id"], value_set=held.filter(is_whole)["container_id"])
+    unread = unread.filter(pc.invert(replaced))
+    lacking = held.set_column(held.column_names.index("count_all"), "count_all", count)
+    placed = Counter(unread["container_id"].to_pylist())
+    more = [
+        {"container_id": row["container_id"], "datanode": "", "volume": "",
+         "last_sweep": sweep_id, "since": None,
+         "reason": f"SCM requires {row['required']} replicas, and {row['count_all']} were read"}
+        for row in lacking.filter(pc.invert(is_whole)).to_pylist()
+        for _ in range(row["required"] - row["count_all"] - placed[row["container_id"]])
+    ]  # fmt: skip
+    return pa.concat_tables([unread, pa.Table.from_pylist(more, UNSEEN_SCHEMA)])
 
 
 def _with_unread(verdicts: pa.Table, unread: pa.Table) -> pa.Table:
@@ -109,7 +146,8 @@ def _unseen(verdict: Row, unread: Sequence[Row]) -> Row:
         f" {'was' if len(unread) == 1 else 'were'} not read: "
     )
     text += "; ".join(
-        f"{row['datanode']}{row['volume'] and '/'}{row['volume']}: {row['reason']}"
+        f"{row['datanode']}{row['volume'] and '/'}{row['volume']}{row['datanode'] and ': '}"
+        f"{row['reason']}"
         for row in unread[:_NAMED_MAX]
     )
     if len(unread) > _NAMED_MAX:
@@ -153,9 +191,18 @@ class ReadPlaces:
 class Ledger:
     """The replicas expected of one sweep."""
 
-    def __init__(self, output: SweepStore, history: History, sweep_id: str) -> None:
-        """Find the newest earlier sweep whose tables can be read."""
+    def __init__(
+        self,
+        output: SweepStore,
+        history: History,
+        sweep_id: str,
+        required: pa.Table | None = None,
+    ) -> None:
+        """Find the newest earlier sweep whose tables can be read. `required` is what
+        SCM says of containers (REQUIRED_SCHEMA).
+        """
         self._sweep_id = sweep_id
+        self._required = REQUIRED_SCHEMA.empty_table() if required is None else required
         self._notes = list[str]()
         self._earlier = [name for name in output.sweeps() if name < sweep_id]
         self._previous = self._newest_readable(output)
@@ -212,15 +259,32 @@ class Ledger:
 
     def stage(self, places: ReadPlaces, gone: Iterable[str]) -> "SettleStage":
         """The stage that settles the verdicts of this sweep. Its inputs are `roots` and
-        `judged` of this sweep, and the tables `known`, `missed`, `removed` and
-        `left_out` of `inputs`.
+        `judged` of this sweep, and the tables `known`, `missed`, `removed`,
+        `left_out` and `required` of `inputs`.
 
         `gone` are datanodes, DATANODE/VOLUME, or container=ID, that were removed on
         purpose.
         """
-        kept = frozenset({*self._earlier, self._sweep_id})
-        since = dict(self._since)
-        return SettleStage(places, frozenset(gone), self._previous, kept, since, self._started_at)
+        kept, since = frozenset({*self._earlier, self._sweep_id}), dict(self._since)
+        return SettleStage(
+            places,
+            frozenset(gone),
+            self._sweep_id,
+            self._previous,
+            kept,
+            since,
+            self._started_at,
+        )
+
+    def key(self, gone: Iterable[str]) -> str:
+        """What may differ between two runs of one sweep: the command that resumes it
+        may declare more replicas as gone, and SCM may require another number of them.
+        """
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, REQUIRED_SCHEMA) as stream:
+            stream.write_table(self._required)
+        required = fingerprint(buffer.getvalue().to_pybytes()).hex()
+        return ",".join((*sorted(gone), required))
 
     def inputs(self, stage: SweepStage) -> Mapping[str, StoredTable]:
         """The inputs of `stage` that earlier sweeps and exports hold; what is in memory
@@ -230,9 +294,11 @@ class Ledger:
             DiskError: it cannot be stored.
         """
         stage.clear()
-        stage.add({}, {"removed": self._removed, "left_out": self._left_out})
+        held = {"removed": self._removed, "left_out": self._left_out, "required": self._required}
+        stage.add({}, held)
         return {
             **self._tables,
+            "required": stage.table("required", REQUIRED_SCHEMA),
             "removed": stage.table("removed", REMOVED_SCHEMA),
             "left_out": stage.table("left_out", EXPECTED_SCHEMA),
         }
@@ -280,6 +346,7 @@ class SettleStage:
 
     places: ReadPlaces
     gone: frozenset[str]
+    sweep_id: str
     # The sweep that `known` and `missed` are of, and all that are kept.
     previous: str | None
     kept: frozenset[str]
@@ -301,7 +368,16 @@ class SettleStage:
             names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
             if row["last_sweep"] in self.kept and not names & self.gone:
                 found.append(row | {"reason": self.places.why_unread(datanode, volume)})
-        unseen = pa.Table.from_pylist(found, UNSEEN_SCHEMA)
+        required = tables["required"]
+        numbers = (name.removeprefix("container=") for name in self.gone if "=" in name)
+        gone_ids = pa.array([int(number) for number in numbers if number.isdecimal()], pa.int64())
+        is_gone = pc.is_in(required["container_id"], value_set=gone_ids)
+        unseen = _with_required(
+            pa.Table.from_pylist(found, UNSEEN_SCHEMA),
+            tables["roots"],
+            required.filter(pc.invert(is_gone)),
+            self.sweep_id,
+        )
         return {"verdicts": _with_unread(tables["judged"], unseen), "unseen": unseen}
 
     def _expected(self, tables: Mapping[str, pa.Table]) -> pa.Table:
@@ -309,6 +385,8 @@ class SettleStage:
         if self.previous is None:
             return left_out
         roots, missed = tables["known"], tables["missed"]
+        # Only SCM said that they are lacking, and says so again if they still are.
+        missed = missed.filter(pc.not_equal(missed["datanode"], ""))
         places = roots.select(["datanode", "volume"]).group_by(["datanode", "volume"]).aggregate([])
         since = pa.array(
             [

@@ -358,7 +358,7 @@ class _Sweep:
         Returns notes on earlier sweeps.
         """
         sweep_id, manifests = self._plan.sweep_id, self._plan.manifests
-        ledger = Ledger(self._output, self._history, sweep_id)
+        ledger = Ledger(self._output, self._history, sweep_id, self._request.required)
         ledger.add_exports(manifests, self._plan.skipped)
         volumes = {(one.datanode, one.volume) for one in self._volumes.surveys.values()}
         for _, _, manifest in map(open_export, manifests):
@@ -374,8 +374,7 @@ class _Sweep:
         }
         stage = ledger.stage(places, self._request.gone)
         with self._write_tables(SweepTable.VERDICTS, SweepTable.UNSEEN) as writers:
-            # The command that resumes a sweep may declare more replicas as gone.
-            key = ",".join(sorted(self._request.gone))
+            key = ledger.key(self._request.gone)
             self._by_range("settled", stage, inputs, writers, totals, key=key)
         return ledger.notes
 

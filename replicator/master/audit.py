@@ -2,8 +2,10 @@
 was refused. A line is on disk before what it records is done.
 """
 
+from dataclasses import asdict
+
 from replicator.master.orders import OperatorOrder
-from replicator.replication import Policy, PolicyId
+from replicator.replication import Policy, PolicyId, ReplicationOptions
 from runtime.audit_chain import AuditFile
 
 
@@ -29,9 +31,19 @@ class MasterAudit(AuditFile):
         """
         self._ordered("prefixes", policy_id, order, {"prefixes": list(prefixes)})
 
+    def options(
+        self, policy_id: PolicyId, options: ReplicationOptions, order: OperatorOrder
+    ) -> None:
+        """Record that a replication is about to have these options.
+
+        Raises:
+            DiskError: the line is not on disk; the order must not be carried out.
+        """
+        self._ordered("options", policy_id, order, {"options": asdict(options)})
+
     def ordered(self, kind: str, policy_id: PolicyId, order: OperatorOrder) -> None:
-        """Record an order that changes a replication: "delete", "desired", "options",
-        "failover" or "end_failover", or of all "enable" and "disable".
+        """Record an order that changes a replication: "delete", "resume", "pause",
+        "cancel", "failover" or "end_failover", or of all "enable" and "disable".
 
         Raises:
             DiskError: the line is not on disk; the order must not be carried out.

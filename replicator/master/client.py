@@ -238,6 +238,7 @@ class MasterClient:
     ) -> None:
         self._calls = _MasterCalls(addresses, tls=tls, insecure=insecure, deadline_s=DEADLINE_S)
         self.addresses = self._calls.addresses
+        self.tls, self.insecure = tls, insecure
         self._by = requested_by
 
     def close(self) -> None:
@@ -274,12 +275,13 @@ class MasterClient:
         return _view(self._calls.call(lambda stub: stub.SetDesiredState, request))
 
     def set_options(
-        self, policy_id: PolicyId, options: ReplicationOptions, reason: str
+        self, policy_id: PolicyId, options: ReplicationOptions, reason: str, *, revision: int
     ) -> ReplicationView:
-        """Change the options of a replication while it runs."""
+        """Change the options of a replication while it runs; see orders.set_options."""
         request = pb.SetOptionsRequest(
             policy_id=policy_id,
             options=options_to(options),
+            revision=revision,
             requested_by=self._by,
             reason=reason,
         )

@@ -138,10 +138,14 @@ class ReplicationMaster:
         options: ReplicationOptions,
         order: OperatorOrder,
         *,
+        revision: int = 0,
         record: Recorder = _unrecorded,
     ) -> None:
         """See orders.set_options."""
-        self._decide(lambda state, _: set_options(state, policy_id, options, order), record)
+        self._decide(
+            lambda state, _: set_options(state, policy_id, options, order, revision=revision),
+            record,
+        )
 
     def set_prefixes(
         self,

@@ -12,6 +12,7 @@ from replicator.master.records import (
 )
 from replicator.master.transition import Transition, known_policy, taken_from_living
 from replicator.replication import DesiredState, Policy, PolicyId, ReplicationOptions
+from runtime.errors import BusyError
 
 # Enough for any cluster; all policies and states are read with every request.
 POLICIES_MAX = 1_000
@@ -97,17 +98,32 @@ def set_desired(
 
 
 def set_options(
-    state: StoredState, policy_id: PolicyId, options: ReplicationOptions, order: OperatorOrder
+    state: StoredState,
+    policy_id: PolicyId,
+    options: ReplicationOptions,
+    order: OperatorOrder,
+    *,
+    revision: int = 0,
 ) -> Transition[None]:
-    """Give a replication other options, such as another rate, while it runs.
+    """Give a replication other options, such as another rate, while it runs. They were
+    chosen by what the policy was at this `revision`; 0 is any.
 
     Raises:
         PolicyNotFoundError: there is none.
         PolicyRefusedError: it was cancelled.
+        BusyError: it has another revision.
     """
     record, _ = known_policy(state, policy_id)
-    if record.is_deleted or record.policy.desired is DesiredState.CANCELLED:
+    if _is_over(record):
         raise PolicyRefusedError(f"replication {policy_id} was cancelled")
+    if record.policy.options == options:
+        # A repeated order, whose first answer was lost.
+        return Transition(None)
+    if revision not in (0, record.policy.revision):
+        raise BusyError(
+            f"replication {policy_id} was changed meanwhile by {record.changed_by}",
+            hint="Look at it again before you change it.",
+        )
     policy = replace(record.policy, options=options)
     return Transition(None, (_changed(state, replace(record, policy=policy), order),))
 

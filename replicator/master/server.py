@@ -212,8 +212,10 @@ class ReplicationMasterService:
         """Change the options of a replication; see orders.set_options."""
         policy_id, options = policy_id_from(request.policy_id), options_from(request.options)
         order = self._order(request.requested_by, request.reason, context)
-        record = partial(self._audit.ordered, "options", policy_id, order)
-        self._master.set_options(policy_id, options, order, record=record)
+        record = partial(self._audit.options, policy_id, options, order)
+        self._master.set_options(
+            policy_id, options, order, revision=request.revision, record=record
+        )
         return self._view(policy_id)
 
     def set_prefixes(

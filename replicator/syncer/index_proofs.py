@@ -34,6 +34,9 @@ from runtime.rate_limit import Clock
 _INDEX_PREFIX = "index-"
 # Why a difference is applied although the ledger calls both sides equal.
 DOUBTED = "the ledger takes it for equal"
+# Why a key is looked at that is equal by both indexes.
+_UNRECORDED = "the ledger does not have it"
+_ROWS_AT_ONCE = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +58,8 @@ class IndexFindings:
 class ProofRequest:
     """What to compare, and what may follow. With `spares_foreign` only keys that were
     copied before are deleted. With `must_settle` sides that look equal and move are
-    compared a few times.
+    compared a few times. With `needs_rows` keys that are equal and have no row in the
+    ledger are steps too: what rounds of the source alone do not know, they do not miss.
     """
 
     source: Store
@@ -63,6 +67,7 @@ class ProofRequest:
     may_delete: bool
     spares_foreign: bool
     must_settle: bool
+    needs_rows: bool = False
 
 
 class IndexProofs:
@@ -136,8 +141,7 @@ class IndexProofs:
             nonlocal left
             left += part.in_flight + len(part.unknown)
             for step in self._decided(request, session, bucket, part):
-                if stop.is_set():
-                    raise OperationInterruptedError("the comparison was interrupted")
+                _check_stop(stop)
                 steps.add(step)
 
         try:
@@ -148,6 +152,10 @@ class IndexProofs:
                     proofs.append(_proof(prover, take, must_settle=request.must_settle))
                     # None where the verifier does not say.
                     left += 1 if prover.unsettled is None else prover.unsettled
+                    if request.needs_rows:
+                        for step in self._unrecorded(bucket.index, prefix):
+                            _check_stop(stop)
+                            steps.add(step)
         except BaseException:
             steps.close()
             raise
@@ -194,6 +202,17 @@ class IndexProofs:
                 reason = DOUBTED
             yield ProvenStep(ItemDifference(kind, key, version), action, reason)
 
+    def _unrecorded(self, index: StoredIndex, prefix: str) -> Iterator[ProvenStep]:
+        """Keys of the source of which the ledger says nothing."""
+        after = ""
+        while rows := index.rows(start_after=after, limit=_ROWS_AT_ONCE, prefix=prefix):
+            for row in rows:
+                key = row.item.key
+                if self._ledger.row(key) is None:
+                    found = ItemDifference(ItemDifferenceKind.CHANGED, key, row.item.version)
+                    yield ProvenStep(found, Action.NOTHING, _UNRECORDED)
+            after = rows[-1].item.key
+
     def _copied(self, session: VerifierSession, keys: Iterable[str]) -> set[str]:
         """Those that the target still has as they were copied."""
         rows = {key: row for key in keys if (row := self._ledger.row(key)) is not None}
@@ -206,6 +225,11 @@ class IndexProofs:
         if row is None or item is None:
             return False
         return is_unchanged(item, row.source.facts(key))
+
+
+def _check_stop(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise OperationInterruptedError("the comparison was interrupted")
 
 
 def _proof(

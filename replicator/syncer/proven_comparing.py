@@ -154,9 +154,10 @@ class ProvenComparing:
                 assert self._found is not None
                 self._found.steps.close()
                 break
-            self._count += 1
-            if len(self._named) < NAMED_MAX:
-                self._named.append(step.key)
+            if step.action is not Action.NOTHING:
+                self._count += 1
+                if len(self._named) < NAMED_MAX:
+                    self._named.append(step.key)
             if step.action is not Action.LEAVE:
                 self._waiting.append(self._touched(step))
 

@@ -317,6 +317,7 @@ class RoundRunner:
             may_delete=all(one.lists_all_keys for one in kept),
             spares_foreign=spares_foreign,
             must_settle=watched,
+            needs_rows=watched and phase.snapshot is None,
         )
         return ProvenComparing(
             proofs, request, self._workers, phase.applier, self._clock, listed=listed

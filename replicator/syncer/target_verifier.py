@@ -63,10 +63,18 @@ def check_verifier(client: VerifierClient, target: str) -> None:
     client.limits = LIMITS
     # One that is silent now is asked again; until then the work goes on without it.
     with suppress(VerifierUnavailableError):
-        _described(client, target)
+        described(client, target)
 
 
-def _described(client: VerifierClient, target: str) -> Description:
+def described(client: VerifierClient, target: str) -> Description:
+    """What a verifier says of itself.
+
+    Raises:
+        UsageError: it is beside another bucket.
+        WritesRefusedError: it takes no writes.
+        VerifierUnavailableError: it does not answer.
+        RemoteProtocolError, AccessDeniedError: see VerifierClient.
+    """
     said = client.describe()
     if not same_bucket(said.address, target):
         raise UsageError(
@@ -168,7 +176,7 @@ class TargetVerifier:
         """Begin a run at the verifier; None where that fails."""
         self._lease.check()
         try:
-            said = _described(self.client, self._target)
+            said = described(self.client, self._target)
             name = secrets.token_bytes(RUN_BYTES)
             self.client.begin(said.profile, RunName(self._pair, name, self._lease.epoch))
         except ReconcileError as error:

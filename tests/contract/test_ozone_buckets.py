@@ -348,7 +348,7 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
     assert first["properties"]["has_snapshots"] is True
     assert manager.bucket("s3v", f"{name}-2").acl == acl
     report = prechecked(source, target, allow_nonempty=False).report
-    # OZ-030 to OZ-032: what no request of Ozone's sets.
+    # OZ-030 to OZ-032: none of it crosses, and that is said.
     (lost,) = report.findings
     assert (lost.check, lost.is_refusal) == (Precheck.PROPERTIES, False)
     assert all(word in lost.text for word in ("owner", "creation time", "modification time"))

@@ -220,6 +220,9 @@ def test_more_chunks_than_a_request_may_bring_are_refused(
     blocks = RECORDS_CHUNKS_MAX // BLOCK_CHUNKS_MAX + 1
     one = replica_of(CONTAINER, {1: BLOCK_CHUNKS_MAX}, window_bytes=1, chunk_bytes=1)
     record = one.records[BlockId(1)]
+    # Each has its own name, and none that of a block.
+    chunks = tuple(replace(chunk, name=f"c{chunk.offset}") for chunk in record.chunks)
+    record = replace(record, chunks=chunks)
     for number in range(1, blocks + 1):
         one.records[BlockId(number)] = replace(record, block_id=BlockId(number))
     source.replicas[CONTAINER] = one

@@ -5,7 +5,7 @@ target beside its clients, and what these wrote comes back.
 
 import json
 import time
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,10 @@ from click.testing import CliRunner
 
 from admin.cli import treefold
 from replicator.master.client import MasterClient
-from replicator.replication import Condition, PolicyId
+from replicator.replication import Condition, PolicyId, ReplicationOptions
 from tests.support.stores import put
 from tests.support.syncers import ReplicatedPair, master_process, syncer_process
+from tests.support.verifiers import config_of, verifier_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -77,6 +78,76 @@ def test_an_order_changes_which_keys_cross_while_it_runs(tmp_path: Path) -> None
         status, unchanged = run(address, "prefixes", "p1", *words)
         assert (status, unchanged["added"], unchanged["removed"]) == (0, [], [])
     assert '"kind":"prefixes"' in (tmp_path / "m/state/audit.jsonl").read_text().replace(" ", "")
+
+
+def test_an_order_changes_the_options_while_it_runs(tmp_path: Path) -> None:
+    """OZ-152: with the command, a real master, a real syncer and real verifiers."""
+    with ExitStack() as stack:
+        master = stack.enter_context(master_process(tmp_path / "m", lease_s=10.0))
+        address = master.address()
+        client = stack.enter_context(closing(MasterClient([address])))
+        pair = stack.enter_context(ReplicatedPair(tmp_path, client))
+        stack.enter_context(syncer_process(tmp_path / "s", [address])).address()
+        target = f"local:{pair.folders[1]}"
+        verifier, other, reader = (
+            stack.enter_context(verifier_of(config)).address
+            for config in (
+                config_of(tmp_path / "v", target),
+                config_of(tmp_path / "v2", f"local:{pair.folders[0]}"),
+                config_of(tmp_path / "v3", target, writes=False),
+            )
+        )
+        put(pair.source.store(), "a", b"first")
+        pair.add()
+        pair.await_equal()
+
+        # Nobody listens, another bucket, no writes, another service.
+        for wrong in ("127.0.0.1:1", other, reader, address):
+            status, refused = run(address, "change", "p1", "--verifier", wrong)
+            assert (status, refusals(refused)) == (6, ["verifier"])
+            words = (target, f"local:{tmp_path / 'far'}", "--verifier", wrong, "--dry-run")
+            assert run(address, "add", *words)[0] == 6
+        assert run(address, "change", "p1")[0] == 2
+        assert run(address, "change", "p1", "--verifier", verifier, "--no-verifier")[0] == 2
+        words = ("--verifier", "127.0.0.1:1", "--allow-silent", "--dry-run")
+        assert run(address, "change", "p1", *words)[0] == 0
+        assert pair.view().record.policy.options == ReplicationOptions()
+
+        words = ("--verifier", verifier, "--rate", "20MiB/s", "--reason", "a test")
+        status, changed = run(address, "change", "p1", *words)
+        assert (status, changed["changes"]) == (
+            0,
+            {
+                "bytesPerSecond": {"before": 0, "after": 20 << 20},
+                "verifier": {"before": None, "after": verifier},
+            },
+        )
+        written = tmp_path / "v/audit.jsonl"
+
+        def has_written() -> bool:
+            put(pair.source.store(), "b", time.monotonic_ns().to_bytes(8))
+            return '"kind": "put"' in written.read_text()
+
+        wait_until(has_written, "a write by the verifier")
+        pair.await_equal()
+        revision = pair.view().record.policy.revision
+        assert run(address, "change", "p1", *words)[1]["changes"] == {}
+        assert pair.view().record.policy.revision == revision
+        assert run(address, "change", "p1", "--no-verifier", "--no-live")[0] == 0
+        found = pair.view().record.policy.options
+        assert found == ReplicationOptions(bytes_per_second=20 << 20, is_live=False)
+        put(pair.source.store(), "c", b"without it")
+        pair.await_equal()
+    lines = map(json.loads, (tmp_path / "m/state/audit.jsonl").read_text().splitlines())
+    orders = [one for one in lines if one["kind"] == "options"]
+    assert [one["options"]["verifier"] for one in orders] == [verifier, ""]
+    assert (orders[0]["replication"], orders[0]["why"]) == ("p1", "a test")
+
+
+def refusals(data: dict[str, object]) -> list[object]:
+    checked = data["precheck"]
+    assert isinstance(checked, dict)
+    return [one["check"] for one in checked["findings"] if one["refusal"]]
 
 
 def reported_prefixes(pair: ReplicatedPair) -> tuple[str, ...]:

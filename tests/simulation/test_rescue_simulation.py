@@ -167,6 +167,29 @@ def test_an_undisturbed_rescue_heals_all_with_one_reconcile(other: int) -> None:
     assert outcome.bytes_read_back == 3 * 4096
 
 
+@pytest.mark.parametrize(
+    ("failures", "is_final", "orders", "is_complete"),
+    [(1, False, 2, True), (2, False, 3, True), (3, False, 3, False), (1, True, 1, False)],
+)
+def test_an_order_that_fails_while_scms_elect_is_given_again(
+    failures: int, is_final: bool, orders: int, is_complete: bool
+) -> None:
+    """One that SCM refuses is not."""
+    cluster = Cluster(random.Random(0))
+    machine = Rescue(OWN, STAGED, frozenset({(BLOCK, 0)}), PEERS)
+    now_s, made = 0.0, 0
+    request: Request | None = machine.start(now_s)
+    while request is not None:
+        made += isinstance(request, OrderReconcile)
+        is_failed = isinstance(request, OrderReconcile) and made <= failures
+        event = Failed("no leader", is_final) if is_failed else cluster.call(request)
+        now_s += request.seconds if isinstance(request, Wait) else 20.0 if is_failed else 0.05
+        request = machine.step(event, now_s)
+    assert machine.outcome is not None
+    assert (made, machine.outcome.is_complete) == (orders, is_complete)
+    assert machine.outcome.has_left
+
+
 def test_a_rescue_killed_at_any_request_can_be_run_again() -> None:
     _, whole = run(Cluster(random.Random(0)))
     for stop_after in range(len(whole)):

@@ -1,5 +1,5 @@
-"""A running cluster in memory: SCM's twin and three datanodes that serve replicas, all
-on real sockets.
+"""A running cluster in memory: twins of its SCMs, and three datanodes that serve
+replicas, all on real sockets.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,7 @@ from live.ports import AgentReader
 from live.survey import ClusterSurvey
 from merkle.replica import ContainerReplica, ContainerState, PeerId
 from merkle.tree import BlockId, ContainerId
-from ozone.datanode import XceiverService
+from ozone.datanode import Request, Response, XceiverService
 from ozone.datanode_client import DatanodeClient
 from ozone.scm_client import (
     ClusterContainer,
@@ -34,7 +34,8 @@ from tests.support.peers import (
     replica_of,
     xor_replicas,
 )
-from tests.support.scm_twin import ScmTwin, served
+from tests.support.scm_group import ScmGroup, scm_group
+from tests.support.scm_twin import ScmTwin
 
 PEERS = [PeerId(f"{number}fffffff-0000-4000-8000-000000000000") for number in (1, 2, 3)]
 
@@ -56,14 +57,37 @@ class CountingSource(MemorySource):
         return super().read(container_id, block_id, offset, length)
 
 
+class LyingService(XceiverService):
+    """A datanode that answers whatever `change` makes of each honest answer."""
+
+    def __init__(self, source: CountingSource) -> None:
+        super().__init__(source)
+        self.change: Callable[[Response], Response] = lambda reply: reply
+
+    def answer(self, request: Request) -> Response:
+        return self.change(super().answer(request))
+
+
 @dataclass
 class LiveTwin:
-    """The cluster; `scm` and `sources` may be changed at any time."""
+    """The cluster; its SCMs, `sources` and what `services` answer may be changed at any
+    time.
+    """
 
-    address: str
-    scm: ScmTwin
+    group: ScmGroup
     sources: list[CountingSource]
+    services: list[LyingService]
     servers: list[RpcServer] = field(default_factory=list)
+
+    @property
+    def scm(self) -> ScmTwin:
+        """The SCM that leads, or led last."""
+        return self.group.members[self.group.leader or 0]
+
+    @property
+    def address(self) -> str:
+        """The SCMs' ports for clients, with commas between."""
+        return ",".join(self.group.addresses)
 
     def add(
         self, container_id: int, blocks: dict[int, int] | None = None, replicas: int = 3
@@ -95,7 +119,7 @@ class LiveTwin:
         return made
 
     def report(self, container_id: int) -> None:
-        """Tell SCM of a container's replicas as they are."""
+        """Tell all SCMs of a container's replicas as they are."""
         number = ContainerId(container_id)
         found = list[ContainerReplica]()
         for peer, source in zip(PEERS, self.sources, strict=True):
@@ -108,10 +132,13 @@ class LiveTwin:
                 found.append(
                     ContainerReplica(peer, number, one.state, root, one.bcs_id, one.replica_index)
                 )
-        self.scm.replicas[number] = found
+        for scm in self.group.members:
+            known = scm.replicas.get(number, [])
+            scm.replicas[number] = [*found, *(one for one in known if one.peer not in PEERS)]
 
     def set_health(self, datanode: int, health: NodeHealth) -> None:
-        self.scm.nodes[datanode - 1] = replace(self.scm.nodes[datanode - 1], health=health)
+        for scm in self.group.members:
+            scm.nodes[datanode - 1] = replace(scm.nodes[datanode - 1], health=health)
 
     def stop(self, datanode: int) -> None:
         """The datanode's process ends; SCM has not noticed."""
@@ -132,7 +159,7 @@ class LiveTwin:
                 channel, f"datanode {node.peer}", datanode_id=node.peer, deadlines=deadlines
             )
 
-        client = ScmClient([self.address])
+        client = ScmClient(self.group.addresses)
         try:
             with ClusterSurvey(
                 client, connect, 0, reads_data=deep, find_agent=find_agent
@@ -144,23 +171,24 @@ class LiveTwin:
 
 
 @contextmanager
-def live_twin() -> Iterator[LiveTwin]:
-    """A cluster of three datanodes without containers."""
-    sources, scm = [CountingSource() for _ in PEERS], ScmTwin()
+def live_twin(scms: int = 1) -> Iterator[LiveTwin]:
+    """A cluster of three datanodes without containers, with so many SCMs."""
+    sources = [CountingSource() for _ in PEERS]
     with ExitStack() as stack:
-        servers = [
-            start_server("127.0.0.1:0", [XceiverService(source).register]) for source in sources
-        ]
+        services = [LyingService(source) for source in sources]
+        servers = [start_server("127.0.0.1:0", [one.register]) for one in services]
         for server in servers:
             stack.callback(server.stop, 0)
-        scm.nodes = [
-            ClusterNode(
-                peer, f"host{number}", server.address, NodeHealth.HEALTHY,
-                NodeOperation.IN_SERVICE, 3,
-            )
-            for number, (peer, server) in enumerate(zip(PEERS, servers, strict=True), 1)
-        ]  # fmt: skip
-        yield LiveTwin(stack.enter_context(served(scm.serve)), scm, sources, servers)
+        group = stack.enter_context(scm_group(scms))
+        for scm in group.members:
+            scm.nodes = [
+                ClusterNode(
+                    peer, f"host{number}", server.address, NodeHealth.HEALTHY,
+                    NodeOperation.IN_SERVICE, 3,
+                )
+                for number, (peer, server) in enumerate(zip(PEERS, servers, strict=True), 1)
+            ]  # fmt: skip
+        yield LiveTwin(group, sources, services, servers)
 
 
 @contextmanager

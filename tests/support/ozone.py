@@ -31,7 +31,7 @@ _RUNNING = os.environ.get("OZONE_RUNNING", "")
 _RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
 _SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
 # Both run the same jars.
-_LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
+LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
 
 
 class OzoneCluster:
@@ -51,7 +51,7 @@ class OzoneCluster:
         self._environment = {
             **os.environ,
             "OZONE_TESTBED_DIR": str(folder),
-            "OZONE_TESTBED_LIB": str(_LIB),
+            "OZONE_TESTBED_LIB": str(LIB),
             # Replicas that only one scan saw damaged would be deleted and copied anew
             # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
@@ -61,8 +61,7 @@ class OzoneCluster:
     def __enter__(self) -> "OzoneCluster":
         if self._is_kept:
             return self
-        if not list(_LIB.glob("hdds-server-scm-*.jar")):
-            self._run("fetch")
+        self.fetch()
         self._run("wipe")
         try:
             sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
@@ -75,6 +74,11 @@ class OzoneCluster:
     def __exit__(self, *_: object) -> None:
         if not self._is_kept:
             self._run("wipe")
+
+    def fetch(self) -> None:
+        """Fetch the jars, unless they are there."""
+        if not list(LIB.glob("hdds-server-scm-*.jar")):
+            self._run("fetch")
 
     def volume(self, datanode: int) -> Path:
         return self.folder / f"dn{datanode}" / "volume1"

@@ -35,6 +35,9 @@ class History:
     """Keys that others may have deleted at the target, a deposed syncer too, and when;
     a comparison mends them.
     """
+    # Keys that others have deleted at the target, since when, and until when.
+    harmed: dict[str, int] = field(default_factory=dict)
+    lacked: list[tuple[str, int, int]] = field(default_factory=list)
     # Of each change its time, and its index.
     times: list[tuple[int, int]] = field(default_factory=list)
 
@@ -67,6 +70,30 @@ class History:
         """A comparison that began then found no difference."""
         left = {key: at_ms for key, at_ms in self.tainted.items() if at_ms >= since_ms}
         self.tainted = left
+
+    def harm(self, key: str, now_ms: int) -> None:
+        """Somebody else has deleted a key at the target."""
+        self.tainted[key] = now_ms
+        self.harmed.setdefault(key, now_ms)
+
+    def written_again(self, key: str, now_ms: int) -> None:
+        """The target has an object of this key."""
+        if key in self.harmed:
+            self.lacked.append((key, self.harmed.pop(key), now_ms))
+
+    def equal(
+        self, since_ms: int, now_ms: int, through: int, is_known: Callable[[str], bool]
+    ) -> None:
+        """A comparison that began then says now that both sides were equal up to an
+        index: no key was lacked, of those it is about, that was not changed after (no
+        false "equal").
+        """
+        open_ones = [(key, from_ms, now_ms) for key, from_ms in self.harmed.items()]
+        for key, from_ms, to_ms in (*self.lacked, *open_ones):
+            index, state = self.states[key][-1]
+            was_lacked = from_ms < since_ms < to_ms and state is not None and is_known(key)
+            if was_lacked and index <= min(self.index_before(from_ms), through):
+                raise HistoryViolationError(key, f"was called equal, and lacked since {from_ms}")
 
     def index_before(self, time_ms: int) -> int:
         """The index of the last change before a time."""

@@ -10,6 +10,7 @@ changes, whenever the master learns something, and after every step.
 
 import random
 from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,11 +38,15 @@ from tests.support.replications import Replication, StepClock
 from tests.support.storm_syncer import StormSyncer
 
 KEYS = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/b", "g")
+# Below no prefix that anybody wants.
+ELSEWHERE = "z"
 PREFIXES = ("d/", "d/e/", "f/", "h/")
 _WANTED = ((), (), ("d/",), ("a", "d/"), ("d/e/", "f/"), ("a", "b", "c", "d/e/"))
 _WRITES = {"put", "put_properties", "put_pieces", "delete", "complete", "rename"}
 _POLICY = PolicyId("policy-1")
 _TRACE = 400
+# Of another syncer, until it has taken over.
+_ACTS_MAX = 300
 
 
 class ReplicationStorm:
@@ -100,6 +105,9 @@ class ReplicationStorm:
         for _ in range(rng.randrange(12)):
             self.write()
 
+    def __str__(self) -> str:
+        return f"seed {self.seed}"
+
     def run(self, steps: int) -> None:
         """Let the storm blow."""
         for _ in range(steps):
@@ -108,22 +116,40 @@ class ReplicationStorm:
             self._something()
 
     def heal(self) -> None:
-        """Let nothing fail any more, and wait until the target is proven equal."""
+        """Let nothing fail any more, and wait until the target is proven equal. Then a
+        writer renames an object, out of all prefixes where there are any, and somebody
+        deletes a copy, which no log tells: both is seen to, and proven.
+        """
         self._errors = self._kills = self._stalls = self._gaps = self._pace = 0.0
         self._orders = self._jumps = self._strangers = self.host.faults = 0.0
         for node in self.nodes:
             node.is_cut_off = False
         self.host.start()
+        report = self._await_proof(0)
+        known = [key for key in sorted(self.source.objects) if key in self.target.objects]
+        if known:
+            key = known.pop(self.rng.randrange(len(known)))
+            self._note(f"rename {key} to {ELSEWHERE}")
+            self.source.move(key, ELSEWHERE)
+            self.history.note(self.source, self.source.newest_index)
+        if known:
+            self._harm(known)
+            # Without a log some stores never show that they held still.
+            self._await_proof(self.clock.ms if report.proven_ms is not None else 0)
+        self._check_equal()
+
+    def _await_proof(self, since_ms: int) -> ReplicationReport:
+        """Wait until a comparison that began since then has found both sides equal."""
         for step in range(3_000):
             if not step % 50:
                 self._want_all()
             self._something()
-            if self._is_proven():
+            if self._is_proven(since_ms):
                 break
         report = self._report()
         assert report is not None, self.host.replication(_POLICY)
-        assert self._is_proven(), (report.condition, report.message, report.differences)
-        self._check_equal()
+        assert self._is_proven(since_ms), (report.condition, report.message, report.differences)
+        return report
 
     def _want_all(self) -> None:
         """The operator wants the replication to run."""
@@ -203,8 +229,8 @@ class ReplicationStorm:
             self._note(f"somebody deletes {name}")
             self.marks["snapshot lost"] += 1
             del self.source.snapshots[name]
-        if rng.random() < self._strangers:
-            self._harm()
+        if rng.random() < self._strangers and self.target.objects:
+            self._harm(sorted(self.target.objects))
         if rng.random() < self._orders:
             self._order()
         if rng.random() < self._kills:
@@ -219,14 +245,12 @@ class ReplicationStorm:
             self._note(f"{node.name} is cut off: {node.is_cut_off}")
         self._act(node)
 
-    def _harm(self) -> None:
-        """Somebody else deletes an object of the target."""
-        if not self.target.objects:
-            return
-        key = self.rng.choice(sorted(self.target.objects))
+    def _harm(self, keys: Sequence[str]) -> None:
+        """Somebody else deletes one of these objects of the target."""
+        key = self.rng.choice(keys)
         self._note(f"somebody deletes the copy of {key}")
         self.marks["harmed"] += 1
-        self.history.tainted[key] = self.clock.ms
+        self.history.harm(key, self.clock.ms)
         self.target.remove(key)
         self._look()
 
@@ -354,23 +378,29 @@ class ReplicationStorm:
             index = self.history.index_before(report.oldest_unproven_ms)
             self._acknowledged(index, failed, known, node)
         proven = (replication, position, report.proven_ms)
-        if position is None or proven == self._proven:
+        if report.proven_ms is None or proven == self._proven:
             return
         self._proven = proven
+        if self._clocks_agree and not report.differences:
+            through = position.index if position is not None else self.source.newest_index
+            is_known = self._is_known(known, node)
+            self.history.equal(report.proven_ms, self.clock.ms, through, is_known)
+        if position is None:
+            return
         self.marks["proven"] += 1
-        if self._clocks_agree and report.proven_ms is not None:
+        if self._clocks_agree:
             self.history.proven(report.proven_ms)
         self._acknowledged(position.index, failed, known, node)
 
     def _acknowledged(
         self, index: int, failed: set[str], known: tuple[str, ...], node: StormSyncer
     ) -> None:
+        self.history.acknowledged(self.target, index, failed, self._is_known(known, node))
+
+    def _is_known(self, known: tuple[str, ...], node: StormSyncer) -> Callable[[str], bool]:
+        """Whether the target is known to have a key, by its prefixes."""
         prefixes = node.policy.prefixes if node.policy is not None else ()
-
-        def is_known(key: str) -> bool:
-            return key.startswith(known) and covers(prefixes, key)
-
-        self.history.acknowledged(self.target, index, failed, is_known)
+        return lambda key: key.startswith(known) and covers(prefixes, key)
 
     def _kill(self, node: StormSyncer) -> None:
         self._note(f"{node.name} is killed")
@@ -416,19 +446,25 @@ class ReplicationStorm:
         )
         return is_ours and node.epoch <= epoch
 
-    def _stall(self, node: StormSyncer, name: str, key: str) -> None:
-        """A process stops in the middle of a write, and comes back after its lease."""
+    def _stall(
+        self, node: StormSyncer, name: str, key: str, until: Callable[[], bool] | None = None
+    ) -> None:
+        """A process stops in the middle of a write, and comes back after its lease, and
+        not before `until`.
+        """
         self._note(f"{node.name} is stopped in {name} {key}")
         self.marks["stalled"] += 1
         self._in_stall, deleting = True, set(self.target.deleting)
         (other,) = (one for one in self.nodes if one is not node)
         others_before = self._acting
         self.clock.pass_s(LEASE_S + 1)
-        for _ in range(self.rng.randrange(60)):
+        for _ in range(_ACTS_MAX if until is not None else self.rng.randrange(60)):
+            if until is not None and until():
+                break
             self.clock.pass_s(0.3)
             self._run_master()
             self._act(other)
-            if self.rng.random() < 0.3:
+            if until is None and self.rng.random() < 0.3:
                 self.write()
         self._acting, self._in_stall = others_before, False
         self._note(f"{node.name} goes on with {name} {key}")
@@ -458,6 +494,8 @@ class ReplicationStorm:
     def _look(self) -> None:
         """See which objects of the target are others than before."""
         now = dict(self.target.objects)
+        for key in now:
+            self.history.written_again(key, self.clock.ms)
         for key in sorted(now.keys() | self._seen.keys()):
             if now.get(key) is not self._seen.get(key) and key not in self.history.tainted:
                 self._note(f"target has another {key}")
@@ -497,9 +535,10 @@ class ReplicationStorm:
                 return node.replication.engine.report()
         return None
 
-    def _is_proven(self) -> bool:
+    def _is_proven(self, since_ms: int) -> bool:
         report = self._report()
-        return bool(report and report.differences == 0 and not self._differing())
+        is_new = report is not None and (report.proven_ms or 0) >= since_ms
+        return bool(is_new and report and report.differences == 0 and not self._differing())
 
     def _differing(self) -> list[str]:
         ours, theirs = self.source.objects, self.target.objects

@@ -17,15 +17,13 @@ from protos.convert import tree_from_bytes
 from runtime.rpc import Deadlines, open_channel
 from tests.support.live_twin import PEERS, LiveTwin, live_twin
 from tests.support.peers import MemoryReplica
-from tests.support.scm_twin import served
 
 
 @dataclass
 class RescueTwin:
-    """The cluster, and SCM's port for datanodes."""
+    """The cluster."""
 
     live: LiveTwin
-    datanode_address: str
     reconciles: int = 0
     # Requests for chunks that a peer refused or answered with other bytes.
     refused: list[str] = field(default_factory=list)
@@ -59,9 +57,7 @@ class RescueTwin:
                     with suppress(ReconcileError):
                         self._pull(found, addresses[other])
             self.scan(found)
-        extra = [one for one in scm.replicas[container_id] if one.peer not in PEERS]
         self.live.report(container_id)
-        scm.replicas[container_id] += extra
 
     def _pull(self, ours: MemoryReplica, address: str) -> None:
         number = ours.container_id
@@ -113,9 +109,10 @@ class RescueTwin:
 
 
 @contextmanager
-def rescue_twin() -> Iterator[RescueTwin]:
-    """A cluster of three datanodes without containers."""
-    with live_twin() as live, served(live.scm.serve_datanodes) as address:
-        twin = RescueTwin(live, address)
-        live.scm.on_reconcile = twin.reconcile
+def rescue_twin(scms: int = 1) -> Iterator[RescueTwin]:
+    """A cluster of three datanodes without containers, with so many SCMs."""
+    with live_twin(scms) as live:
+        twin = RescueTwin(live)
+        for scm in live.group.members:
+            scm.on_reconcile = twin.reconcile
         yield twin

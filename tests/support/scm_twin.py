@@ -27,11 +27,11 @@ _PACKAGE = "org.apache.hadoop.hdds.scm"
 
 
 @contextmanager
-def served(serve: Callable[[socket.socket], None]) -> Iterator[str]:
-    """Call `serve` in a thread with each connection to a port of loopback; the address
-    is yielded. A connection is closed when its `serve` ends.
+def served(serve: Callable[[socket.socket], None], port: int = 0) -> Iterator[str]:
+    """Call `serve` in a thread with each connection to a port of loopback, any free one
+    by default; the address is yielded. A connection is closed when its `serve` ends.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.create_server(("127.0.0.1", port)) as listener:
         connections = list[socket.socket]()
 
         def handle(connection: socket.socket) -> None:
@@ -109,12 +109,16 @@ class ScmTwin:
     replicas: dict[ContainerId, list[ContainerReplica]] = field(default_factory=dict)
     cluster_id: str = "CID-twin"
     is_standby: bool = False
+    # What it says of the leader while it does not lead, as Ozone does.
+    leader_hint: str = "Could not determine the leader node."
     in_safe_mode: bool = False
     # ozone.scm.container.list.max.count.
     list_max: int = 4096
     # Called with each container whose reconciliation SCM accepts.
     on_reconcile: Callable[[ContainerId], None] = field(default=lambda container_id: None)
     reconciled: list[ContainerId] = field(default_factory=list)
+    # Called with the name of each call that took effect, before it is answered.
+    before_answer: Callable[[str], None] = field(default=lambda name: None)
     calls: int = 0
     connections: int = 0
     # After so many calls a connection is closed, as an idle one; None is never.
@@ -141,7 +145,9 @@ class ScmTwin:
                 connection.sendall(_error(call_id, refusal, rpc.RpcResponseHeaderProto.FATAL))
                 return
             try:
-                reply = self._answer(pb.ScmContainerLocationRequest.FromString(body))
+                request = pb.ScmContainerLocationRequest.FromString(body)
+                reply = self._answer(request)
+                self.before_answer(pb.Type.Name(request.cmdType))
             except _RefusedError as refused:
                 connection.sendall(_error(call_id, str(refused), rpc.RpcResponseHeaderProto.ERROR))
             else:
@@ -155,8 +161,10 @@ class ScmTwin:
         while True:
             header, _, body = read_frame(connection)
             call_id = rpc.RpcRequestHeaderProto.FromString(header).callId
+            request = beat.SCMDatanodeRequest.FromString(body)
             with self._lock:
-                reply = self._answer_datanode(beat.SCMDatanodeRequest.FromString(body))
+                reply = self._answer_datanode(request)
+            self.before_answer(beat.Type.Name(request.cmdType))
             connection.sendall(frame(_header(call_id), reply))
 
     def _answer_datanode(self, request: beat.SCMDatanodeRequest) -> beat.SCMDatanodeResponse:
@@ -201,7 +209,10 @@ class ScmTwin:
 
     def _answer(self, request: pb.ScmContainerLocationRequest) -> pb.ScmContainerLocationResponse:
         if self.is_standby:
-            raise _RefusedError("org.apache.ratis.protocol.exceptions.NotLeaderException: s2")
+            raise _RefusedError(
+                "org.apache.hadoop.hdds.ratis.ServerNotLeaderException: SCM Server:scm-2"
+                f"(127.0.0.1) is not the leader. {self.leader_hint}"
+            )
         reply = pb.ScmContainerLocationResponse(
             cmdType=request.cmdType, status=pb.ScmContainerLocationResponse.OK
         )

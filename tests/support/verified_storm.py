@@ -5,6 +5,7 @@ syncer may be stopped, for longer than its lease, between its look at the lease 
 arrival of what it sent.
 """
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from replicator.verifier.client import VerifierClient
 from replicator.verifier.server import VerifierService
 from tests.support.bucket_sync import InlineExecutor
 from tests.support.kill_points import KilledError
+from tests.support.replication_history import properties
 from tests.support.replication_storm import ReplicationStorm
 from tests.support.storm_syncer import StormSyncer
 from tests.support.verifier_link import IndexHome, LinkFaults, VerifierHost, VerifierLink
@@ -55,6 +57,7 @@ class VerifiedStorm(ReplicationStorm):
         super().__init__(seed, folder)
         groups = groups_of(self.target.capabilities)
         profile = Profile(b"s" * 32, HashAlgorithm.BLAKE3, groups)
+        self._epochs = folder / "verifier" / "epochs.json"
         home = folder / "verifier" / "index"
         home.mkdir(parents=True)
         self.verifier_host = VerifierHost(
@@ -63,9 +66,11 @@ class VerifiedStorm(ReplicationStorm):
             self.clock,
             InlineExecutor,
             self._strike_verifier,
-            partial(VerifierService, epochs_file=folder / "verifier" / "epochs.json"),
+            partial(VerifierService, epochs_file=self._epochs),
         )
         self._verifier_kills = self.rng.choice((0.0, 0.03, 0.1))
+        # Of a delete in which a syncer is to be stopped.
+        self._late_key = ""
         self.link = _StormLink(self.verifier_host, self)
         self.link.faults = LinkFaults(
             loses=self._fails, forgets=self._fails, repeats=lambda: self._fails() and self._fails()
@@ -75,6 +80,14 @@ class VerifiedStorm(ReplicationStorm):
         """See ReplicationStorm."""
         self._verifier_kills = 0.0
         super().heal()
+        known = [key for key in sorted(self.source.objects) if key in self.target.objects]
+        if known:
+            self._late_key = self.rng.choice(known)
+            self._note(f"delete {self._late_key}")
+            self.source.remove(self._late_key)
+            self.history.note(self.source, self.source.newest_index)
+            self._await_proof(0)
+            self._check_equal()
 
     def before_call(self, method: str, request: Any) -> None:
         """A syncer calls the verifier, and may be stopped before that arrives."""
@@ -83,13 +96,19 @@ class VerifiedStorm(ReplicationStorm):
         if method != _WRITE_KEYS or node is None:
             return
         self.marks["verified write"] += 1
-        if self._in_stall or self.rng.random() >= self._stalls:
-            return
         held = set(self.target.objects)
-        self._stall(node, "verified put", request.writes[0].key)
-        if not self._may_write(node):
-            # A key that was absent may be so again, and a delete has no condition.
-            self.marks["late verified write"] += 1
+        if any(one.delete and one.key == self._late_key for one in request.writes):
+            self._stall_in_delete(node)
+        elif self._in_stall or self.rng.random() >= self._stalls:
+            return
+        else:
+            self._stall(node, "verified put", request.writes[0].key)
+        if self._may_write(node):
+            return
+        self.marks["late verified write"] += 1
+        if self._newest_epoch() <= node.epoch:
+            # The verifier has not heard of the next holder. A key that was absent may
+            # be so again, and a delete has no condition.
             late = {one.key for one in request.writes if one.delete or one.key not in held}
             self.history.tainted |= dict.fromkeys(late, self.clock.ms)
 
@@ -101,6 +120,29 @@ class VerifiedStorm(ReplicationStorm):
     def verifier_acting(self) -> "_NobodyActs":
         """While the verifier acts, no syncer does."""
         return _NobodyActs(self)
+
+    def _stall_in_delete(self, node: StormSyncer) -> None:
+        """Stop a syncer until the key exists again, and the next one has copied it; the
+        verifier may have been restarted then.
+        """
+        key, self._late_key = self._late_key, ""
+        self._note(f"put {key}")
+        self.source.write(key, b"written anew", properties("late", "x"))
+        self.history.note(self.source, self.source.newest_index)
+
+        def is_copied() -> bool:
+            found = self.target.objects.get(key)
+            return found is not None and found.body == b"written anew"
+
+        self._stall(node, "verified delete", key, until=is_copied)
+        if self.rng.random() < 0.5:
+            self.verifier_host.life.is_over = True
+
+    def _newest_epoch(self) -> int:
+        """The verifier has to refuse whatever comes by an older one."""
+        if not self._epochs.exists():
+            return 0
+        return max(json.loads(self._epochs.read_bytes()).values(), default=0)
 
     def _kill_now(self) -> None:
         if self._acting is not None and not self._in_stall and self.rng.random() < self._kills:

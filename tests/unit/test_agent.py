@@ -2,6 +2,9 @@
 
 import os
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +19,11 @@ from dnagent.imports import import_trees
 from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from ozone.datanode import SERVICE, Request, Response
+from ozone.datanode_client import DatanodeClient
+from ozone.ports import ByteRange
 from ozone.volume import Hold
 from protos.ozone_datanode_pb2 import GetContainerChecksumInfoRequestProto, Result, Type
+from repair.peers import AgentPeer, DatanodePeer
 from runtime.disk import Disk
 from runtime.errors import BusyError
 from runtime.rate_limit import SystemClock
@@ -121,6 +127,38 @@ def test_an_agent_does_not_know_that_a_cluster_is_secured_until_a_token_shows_it
         assert [reply.result for reply in replies] == [Result.BLOCK_TOKEN_VERIFICATION_FAILED] * 2
         assert [line["event"] for line in lines] == ["cluster_secured"]
         assert running.status().fault == "the Ozone cluster is secured: a datanode sent a token"
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize("kind", ["agent", "datanode"])
+def test_greedy_callers_get_the_rate_of_an_agent_together(kind: str, tmp_path: Path) -> None:
+    with VolumeMaker(tmp_path / "volume") as volume:
+        volume.container(1)
+        volume.block(1, 1, whole(500_000))
+    serve = {"bytes_per_second": "1MB/s"}
+    running = Agent(config_of(tmp_path / "volume", tmp_path / "state", serve=serve))
+    running.start()
+
+    def read(_: int) -> int:
+        channel, name = open_channel(running.address), running.datanode_id
+        found = (
+            AgentPeer(name, channel, running.address)
+            if kind == "agent"
+            else DatanodePeer(name, DatanodeClient(channel, running.address))
+        )
+        with closing(found):
+            chunk = found.records(ContainerId(1), [BlockId(1)])[BlockId(1)].chunks[0]
+            wanted = [ByteRange(chunk.offset, chunk.length_bytes)]
+            pieces = found.read(ContainerId(1), BlockId(1), chunk, wanted)
+            return sum(len(piece.data) for piece in pieces)
+
+    try:
+        started_s = time.monotonic()
+        with ThreadPoolExecutor(4) as pool:
+            assert list(pool.map(read, range(4))) == [500_000] * 4
+        # At a megabyte a second, of which nothing is lent.
+        assert time.monotonic() - started_s >= 1.9
     finally:
         running.stop()
 

@@ -21,6 +21,7 @@ from replicator.replication import (
     PolicyId,
     ReplicationFault,
     ReplicationOptions,
+    Stage,
     SyncerId,
 )
 from replicator.stores.errors import StoreError
@@ -33,12 +34,23 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from runtime.guard import ThreadGuard
 from runtime.rate_limit import SystemClock
+from tests.support.logged_events import events, logged
 from tests.support.master_clients import RecordingClient
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_twin_service import TwinService
 from tests.support.stores import put
 from tests.support.verifiers import config_of, verifier_of
 from tests.support.waiting import wait_until
+
+
+class ForwardClock(SystemClock):
+    """The clock of the machine, which a test puts forward."""
+
+    ahead_s = 0.0
+
+    def monotonic_s(self) -> float:
+        """See Clock."""
+        return super().monotonic_s() + self.ahead_s
 
 
 @contextmanager
@@ -49,8 +61,9 @@ def assigned(
     lease_s: float = 60.0,
     target: str = "",
     target_probe: str = "",
+    clock: SystemClock | None = None,
 ) -> Iterator[AssignedReplication]:
-    clock = SystemClock()
+    clock = clock or SystemClock()
     timer = LeaseTimer(clock, margin_s=0.0)
     timer.renew(asked_s=clock.monotonic_s(), duration_s=lease_s)
     policy = Policy(
@@ -229,17 +242,20 @@ def test_the_next_syncer_takes_the_word_of_the_last_one_and_asks_later(
         # A record bears the time of its questions: it is another one after each probe.
         assert "creates_conditionally" in known
         assert target.writer.delete(["a"]) == []
-        with assigned(tmp_path, target=target.address, target_probe=known) as found:
+        clock = ForwardClock()
+        with assigned(
+            tmp_path, target=target.address, target_probe=known, clock=clock, lease_s=600.0
+        ) as found:
             wait_until(lambda: is_at_work(found, target), "the object")
             assert found.report().target_probe == known
             # A minute later it asks.
-            found._probe_s = 0.0
+            clock.ahead_s = 61.0
             wait_until(lambda: found.report().target_probe != known, "another record")
             assert found.report().condition is Condition.ACTIVE
 
 
 def test_a_target_that_does_other_things_now_is_opened_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_source(tmp_path)
     with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
@@ -252,10 +268,21 @@ def test_a_target_that_does_other_things_now_is_opened_again(
         claim = '"creates_conditionally":true'
         stale = known.replace(claim, claim.replace("true", "false"))
         assert stale != known
-        with assigned(tmp_path, target=target.address, target_probe=stale) as found:
-            wait_until(lambda: found._engine is not None, "its work")
-            engine = found._engine
-            found._probe_s = 0.0
-            wait_until(lambda: found._engine not in (engine, None), "its work, begun again")
+        clock = ForwardClock()
+        with (
+            logged(),
+            assigned(
+                tmp_path, target=target.address, target_probe=stale, clock=clock, lease_s=600.0
+            ) as found,
+        ):
+            wait_until(lambda: found.report().checkpoint.stage is Stage.LIVE, "its work")
+            said = list[str]()
+            clock.ahead_s = 61.0
+
+            def is_opened_again() -> bool:
+                said.extend(str(one.get("error", "")) for one in events(capsys))
+                return any("opened again" in one for one in said)
+
+            wait_until(is_opened_again, "its end")
+            wait_until(lambda: found.report().condition is Condition.ACTIVE, "work, begun again")
             assert claim in found.report().target_probe
-            assert found.report().condition is Condition.ACTIVE

@@ -26,11 +26,10 @@ class Cluster:
 
     def run(self, words: str) -> tuple[int, dict[str, object]]:
         """The exit status of a command, and its document."""
-        port = self.twin.datanode_address.rpartition(":")[2]
         places = {
             "scm": self.twin.live.address,
             "datanode": self.twin.live.servers[0].address,
-            "rescue": f"rescue --cluster {self.twin.live.address} --datanode-port {port}",
+            "rescue": f"rescue --cluster {self.twin.live.address}",
             "folder": str(self.folder),
         }
         arguments = [*words.format(**places).split(), "--json"]

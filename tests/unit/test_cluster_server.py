@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from admin.cli import treefold
 from merkle.columns import encode_tree
+from merkle.replica import ReplicaState
 from merkle.tree import BlockId, ContainerId
 from runtime.config import load
 from runtime.errors import ConfigError
@@ -173,3 +174,82 @@ def test_jobs_of_a_cluster_are_not_for_a_controller_of_agents(
         assert cluster.scm.reconciled == [ONE]
     finally:
         server.stop()
+
+
+def on_cluster(cluster: LiveTwin, *words: str) -> tuple[int, dict[str, object]]:
+    done = CliRunner().invoke(treefold, [*words, "--cluster", cluster.address, "--json"])
+    return done.exit_code, json.loads(done.stdout)
+
+
+@pytest.fixture
+def idle(
+    cluster: LiveTwin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ControllerServer]:
+    """A controller that starts nothing by itself, of a cluster with container 1, which
+    diverged, and 2, which did not.
+    """
+    (tmp_path / "client.toml").touch()
+    monkeypatch.setenv("TREEFOLD_CONFIG", str(tmp_path / "client.toml"))
+    diverge(cluster, heals=False)
+    cluster.add(2)
+    server = ControllerServer(settings(cluster, tmp_path, automatic__enabled=False))
+    wait_until(
+        lambda: len(command(server, "container", "list")[1]["data"]["containers"]) == 2,  # type: ignore[index]
+        "the first reading",
+    )
+    yield server
+    server.stop()
+
+
+@pytest.mark.parametrize("number", ["1", "2", "3"])
+def test_a_controller_of_a_cluster_compares_trees_as_the_cluster_itself(
+    number: str, cluster: LiveTwin, idle: ControllerServer
+) -> None:
+    """It has no agents to ask: before, each datanode's tree was an error."""
+    if number == "2":
+        cluster.stop(3)
+    status, document = command(idle, "container", "diff", number)
+    expected, other = on_cluster(cluster, "container", "diff", number)
+    assert status == expected
+    for key in ("data", "errors", "warnings"):
+        assert document[key] == other[key]
+    assert status == {"1": 3, "2": 7, "3": 1}[number]
+
+
+def test_a_controller_of_a_cluster_plans_what_the_cluster_itself_would_do(
+    cluster: LiveTwin, idle: ControllerServer
+) -> None:
+    words = "reconcile", "1", "2", "99", "--dry-run"
+    (status, document), (expected, other) = command(idle, *words), on_cluster(cluster, *words)
+    assert document["data"]["plan"] == other["data"]["plan"]  # type: ignore[index]
+    assert status == expected == 5
+    assert [one["code"] for one in document["errors"]] == [one["code"] for one in other["errors"]]  # type: ignore[attr-defined]
+    # Nothing of what only agents do.
+    assert not document["warnings"]
+    assert cluster.scm.reconciled == []
+
+
+@pytest.mark.parametrize("option", ["--plan", "--apply"])
+def test_a_plan_of_writes_is_refused_with_what_to_do(
+    option: str, idle: ControllerServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "plan.json"
+    ids = ["1"]
+    if option == "--apply":
+        file.write_text("{}")
+        ids = []
+    status, document = command(idle, "reconcile", *ids, option, str(file))
+    [error] = document["errors"]  # type: ignore[misc]
+    assert status == 2
+    assert "no agents" in error["message"]
+    assert "treefold rescue" in error["hint"]
+
+
+def test_replicas_that_ozone_leaves_unhealthy_are_not_said_to_wait_for_agents(
+    cluster: LiveTwin, idle: ControllerServer
+) -> None:
+    cluster.sources[0].replicas[ONE].state = ReplicaState.UNHEALTHY
+    cluster.report(ONE)
+    _, document = command(idle, "reconcile", "1", "--yes", "--wait")
+    [text] = [one for one in document["warnings"] if "UNHEALTHY" in str(one)]  # type: ignore[attr-defined]
+    assert "Ozone's reconciliation does not change that" in str(text)

@@ -42,7 +42,6 @@ from tests.support.waiting import wait_until
 from tests.support.wire_server import answer, wire_server
 
 OBJECTS = 8
-WRITES = 2
 PARTS = 4
 
 
@@ -51,9 +50,10 @@ class CountedWriter:
     when twice as many objects have been read.
     """
 
-    def __init__(self, store: MemoryStore, reads: list[str]) -> None:
+    def __init__(self, store: MemoryStore, reads: list[str], writes: int) -> None:
         self.store = store
         self.reads = reads
+        self.writes = writes
         self.now = self.most = 0
         self._lock = threading.Lock()
 
@@ -64,7 +64,7 @@ class CountedWriter:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        wait_until(lambda: len(self.reads) >= 2 * WRITES, "others to be read meanwhile")
+        wait_until(lambda: len(self.reads) >= 2 * self.writes, "others to be read meanwhile")
         try:
             return self.store.put(key, body, properties, condition)
         finally:
@@ -75,22 +75,27 @@ class CountedWriter:
         return getattr(self.store, name)
 
 
-def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("writes", [1, 2, 4])
+def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(
+    writes: int, tmp_path: Path
+) -> None:
+    """OZ-055: as many are under way as were asked for, and the end is the same."""
     source, target = MemoryStore("memory:a"), MemoryStore("memory:b")
     for number in range(OBJECTS):
         source.put(str(number), b"body", ObjectProperties(), WriteCondition())
     reader = FlawedReader(source.store())
-    writer = CountedWriter(target, reader.reads)
+    writer = CountedWriter(target, reader.reads, writes)
     run = SyncRunner(
         replace(source.store(), reader=reader),
         replace(target.store(), writer=writer),
         tmp_path,
-        copier_limits=CopierLimits(objects=WRITES, parts=1),
+        copier_limits=CopierLimits(objects=writes, parts=1),
         new_executor=ThreadPoolExecutor,
     )
     report = run()
     assert (report.copied, report.equal) == (OBJECTS, True)
-    assert writer.most == WRITES
+    assert writer.most == writes
+    assert target.bodies() == source.bodies()
 
 
 class HalvingReader:

@@ -84,10 +84,11 @@ def test_an_agent_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
     try:
         limits = {"bytes_per_second": "7MiB/s"}
         scan = limits | {"on_demand_bytes_per_second": "9MiB/s"}
-        running.reload(AgentConfig(**config, scan=scan, repair=limits | {"reconciliations_max": 5}))
+        repair = limits | {"reconciliations_max": 5}
+        running.reload(AgentConfig(**config, scan=scan, serve=limits, repair=repair))
         found = running.status()
         assert [limit.name for limit in found.limits] == list(AGENT_LIMITS)
-        assert [limit.value for limit in found.limits] == [7 << 20, 9 << 20, 7 << 20, 5]
+        assert [limit.value for limit in found.limits] == [7 << 20, 9 << 20, 7 << 20, 7 << 20, 5]
         assert (found.repair_bytes_per_second, found.fault) == (0, "")
         assert [volume.scan_bytes_per_second for volume in found.volumes] == [0]
         page = running.metrics.page().decode()
@@ -98,6 +99,7 @@ def test_an_agent_takes_over_its_limits_and_shows_them(tmp_path: Path) -> None:
         assert scanner._background_limiter.bytes_per_second == 7 << 20
         assert scanner._request_limiter.bytes_per_second == 9 << 20
         assert running._repair_limiter.bytes_per_second == 7 << 20
+        assert running._serve_limiter.bytes_per_second == 7 << 20
     finally:
         running.stop()
 

@@ -39,8 +39,8 @@ def is_number(option: click.Option) -> bool:
 ALL = list(options(treefold))
 NUMBERS = [(words, option) for words, option in ALL if is_number(option)]
 REPLICATION_ORDERS = {
-    "add", "cancel", "delete", "disable", "enable", "failback", "failover", "pause", "prefixes",
-    "resume", "throttle",
+    "add", "cancel", "change", "delete", "disable", "enable", "failback", "failover", "pause",
+    "prefixes", "resume",
 }  # fmt: skip
 REASONS = [(words, "--reason") for words, option in ALL if "--reason" in option.opts]
 

@@ -136,8 +136,10 @@ def test_all_of_it_is_listed_at_once(capsys: pytest.CaptureFixture[str]) -> None
     """OZ-025: one run says everything."""
     target = BucketFacts("LEGACY", "RATIS/ONE", BucketQuota(1), "other", (WORLD,), None, False)
     report = check(FACTS, target, is_empty=False)
-    # What the target does not keep of objects is told by what its store can do.
-    assert {one.check for one in report.findings} == set(Precheck) - {Precheck.PROPERTIES}
+    # What the target does not keep of objects is told by what its store can do, and
+    # whether a verifier is one of it, by the verifier.
+    others = {Precheck.PROPERTIES, Precheck.VERIFIER}
+    assert {one.check for one in report.findings} == set(Precheck) - others
     answer = CommandResult("bucket add", as_json=False)
     assert not note_prechecks(answer, report)
     assert answer.exit_status == 6

@@ -214,6 +214,26 @@ def test_a_gap_of_the_log_is_healed_without_copying_what_is_equal(
     assert len(source.snapshots) == 1
 
 
+@way_of_all
+def test_a_target_that_was_wiped_is_copied_anew_and_its_cost_is_told(
+    way: str, tmp_path: Path
+) -> None:
+    """OZ-102: an operator ends the replication, empties the target, begins anew."""
+    source, target, replication = begun(way, tmp_path)
+    source.trimmed = source.newest_index
+    replication.change(desired=DesiredState.CANCELLED)
+    replication.run(5)
+    assert replication.engine.is_over
+    replication.engine.close()
+    for key in list(target.objects):
+        target.remove(key)
+    again = Replication(source.store(), target.store(), tmp_path)
+    source.write("d", b"written while it is copied")
+    again.run(60, seconds=10.0)
+    assert held(target) == held(source)
+    assert again.engine.report().sent_bytes == whole_bytes(source)
+
+
 def test_a_snapshot_that_is_deleted_while_it_is_copied_is_made_anew(tmp_path: Path) -> None:
     """OZ-169: what it lacks then is deleted nowhere."""
     source = MemoryStore("memory:a", has_snapshots=True)

@@ -77,6 +77,28 @@ def test_a_new_replication_goes_to_a_syncer_that_has_a_lease(one: OneMaster) -> 
     assert syncer.epoch() == one.master.replication(P1).state.epoch
 
 
+def test_options_are_changed_by_what_the_operator_has_seen(one: OneMaster) -> None:
+    """An order that is sent twice changes them once, and none undoes another's."""
+    one.add()
+
+    def order(options: ReplicationOptions, revision: int) -> int:
+        one.master.set_options(P1, options, ALICE, revision=revision)
+        return one.master.replication(P1).record.policy.revision
+
+    slow, proven = (
+        ReplicationOptions(bytes_per_second=1),
+        ReplicationOptions(verifier="v1:9894"),
+    )
+    assert [order(slow, 1), order(slow, 1)] == [2, 2]
+    with pytest.raises(BusyError, match="changed meanwhile by operator/alice"):
+        order(proven, 1)
+    assert one.master.replication(P1).record.policy.options == slow
+    assert order(proven, 2) == 3
+    one.master.set_desired(P1, DesiredState.CANCELLED, ALICE)
+    with pytest.raises(PolicyRefusedError):
+        order(slow, 4)
+
+
 def test_heartbeats_keep_a_lease_and_silence_ends_it_at_its_time(one: OneMaster) -> None:
     """OZ-043, OZ-048: not a second earlier."""
     syncer = working(one)
@@ -255,7 +277,7 @@ def test_a_position_of_another_log_is_taken(one: OneMaster) -> None:
 
 
 def test_another_syncer_goes_on_from_the_last_checkpoint(one: OneMaster) -> None:
-    """OZ-039, OZ-040."""
+    """OZ-039, OZ-040, OZ-063."""
     syncer = working(one)
     syncer.save(report(7))
     other = OneSyncer(one, "s2").register()

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from admin.bucket_failover import why_not_back
-from admin.bucket_policies import prechecked, rate_of
+from admin.bucket_failover import way_back_policy, why_not_back
+from admin.bucket_policies import prechecked
 from admin.bucket_status import backlog_json, status_exit
 from admin.client_steps import client_steps
 from admin.cluster_status import ClusterAnswer, Health, exit_status_of, health_of, problems_of
 from admin.master_status import MasterAnswer, lines_of_masters, masters_json, problems_of_masters
+from admin.policy_options import rate_of
 from admin.replication_output import position_json, status_lines, view_json
 from proof.item import EvidenceLevel
 from replicator.backlog import read_backlog
@@ -318,6 +319,15 @@ def test_a_silent_master_is_unknown_and_a_disabled_one_a_problem() -> None:
     quiet = replace(waiting, record=paused)
     status = MasterAnswer("m:1", replace(A_STATUS, fault=""), (quiet,))
     assert list(problems_of_masters([status])) == []
+
+
+def test_a_way_back_has_no_verifier_of_the_way_forth() -> None:
+    """That one is beside the bucket which is the source now."""
+    forth = FINE.record.policy
+    options = replace(forth.options, verifier="v1:9894", bytes_per_second=5)
+    back = way_back_policy(replace(forth, options=options))
+    assert back.options == replace(options, verifier="", newest_wins=True)
+    assert (back.source, back.target) == (forth.target, forth.source)
 
 
 @pytest.mark.parametrize(("text", "expected"), [("0", 0), ("5", 5), ("2MiB/s", 2 << 20)])

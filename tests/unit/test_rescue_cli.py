@@ -42,10 +42,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def rescue(cluster: RescueTwin, *words: str) -> tuple[int, dict[str, object]]:
-    port = cluster.datanode_address.rpartition(":")[2]
     result = CliRunner().invoke(
-        treefold,
-        ["rescue", "--cluster", cluster.live.address, "--datanode-port", port, "--json", *words],
+        treefold, ["rescue", "--cluster", cluster.live.address, "--json", *words]
     )
     return result.exit_code, json.loads(result.stdout)
 

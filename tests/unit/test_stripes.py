@@ -13,6 +13,7 @@ from merkle.comparison import DifferenceKind
 from merkle.outcome import EvidenceKind, Verdict
 from merkle.tree import BlockId
 from ozone.scm_client import NodeHealth
+from tests.support.bounded_memory import bounded_memory
 from tests.support.live_twin import PEERS, LiveTwin, live_twin
 from tests.support.peers import CHUNK_BYTES, MemoryReplica
 
@@ -144,6 +145,26 @@ def test_a_record_without_the_length_of_its_block_is_not_guessed(
         found = cluster.diagnose(deep=True)[1]
         assert found.verdict is Verdict.UNKNOWN
         assert "no length" in found.doubt
+
+
+def test_a_chunk_far_away_costs_one_stripe(
+    cluster: LiveTwin, replicas: list[MemoryReplica]
+) -> None:
+    """A record that only one datanode has, of a block that it invents."""
+    liar = replicas[0]
+    first = replace(liar.records[BLOCK].chunks[0], name="22_chunk_1", stripe_checksum=None)
+    far = replace(first, offset=(1 << 40) - 2 * CHUNK_BYTES, name="22_chunk_2")
+    metadata = (("blockGroupLen", str(1 << 41)),)
+    number = BlockId(22)
+    liar.records[number] = replace(
+        liar.records[BLOCK], block_id=number, chunks=(first, far), metadata=metadata
+    )
+    with bounded_memory():
+        found = cluster.diagnose(deep=True)[1]
+    assert found.stripes is not None
+    # The first, the next one for all in between, that of the far chunk and the next.
+    assert found.stripes.stripe_count == 4 + 4
+    assert {one.block_id for one in found.stripes.damages} == {number}
 
 
 def test_a_length_without_end_costs_one_stripe(

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from replicator.refresh import READ_ALL_S
-from replicator.replication import Condition, ReplicationFault
+from replicator.replication import Condition, ReplicationFault, ReplicationOptions
 from replicator.stores.port import ObjectProperties
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.target_verifier import TargetVerifier
@@ -109,6 +109,36 @@ def test_what_a_stranger_did_at_the_target_is_found_by_the_proof(tmp_path: Path)
         one.replication.run(100, seconds=0.2)
         one.settle()
         assert one.pair.client.calls > listed
+
+
+def test_rounds_know_what_a_comparison_by_indexes_has_found_equal(tmp_path: Path) -> None:
+    """A syncer on another machine has no ledger. What the source's listing lacks later
+    must be known to be at the target.
+    """
+    with verified_pair(tmp_path) as pair:
+        fill(pair.source, 8)
+        assert pair.sync().equal
+        source = replace(pair.source, feed=None, snapshots=None)
+        replication = Replication(
+            source,
+            pair.target,
+            tmp_path / "state",
+            limits=replace(LIMITS, prove_every_s=3600.0),
+            options=ReplicationOptions(interval_s=5.0),
+            verifier=pair.client,
+        )
+        one, engine = Followed(pair, replication), replication.engine
+        one.settle()
+        while engine.report().proof_level != "recorded:blake3":
+            replication.step(0.2)
+        pair.source.writer.delete(["00003-é"])
+        deleted_ms = replication.clock.ms
+        for _ in range(400):
+            replication.step(0.2)
+            if (engine.report().oldest_unproven_ms or 0) > deleted_ms:
+                break
+        assert "00003-é" not in held(pair.target)
+        engine.close()
 
 
 def test_damage_behind_the_targets_own_records_is_repaired(tmp_path: Path) -> None:
