@@ -85,8 +85,14 @@ pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chr
 	$(SHOOT) --blink-settings=preferredColorScheme=0 --screenshot=docs/report-dark.png "file://$$page"
 	@rm -rf build/report
 
-test-ozone: $(STAMP)  ## the tests against a real Ozone cluster on loopback (wants Maven and Java 17)
-	$(BIN)/python -m pytest -m "ozone and not long" tests/e2e tests/contract
+# Two runs at once, since either waits at times, with clusters of their own: the tests of datanodes, whose output comes
+# last, and those of the OM and its gateway.
+OZONE_TESTS = $(BIN)/python -m pytest tests/e2e tests/contract -m "ozone and not long and
+test-ozone: $(STAMP)  ## the tests against real Ozone clusters on loopback (wants Maven and Java 17)
+	@said=$$(mktemp); OZONE_PORT_OFFSET=8000 $(OZONE_TESTS) datanodes" >$$said 2>&1 & \
+	other=$$!; trap "kill -INT $$other 2>/dev/null; wait $$other; rm -f $$said" EXIT; status=0; \
+	$(OZONE_TESTS) not datanodes" || status=1; \
+	wait $$other || status=1; cat $$said; exit $$status
 
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers

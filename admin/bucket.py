@@ -151,7 +151,7 @@ def bucket() -> None:
     type=WholeNumber(1, 64),
     default=8,
     show_default=True,
-    help="Objects copied at a time.",
+    help="Objects copied at a time; with --watch four times as many of up to 1 MiB.",
 )
 @click.option(
     "--watch",

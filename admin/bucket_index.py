@@ -17,9 +17,9 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.errors import OperationInterruptedError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json, print_line, size_text
-from runtime.process import StopSignals
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
+from runtime.stop_signals import StopSignals
 
 
 @click.command(short_help="Build, refresh or check a verifier's index.")

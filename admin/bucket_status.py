@@ -5,7 +5,6 @@ import click
 from admin.answer import json_option
 from admin.bucket_output import counted
 from admin.command_result import command_result
-from admin.containers import age_text, time_text
 from admin.master_option import master_option
 from admin.option_types import WholeNumber
 from admin.replication_output import condition_text, master_json, status_lines, view_json
@@ -18,7 +17,7 @@ from replicator.stores.opening import open_store
 from replicator.stores.port import Change
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
-from runtime.output import JsonObject, print_line, print_table
+from runtime.output import JsonObject, age_text, print_line, print_table, time_text
 
 _UNSURE = (Condition.UNKNOWN, Condition.UNASSIGNED)
 

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from admin.bucket_pair import check_addresses, open_target, state_folder
+from admin.bucket_pair import check_addresses, state_folder
 from admin.replication_output import report_json
-from replicator.copier import CopierLimits
 from replicator.hashing import blake3_of
 from replicator.replication import (
     Condition,
@@ -21,24 +20,27 @@ from replicator.replication import (
 )
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
+from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.folder import syncer_id
 from replicator.syncer.lease import LocalLease
-from replicator.syncer.rounds import EngineLimits
-from replicator.syncer.target_verifier import check_verifier
+from replicator.syncer.rounds import EngineLimits, follower_copies
+from replicator.syncer.target_probe import TargetProbe
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
 from runtime.output import print_json, print_line
-from runtime.process import StopSignals
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
+from runtime.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from replicator.verifier.client import VerifierClient
 
 # Between two looks at how far it is.
 _LOOK_S = 0.5
+# What the target was seen to do, in the folder of the pair.
+_PROBE = "target-probe"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,43 +73,81 @@ def watch(
     """
     source, target = canonical_address(source), canonical_address(target)
     check_addresses(source, target)
-    parent = state_folder(state, source, target) / "watch"
+    parent, clock = state_folder(state, source, target) / "watch", SystemClock()
     with ExitStack() as opened:
         stop = opened.enter_context(StopSignals())
         progress = opened.enter_context(progress_sink(style or ProgressStyle()))
         ours = opened.enter_context(open_store(source, may_write=False))
-        theirs = opened.enter_context(open_target(target, may_write=True, is_trial=False))
-        transfers = options.transfers
         if verifier is not None:
+            # Only with a verifier anybody waits for gRPC.
+            from replicator.syncer.target_verifier import check_verifier
+
             check_verifier(verifier, target)
-        engine = ReplicationEngine(
-            _policy(source, target, options),
-            ours,
-            theirs,
-            parent=parent,
-            syncer=syncer_id(parent, Disk()),
-            lease=LocalLease(),
-            checkpoint=None,
-            clock=SystemClock(),
-            limits=EngineLimits(
-                copier=CopierLimits(objects=transfers, parts=transfers),
-                deletes_extras=options.delete,
-            ),
-            verifier=verifier,
-        )
-        threads = opened.enter_context(ReplicationThreads(engine, "watch"))
+        probe = TargetProbe(clock, _kept_probe(parent))
         lines = _WatchLines(progress, as_json=as_json)
         progress.begin("watch", None, "changes")
-        report = engine.report()
+        report = None
+        while report is None:
+            with open_store(target, may_write=True, create=True, memory=probe.memory) as theirs:
+                probe.note_opened()
+                engine = ReplicationEngine(
+                    _policy(source, target, options),
+                    ours,
+                    theirs,
+                    parent=parent,
+                    syncer=syncer_id(parent, Disk()),
+                    lease=LocalLease(),
+                    checkpoint=None,
+                    clock=clock,
+                    limits=EngineLimits(
+                        copier=follower_copies(options.transfers, options.transfers),
+                        deletes_extras=options.delete,
+                    ),
+                    verifier=verifier,
+                )
+                is_changed = _follow(engine, probe, target, parent, stop, lines)
+                if not is_changed:
+                    report = engine.report()
+        lines.show(report, is_last=True)
+    _end(report)
+
+
+def _follow(
+    engine: ReplicationEngine,
+    probe: TargetProbe,
+    target: str,
+    parent: Path,
+    stop: StopSignals,
+    lines: "_WatchLines",
+) -> bool:
+    """Work until the end; whether the target has to be opened again before."""
+    with ReplicationThreads(engine, "watch") as threads:
+        _keep_probe(parent, probe.text)
         while not stop.wait(_LOOK_S) and threads.is_alive():
             report = engine.report()
             lines.show(report)
             if report.condition is Condition.ERROR:
-                break
-        threads.close()
-        report = engine.report()
-        lines.show(report, is_last=True)
-    _end(report)
+                return False
+            if probe.is_due:
+                is_changed = probe.has_changed(target)
+                _keep_probe(parent, probe.text)
+                if is_changed:
+                    return True
+    return False
+
+
+def _kept_probe(folder: Path) -> str:
+    """What the last process knew of the target; it vouches for itself."""
+    path, disk = folder / _PROBE, Disk()
+    length_bytes = disk.length(path)
+    if length_bytes is None or length_bytes > PROBE_CHARACTERS_MAX:
+        return ""
+    return disk.read(path).decode(errors="replace")
+
+
+def _keep_probe(folder: Path, text: str) -> None:
+    if text != _kept_probe(folder):
+        Disk().replace(folder / _PROBE, text.encode())
 
 
 def _policy(source: str, target: str, options: WatchOptions) -> Policy:
@@ -134,7 +174,8 @@ class _WatchLines:
 
     def show(self, report: ReplicationReport, *, is_last: bool = False) -> None:
         """Print a report where it is news."""
-        self._progress.advance(report.applied - self._applied)
+        # It begins anew where the target was opened again.
+        self._progress.advance(max(0, report.applied - self._applied))
         self._applied = report.applied
         if self._as_json:
             # It grows older all the time.

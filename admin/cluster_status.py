@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.jobs import job_json, progress_line
 from admin.master_status import (
@@ -23,7 +22,7 @@ from dnagent.ports import AgentStatus, VolumeStatus
 from merkle.outcome import FINAL_VERDICTS, Verdict
 from runtime.exit_codes import ExitCode
 from runtime.live_limits import LiveLimit
-from runtime.output import JsonObject, printable, size_text
+from runtime.output import JsonObject, age_text, printable, size_text, time_text
 from scm.jobs import JobState
 from scm.policy import RootComparison
 from scm.views import ControllerStatus, DatanodeView, JobStatus

@@ -3,7 +3,6 @@ their replicas.
 """
 
 import time
-from datetime import UTC, datetime
 from itertools import islice
 
 import click
@@ -24,7 +23,7 @@ from merkle.limits import CONTAINER_ID_MAX
 from merkle.replica import ContainerReplica, ContainerState, ReplicaState
 from merkle.tree import ContainerTree, root_hex
 from runtime.exit_codes import ExitCode
-from runtime.output import JsonObject, print_line, print_table, size_text
+from runtime.output import JsonObject, age_text, print_line, print_table, size_text, time_text
 from runtime.setting_values import split_address
 from scm.ages import oldest_scan_ms
 from scm.client import ControllerClient
@@ -349,18 +348,6 @@ def root_of(replica: ContainerReplica) -> str | None:
 
 def _state_text(view: ContainerStatus) -> str:
     return view.state.value if view.state else ""
-
-
-def time_text(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-
-
-def age_text(seconds: float) -> str:
-    """An age as text, for example `3m ago`."""
-    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
-        if seconds >= size:
-            return f"{seconds / size:.0f}{unit} ago"
-    return f"{max(0.0, seconds):.0f}s ago"
 
 
 def _print_container(view: ContainerStatus) -> None:

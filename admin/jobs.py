@@ -12,7 +12,6 @@ from rich.table import Table
 
 from admin.answer import controller_options, json_option
 from admin.command_result import CommandResult, command_result
-from admin.containers import age_text, time_text
 from admin.datanode_names import DatanodeNames
 from admin.job_undo import undo
 from admin.option_types import Reason, WholeNumber
@@ -23,7 +22,15 @@ from runtime.errors import UsageError
 from runtime.eta import duration_text
 from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
-from runtime.output import JsonObject, console, print_line, print_table, size_text
+from runtime.output import (
+    JsonObject,
+    age_text,
+    console,
+    print_line,
+    print_table,
+    size_text,
+    time_text,
+)
 from runtime.progress import LINE_EVERY_S, ProgressStyle
 from runtime.setting_values import parse_rate
 from scm.client import ControllerClient

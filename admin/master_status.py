@@ -8,11 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from admin.bucket_output import counted
-from admin.containers import age_text
 from admin.replication_output import condition_text, master_json, status_lines, view_json
 from replicator.master.views import MasterStatus, ReplicationView
 from replicator.replication import Condition, DesiredState
-from runtime.output import JsonObject
+from runtime.output import JsonObject, age_text
 
 # Rows of replications and syncers; `treefold bucket status` has all.
 _ROWS_MAX = 8

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 
-from admin.containers import age_text, time_text
 from replicator.master.records import Holder
 from replicator.master.views import (
     MasterStatus,
@@ -14,7 +13,7 @@ from replicator.replication import Condition, ReplicationOptions, ReplicationRep
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.eta import duration_text
 from runtime.json_numbers import exact
-from runtime.output import JsonObject, print_line, print_table, size_text
+from runtime.output import JsonObject, age_text, print_line, print_table, size_text, time_text
 
 
 def view_json(view: ReplicationView) -> JsonObject:

@@ -21,7 +21,7 @@ from benchmarks.measure import Report, Samples
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, first_cluster
-from tests.support.ozone_containers import damage, diverged, make_closed
+from tests.support.ozone_containers import closed_with, damage, diverged
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint
 
@@ -55,7 +55,7 @@ def main(*, containers: int, at_once: int, as_json: bool) -> None:
         return
     with first_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
         gateway = S3Endpoint(f"http://{cluster.s3_address}", "any", "thing")
-        made = make_closed(cluster, gateway.fresh_bucket(), 2 * containers)
+        made = closed_with(cluster, gateway.fresh_bucket(), [200_000], count=2 * containers)
         # The others are damaged later: automatic mode would heal them too.
         damage(cluster, made[:containers])
         ours = Samples("automatic mode", (_automatic(cluster, made[:containers], folder, at_once),))

@@ -12,23 +12,23 @@ with Ozone's protocols on loopback. With `--ozone` it is a real Ozone cluster
   read unchecked, in the same process; in MB a second.
 - `rescue`: `treefold rescue` of a container whose three replicas have the same chunk
   damaged, each in another window: bytes read from the cluster for a byte of the damaged
-  chunk, and seconds from the start of the command to its end.
+  chunk, seconds from the start of the command to its end, and heartbeats of the
+  datanodes from when SCM listed our replica until it saw theirs equal.
 """
 
 import argparse
 import json
 import multiprocessing
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 from benchmarks.measure import Report, Samples, interleaved
 from live.deep_read import read_replica
@@ -40,9 +40,11 @@ from ozone.scm_client import ClusterNode, ScmClient
 from repair.peers import checked_tree
 from runtime.rpc import open_channel
 from tests.support.ozone import OzoneCluster, first_cluster
+from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
 from tests.support.peers import replica_of
 from tests.support.rescue_twin import RescueTwin, rescue_twin
+from tests.support.s3_servers import S3Endpoint
 
 CONTAINERS, BLOCKS = 600, 20
 LARGE_BLOCKS, LARGE_BYTES = 8, 32 << 20
@@ -53,12 +55,15 @@ ROUNDS = 5
 # An Ozone closes a container in seconds; the few are diagnosed again and again.
 OZONE_CONTAINERS, OZONE_REPEAT = 4, 100
 # Below the size at which a container of the test bed closes by itself.
-OZONE_LARGE_BYTES = 40 << 20
+OZONE_LARGE_BLOCKS = (16 << 20, 16 << 20, 8 << 20)
 
 CONTAINERS_PER_S_MIN = 300.0
 DEEP_RATIO_MIN = 0.8
 # Beside 10 %, so much for records, trees and windows that are read twice.
 RESCUE_RATIO_MAX, RESCUE_REST_BYTES = 1.1, 256 << 10
+# Of the test bed's datanodes, which read and report what they were told to heal.
+HEARTBEAT_S, HEARTBEATS_MAX = 1.0, 3.0
+LOOK_S, RESCUE_S = 0.02, 120.0
 
 
 @dataclass(frozen=True)
@@ -135,30 +140,16 @@ def twin_target() -> Iterator[Target]:
 @contextmanager
 def ozone_target() -> Iterator[Target]:
     """A real cluster, with keys of our own in containers of their own."""
-    with first_cluster() as cluster, tempfile.TemporaryDirectory() as folder:
-        small, large, broken = (Path(folder) / name for name in ("small", "large", "broken"))
-        small.write_bytes(os.urandom(1_000))
-        large.write_bytes(os.urandom(OZONE_LARGE_BYTES))
-        broken.write_bytes(os.urandom(2 * CHUNK_BYTES))
-        place = f"/bench-{secrets.token_hex(4)}/bucket"
-        cluster.shell(f"volume create {place[:-7]}", f"bucket create {place}")
-        cluster.close_open()
-
-        def put(name: str, path: Path, count: int) -> list[ContainerId]:
-            keys = (f"key put {place}/{name}-{number} {path}" for number in range(count))
-            cluster.shell(*keys)
-            return cluster.close_open()
-
-        found = list[ContainerId]()
-        while len(found) < OZONE_CONTAINERS:
-            found += put(f"small{len(found)}", small, BLOCKS)
-        [most, *_] = put("large", large, 1)
-        [damaged, *_] = put("broken", broken, 1)
+    with first_cluster() as cluster:
+        bucket = S3Endpoint(f"http://{cluster.s3_address}", "any", "thing").fresh_bucket()
+        found = closed_with(cluster, bucket, [1_000] * BLOCKS, count=OZONE_CONTAINERS)
+        [most] = closed_with(cluster, bucket, OZONE_LARGE_BLOCKS, count=1)
+        [damaged] = closed_with(cluster, bucket, [2 * CHUNK_BYTES], count=1)
         damage_and_reconcile_twice(cluster, damaged, OFFSETS)
         chunks = len(block_files(cluster, 1, damaged))
         yield Target(
             cluster.scm_address,
-            found[:OZONE_CONTAINERS],
+            found,
             OZONE_REPEAT,
             most,
             damaged,
@@ -232,14 +223,17 @@ def rescue(report: Report, target: Target) -> None:
         words = ["rescue", str(target.damaged), "--cluster", target.address, "--yes", "--json"]
         environment = {**os.environ, "XDG_STATE_HOME": home, "XDG_CONFIG_HOME": home}
         start_s = time.perf_counter()
-        done = subprocess.run(
-            [sys.executable, "-m", "admin.cli", *words, *target.rescue_options],
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        seconds = time.perf_counter() - start_s
+        with ThreadPoolExecutor(1) as watcher:
+            healing = watcher.submit(healing_s, target)
+            done = subprocess.run(
+                [sys.executable, "-m", "admin.cli", *words, *target.rescue_options],
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            seconds = time.perf_counter() - start_s
+            heartbeats = healing.result() / HEARTBEAT_S
     assert done.returncode == 0, done.stdout + done.stderr
     [container] = json.loads(done.stdout)["data"]["containers"]
     assert len(container["healed"]) == 3
@@ -250,7 +244,30 @@ def rescue(report: Report, target: Target) -> None:
     report.add("rescue, read", "kB", read, damaged)
     once = Samples("one order", (1.0,))
     report.add("rescue, reconciles", "", Samples("ours", (container["reconciles"],)), once)
+    healed = Samples("healed", (heartbeats,))
+    bar = Samples("the bar", (HEARTBEATS_MAX,))
+    report.add("rescue, healed after heartbeats", "", healed, bar, most=1.0)
     report.add("rescue, time", "s", Samples("ours", (seconds,)), Samples("-", (seconds,)))
+
+
+def healing_s(target: Target) -> float:
+    """Seconds from when SCM lists our replica until it sees the real ones equal."""
+    with closing(ScmClient([target.address])) as scm:
+
+        def roots() -> list[int | None]:
+            return [one.data_checksum for one in scm.replicas([target.damaged])[target.damaged]]
+
+        real = len(roots())
+
+        def first(condition: Callable[[list[int | None]], bool]) -> float:
+            deadline_s = time.perf_counter() + RESCUE_S
+            while not condition(roots()):
+                assert time.perf_counter() < deadline_s, "SCM never saw it"
+                time.sleep(LOOK_S)
+            return time.perf_counter()
+
+        listed_s = first(lambda found: len(found) > real)
+        return first(lambda found: len(set(found)) == 1) - listed_s
 
 
 def main() -> None:

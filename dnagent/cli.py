@@ -22,7 +22,6 @@ from runtime.exit_codes import ExitCode
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.output import print_json
 from runtime.process import (
-    StopSignals,
     announce,
     check_tls,
     config_option,
@@ -34,6 +33,7 @@ from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.roles import Identity, Role
 from runtime.service_manager import ServiceManager
 from runtime.setting_values import split_address
+from runtime.stop_signals import StopSignals
 from runtime.tls_files import read_files
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ from replicator.verifier.process import VerifierProcess
 from runtime.config import load
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
-    StopSignals,
     announce,
     check_tls,
     config_option,
@@ -20,6 +19,7 @@ from runtime.process import (
 )
 from runtime.roles import Role
 from runtime.service_manager import ServiceManager
+from runtime.stop_signals import StopSignals
 
 
 @click.group()

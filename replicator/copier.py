@@ -60,24 +60,33 @@ T = TypeVar("T")
 _CANCEL_CHECK_S = 0.2
 # Of what is sent as it is read: the last piece, the one before it, and the next.
 _PIECE_BYTES = 3 << 20
+# Larger objects fill a link by themselves.
+_SMALL_BYTES_MAX = 1 << 20
 # Takes a number of threads and a name for them.
 NewExecutor: TypeAlias = Callable[[int, str], Executor]
 
 
 @dataclass(frozen=True, slots=True)
 class CopierLimits:
-    """How much is done at once: small objects and parts that are being written, and
-    bytes in memory.
+    """How much is done at once: objects and parts that are being written, and bytes in
+    memory. `small_objects` may be more: of what one request carries, most of the time
+    is that of the way there and back.
     """
 
     objects: int = 8
     parts: int = 8
     memory_bytes: int = 192 << 20
+    small_objects: int = 0
 
     @property
     def copies(self) -> int:
-        """Objects being copied: while some are written, as many others are read."""
-        return 2 * self.objects
+        """Objects being copied: while some are written, others are read."""
+        return self.objects + self.small_writes
+
+    @property
+    def small_writes(self) -> int:
+        """Small objects that are being written."""
+        return max(self.objects, self.small_objects)
 
 
 class Copier:
@@ -109,6 +118,7 @@ class Copier:
         self._budget = _ByteBudget(limits.memory_bytes)
         self._parts = new_executor(limits.parts, "part")
         self._writes = threading.BoundedSemaphore(limits.objects)
+        self._small_writes = threading.BoundedSemaphore(limits.small_writes)
         self._source_etags_prove = source.capabilities.part_etags_are_md5 is not False
         self.source_records_hashes = source.capabilities.records_hashes
 
@@ -200,7 +210,8 @@ class Copier:
                 return target.reader.properties(facts.key, version=facts.version)
             case PutObject(key, body, properties, condition):
                 self._rate.take(len(body))
-                with self._writes:
+                is_small = len(body) <= _SMALL_BYTES_MAX
+                with self._small_writes if is_small else self._writes:
                     return target.writer.put(key, body, properties, condition)
             case PutProperties(facts, properties, tags_only):
                 return target.writer.put_properties(facts, properties, tags_only=tags_only)

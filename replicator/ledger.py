@@ -127,15 +127,17 @@ class PairLedger:
         self._pending_lock = threading.Lock()
         self._commit_lock = threading.Lock()
         self._folder_lock = FolderLock(folder, "treefold bucket")
+        self._read_lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
+        # Of its own, so that nobody who reads waits for a disk that writes.
+        self._reading: sqlite3.Connection | None = None
         try:
             with self._translated():
-                self._connection = sqlite3.connect(
-                    self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-                )
+                self._connection = self._connected()
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self.secret = self._open_pair(source, target)
+                self._reading = self._connected()
         except BaseException:
             self.close()
             raise
@@ -152,10 +154,13 @@ class PairLedger:
 
     def close(self) -> None:
         """Close the file and release the folder; idempotent."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with suppress(sqlite3.Error):
-                connection.close()
+        opened = self._reading, self._connection
+        self._reading = self._connection = None
+        # Whoever closes last tidies up the file: the one that may write.
+        for connection in opened:
+            if connection is not None:
+                with suppress(sqlite3.Error):
+                    connection.close()
         self._folder_lock.release()
 
     def __enter__(self) -> Self:
@@ -361,6 +366,11 @@ class PairLedger:
             yield from (step for _, step in page)
             after = page[-1][0]
 
+    def _connected(self) -> sqlite3.Connection:
+        return sqlite3.connect(
+            self._path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
+        )
+
     def _open_pair(self, source: str, target: str) -> bytes:
         """Create the tables or check whose they are; returns the secret of the pair."""
         connection = self._connection
@@ -396,9 +406,11 @@ class PairLedger:
     def _query(
         self, parse: Callable[[Sequence[object]], T], statement: str, values: _Values = ()
     ) -> list[T]:
-        with self._translated(), self._commit_lock:
-            assert self._connection is not None
-            return [parse(row) for row in self._connection.execute(statement, values)]
+        with self._translated():
+            with self._read_lock:
+                assert self._reading is not None
+                rows = self._reading.execute(statement, values).fetchall()
+            return [parse(row) for row in rows]
 
     def _commit(self, change: _Change) -> None:
         """Make a change durable, together with those that other threads wait for."""

@@ -10,6 +10,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 import click
@@ -213,6 +214,19 @@ def printable(text: str) -> str:
     """A text without what could move the cursor or is not text: that is escaped."""
     # The name of a file can hold what moves the cursor, or is no text at all.
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def time_text(seconds: float) -> str:
+    """A time in seconds since 1970 as text, for example `2026-11-23T12:00:00Z`."""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
+
+
+def age_text(seconds: float) -> str:
+    """An age as text, for example `3m ago`."""
+    for unit, size in (("d", 86_400), ("h", 3600), ("m", 60)):
+        if seconds >= size:
+            return f"{seconds / size:.0f}{unit} ago"
+    return f"{max(0.0, seconds):.0f}s ago"
 
 
 def size_text(length_bytes: float) -> str:

@@ -9,7 +9,6 @@ import click
 from runtime.config import load
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
-    StopSignals,
     announce,
     check_tls,
     config_option,
@@ -19,6 +18,7 @@ from runtime.process import (
 )
 from runtime.roles import Role
 from runtime.service_manager import ServiceManager
+from runtime.stop_signals import StopSignals
 from scm.config import ControllerConfig
 from scm.dashboard.start import read_token
 from scm.server import ControllerServer

@@ -25,7 +25,7 @@ from replicator.stores.port import (
     WholeObject,
     WriteCondition,
 )
-from replicator.stores.s3_behaviour import CEPH, CopyWay, EtagForm
+from replicator.stores.s3_behaviour import CopyWay, EtagForm
 from replicator.stores.s3_bucket import (
     S3Bucket,
     check_range,
@@ -52,7 +52,7 @@ from replicator.stores.s3_properties import (
 )
 from replicator.stores.stamps import same_stamp
 from runtime.s3 import Query, S3Stream
-from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3ProtocolError
+from runtime.s3_answers import S3Answer, S3Error, S3OutcomeUnknownError, S3ProtocolError
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 # S3 takes as many in one request.
@@ -99,18 +99,19 @@ class S3Reader:
         """
         headers = self.head(key, version=version)
         has_tags = _tags_counted(headers) or not self._bucket.behaviour.counts_tags
-        return self._with_headers(headers, *self._tags_and_acl(key, version, has_tags=has_tags))
+        tags = self._tags(key, version) if has_tags else ()
+        return self._with_headers(headers, tags, self._acl(key, version))
 
     def properties_of(self, facts: ObjectFacts) -> ObjectProperties:
         """See ObjectReader. HEAD comes last: what it says of the object holds for the
-        requests before it, too. It is the only one if it says everything.
+        requests before it, too. Where it counts no tags, there are none to read.
         """
-        behaviour = self._bucket.behaviour
-        if behaviour.counts_tags and not behaviour.keeps_acls:
+        acl = self._acl(facts.key, facts.version)
+        if self._bucket.behaviour.counts_tags:
             headers = self._headers_of(facts)
             if not _tags_counted(headers):
-                return self._with_headers(headers, (), ())
-        tags, acl = self._tags_and_acl(facts.key, facts.version, has_tags=True)
+                return self._with_headers(headers, (), acl)
+        tags = self._tags(facts.key, facts.version)
         return self._with_headers(self._headers_of(facts), tags, acl)
 
     def _headers_of(self, facts: ObjectFacts) -> Mapping[str, str]:
@@ -124,23 +125,23 @@ class S3Reader:
         if now is None or not same_stamp(now, facts):
             raise PreconditionFailedError(f"{facts.key!r} changed", key=facts.key)
 
-    def _tags_and_acl(self, key: str, version: str, *, has_tags: bool) -> tuple[Pairs, Pairs]:
-        """Both, as far as the store keeps them."""
-        behaviour = self._bucket.behaviour
-        query = (("versionId", version),) if version else ()
-        tags: Pairs = ()
-        acl: Pairs = ()
-        with translated(f"cannot read the properties of {key!r}"):
-            if behaviour.tags_apart and has_tags:
-                answer = self._bucket.request("GET", key, query=(("tagging", ""), *query))
-                # Of an upload that was begun with tags, Ceph 16 has dropped them: HEAD
-                # counts none, and the document is empty.
-                is_dropped = behaviour.kind == CEPH and not answer.body
-                tags = () if is_dropped else parse_tags(answer.body)
-            if behaviour.keeps_acls:
-                answer = self._bucket.request("GET", key, query=(("acl", ""), *query))
-                acl = parse_grants(answer.body)
-        return tags, acl
+    def _tags(self, key: str, version: str) -> Pairs:
+        """As far as the store keeps them."""
+        if not self._bucket.behaviour.tags_apart:
+            return ()
+        with translated(f"cannot read the tags of {key!r}"):
+            return parse_tags(self._sub_resource("tagging", key, version).body)
+
+    def _acl(self, key: str, version: str) -> Pairs:
+        """As far as the store keeps it."""
+        if not self._bucket.behaviour.keeps_acls:
+            return ()
+        with translated(f"cannot read the ACL of {key!r}"):
+            return parse_grants(self._sub_resource("acl", key, version).body)
+
+    def _sub_resource(self, name: str, key: str, version: str) -> S3Answer:
+        query = ((name, ""), *((("versionId", version),) if version else ()))
+        return self._bucket.request("GET", key, query=query)
 
     def _with_headers(
         self, headers: Mapping[str, str], tags: Pairs, acl: Pairs
@@ -178,18 +179,26 @@ class S3Reader:
 
     def read_whole(self, facts: ObjectFacts) -> WholeObject:
         """See ObjectReader. The answer with the bytes says what HEAD would, and comes
-        last: it holds for the requests before it, too.
+        last: it holds for the requests before it, too. Where it counts tags, they are
+        read after it, and HEAD pins them. Of an upload that was begun with tags, Ceph
+        16 drops them, counts none, and has an empty document.
         """
-        if self._bucket.behaviour.is_ozone:
+        behaviour = self._bucket.behaviour
+        if behaviour.is_ozone:
             # Its gateway says other things of an object with GET than with HEAD.
             with self.read(facts) as pieces:
                 body = b"".join(pieces)
             return WholeObject(self.properties_of(facts), body)
-        tags, acl = self._tags_and_acl(facts.key, facts.version, has_tags=True)
+        acl = self._acl(facts.key, facts.version)
+        tags = () if behaviour.counts_tags else self._tags(facts.key, facts.version)
         with translated(f"cannot read {facts.key!r}"), self._answer(facts, {}) as answer:
             self._check_same(facts, answer.headers)
             body = b"".join(_counted(answer.pieces, facts.size_bytes, facts.key))
-        return WholeObject(self._with_headers(answer.headers, tags, acl), body)
+        headers = answer.headers
+        if behaviour.counts_tags and _tags_counted(headers):
+            tags = self._tags(facts.key, facts.version)
+            headers = self._headers_of(facts)
+        return WholeObject(self._with_headers(headers, tags, acl), body)
 
     def is_arrived(
         self, found: ObjectFacts, md5: bytes, size: int, given: Mapping[str, str]

@@ -548,11 +548,19 @@ def _read_only(bucket: S3Bucket, found: S3Behaviour, names: list[str]) -> S3Beha
         tags_apart=found.is_ozone or not names or _answers(bucket, names[0], "tagging", parse_tags),
         keeps_headers=not found.is_ozone,
         keeps_underscores=True,
-        keeps_acls=(
-            not found.is_ozone and bool(names) and _answers(bucket, names[0], "acl", parse_grants)
-        ),
+        keeps_acls=_has_acls(bucket, found, names),
+        counts_tags=found.counts_tags or found.kind == CEPH,
         reasons={**found.reasons, **reasons},
     )
+
+
+def _has_acls(bucket: S3Bucket, found: S3Behaviour, names: list[str]) -> bool:
+    """Whether ACLs of objects can be read. An empty bucket of Ceph is asked for its own
+    ACL: what crosses must not change with the first object.
+    """
+    if found.is_ozone or not (names or found.kind == CEPH):
+        return False
+    return _answers(bucket, names[0] if names else "", "acl", parse_grants)
 
 
 def _answers(

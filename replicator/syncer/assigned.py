@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from merkle.errors import ReconcileError
-from replicator.copier import CopierLimits
 from replicator.events import SYNCER_EVENTS
 from replicator.master.syncer_rules import Assignment, HeldReport
 from replicator.replication import (
@@ -28,14 +27,15 @@ from replicator.stores.address import check_outside
 from replicator.stores.errors import StoreError
 from replicator.stores.opening import open_store
 from replicator.stores.port import Store
-from replicator.stores.probe_memory import PROBE_AGE_MAX_S, ProbeMemory
+from replicator.stores.probe_memory import ProbeMemory
 from replicator.syncer.duties import HeldReplication
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.folder import folder_name
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.master_lease import MasterLease
-from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.rounds import EngineLimits, follower_copies
+from replicator.syncer.target_probe import TargetProbe
 from replicator.syncer.target_verifier import follower_client
 from replicator.syncer.threads import ReplicationThreads
 from replicator.verifier.client import VerifierClient
@@ -50,10 +50,6 @@ from runtime.tls_files import Tls
 _LOOK_S = 0.5
 _RETRY_FIRST_S = 0.5
 _RETRY_MAX_S = 30.0
-# A target is probed anew a minute after an earlier probe was taken for granted, then
-# so often that the next syncer can do the same.
-_PROBE_KNOWN_S = 60.0
-_PROBE_AGAIN_S = PROBE_AGE_MAX_S / 2
 # Objects written at once, and parts; Copier reads as many besides.
 _PARTS = 8
 _log = get_logger("syncer", SYNCER_EVENTS)
@@ -83,10 +79,11 @@ class AssignedReplication:
         self._epoch = assignment.epoch
         self._checkpoint = assignment.checkpoint
         self._lease = lease
+        self._probe = TargetProbe(clock, assignment.target_probe)
         self._parent = parent
         self._syncer = syncer
         self._clock = clock
-        self._limits = EngineLimits(copier=CopierLimits(objects=-(-copies // 2), parts=_PARTS))
+        self._limits = EngineLimits(copier=follower_copies(-(-copies // 2), _PARTS))
         self._guard = guard
         self._tls = tls
         self._insecure = insecure
@@ -99,8 +96,6 @@ class AssignedReplication:
         self._trouble: FaultVerdict | None = None
         self._last: ReplicationReport | None = None
         self._taken = 0
-        self._probe = ProbeMemory(clock, assignment.target_probe)
-        self._probe_s = 0.0
         self._is_lost = False
         self._told: tuple[Condition, ReplicationFault | None] | None = None
         lease.describe = self.report
@@ -234,13 +229,10 @@ class AssignedReplication:
             source = opened.enter_context(_opened(policy.source, may_write=False, create=False))
             # Later a missing target is not made anew: its disk may not be mounted.
             is_new = self._checkpoint == Checkpoint()
-            known = self._probe.text
             target = opened.enter_context(
-                _opened(policy.target, may_write=True, create=is_new, memory=self._probe)
+                _opened(policy.target, may_write=True, create=is_new, memory=self._probe.memory)
             )
-            is_anew = self._probe.text != known
-            wait_s = _PROBE_AGAIN_S if is_anew else _PROBE_KNOWN_S
-            self._probe_s = self._clock.monotonic_s() + wait_s
+            self._probe.note_opened()
             verifier = None
             if policy.options.verifier:
                 verifier = opened.enter_context(
@@ -278,8 +270,8 @@ class AssignedReplication:
                 while not engine.is_over and threads.is_alive() and not self._stop.is_set():
                     self._wake.wait(_LOOK_S)
                     self._wake.clear()
-                    if self._is_wanted() and self._clock.monotonic_s() >= self._probe_s:
-                        self._probe_again(policy.target)
+                    if self._is_wanted() and self._probe.is_due:
+                        self._check_target(policy.target)
                     if self._policy.options.verifier != policy.options.verifier:
                         return False
                 if not (engine.is_over or self._stop.is_set()):
@@ -291,25 +283,13 @@ class AssignedReplication:
                 self._taken += engine.entries_taken
                 self._engine = None
 
-    def _probe_again(self, address: str) -> None:
+    def _check_target(self, address: str) -> None:
         """Ask the target once more what it does, beside the work.
 
         Raises:
             _StoreNotOpenedError: it does other things than what it was opened for.
         """
-        self._probe_s = self._clock.monotonic_s() + _PROBE_AGAIN_S
-        found, known = ProbeMemory(self._clock), self._probe
-        if not known.text:
-            return
-        try:
-            with open_store(address, may_write=True, memory=found):
-                pass
-        except ReconcileError:
-            # The work meets the same, and says so.
-            self._probe_s = self._clock.monotonic_s() + _PROBE_KNOWN_S
-            return
-        self._probe = found
-        if not found.agrees(known):
+        if self._probe.has_changed(address):
             reason = "the target does other things than before: it is opened again"
             raise _StoreNotOpenedError(
                 FaultVerdict(ReplicationFault.TARGET_UNAVAILABLE, reason, waits=True)

@@ -16,8 +16,11 @@ from replicator.syncer.prefixes import change_within
 from replicator.syncer.queue import ChangeQueue, QueuedChange
 from runtime.rate_limit import Clock
 
-# How soon a change is seen (OZ-090), and what asking costs the source.
+# How soon a change is seen (OZ-090), and what asking costs the source. Where nothing
+# has changed for a while it is asked less often: a change still comes within a second.
 _POLL_S = 0.2
+_QUIET_POLL_S = 0.5
+_QUIET_AFTER_S = 10.0
 # A link that is back is used soon.
 _FAILED_WAIT_MAX_S = 5.0
 # Beyond it "many changed" is all that a proof needs to know.
@@ -51,6 +54,7 @@ class ChangeCapture:
         """Every change before this time is queued."""
         # Changes up to here may have been applied before, by another syncer too.
         self._known_through: int | None = None
+        self._changed_s = clock.monotonic_s()
         self.polls = 0
         """How many readings have come to an end."""
 
@@ -72,6 +76,7 @@ class ChangeCapture:
         with self._lock:
             self._queue.begin(position)
             self._is_on, self.has_gap, self.error = True, False, None
+            self._changed_s = self._clock.monotonic_s()
             self.caught_up_ms = self._known_through = None
 
     def end(self) -> None:
@@ -144,6 +149,8 @@ class ChangeCapture:
         assert known is not None
         ours = (change_within(one, self.prefixes) for one in batch.changes)
         kept = tuple(one for one in ours if one is not None)
+        if kept:
+            self._changed_s = self._clock.monotonic_s()
         result = self._queue.append(
             ChangeBatch(kept, batch.position, batch.newest_index), entries_max=self.entries_max
         )
@@ -161,5 +168,10 @@ class ChangeCapture:
             return _POLL_S
         if batch.position.index >= batch.newest_index or batch.position == known:
             self.caught_up_ms = began_ms - batch.delay_ms
-            return _POLL_S
+            return _poll_s(self._clock.monotonic_s() - self._changed_s)
         return 0.0
+
+
+def _poll_s(quiet_s: float) -> float:
+    """When to read again a log that has had no change of ours for so long."""
+    return _POLL_S if quiet_s < _QUIET_AFTER_S else _QUIET_POLL_S

@@ -11,7 +11,6 @@ from runtime.config import load
 from runtime.errors import UsageError
 from runtime.log import LogFormat, LogLevel, configure, get_logger
 from runtime.process import (
-    StopSignals,
     announce,
     check_tls,
     config_option,
@@ -21,6 +20,7 @@ from runtime.process import (
 )
 from runtime.roles import Role
 from runtime.service_manager import ServiceManager
+from runtime.stop_signals import StopSignals
 
 
 @click.group()

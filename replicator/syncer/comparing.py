@@ -8,6 +8,7 @@ the key up to which all is done.
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
 from replicator.cut import CutCheck
@@ -38,6 +39,28 @@ class ComparisonFindings:
     level: str
     in_flight: int | None
     is_certain: bool = True
+
+
+class Comparing(Protocol):
+    """One comparison under way."""
+
+    @property
+    def last_key(self) -> str:
+        """Every key up to this one is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all was compared, and what differed is done or held back."""
+
+    def advance(self) -> None:
+        """Compare a little more.
+
+        Raises:
+            ReconcileError: a side did not answer; call it again.
+        """
+
+    def result(self) -> ComparisonFindings:
+        """What was found; once it is done."""
 
 
 class StoreComparing:

@@ -10,6 +10,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from merkle.errors import ReconcileError
 from replicator.copier import NewExecutor
@@ -31,21 +32,23 @@ from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.fence import fenced_store
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.following import LogFollower
-from replicator.syncer.index_proofs import IndexProofs
 from replicator.syncer.lease import Lease, LeaseLostError
 from replicator.syncer.phase import Tools
 from replicator.syncer.prefixes import uncovered
+from replicator.syncer.property_reads import READS_MAX
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
 from replicator.syncer.rounds import EngineLimits, RoundRunner
 from replicator.syncer.stages import GapFound, StageMachine, WishesChanged
 from replicator.syncer.tally import ReplicationTally
-from replicator.syncer.target_verifier import TargetVerifier
-from replicator.syncer.verified_store import verified_store
 from replicator.syncer.workers import ChangeWorkers
-from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.errors import DiskError, InternalError, OperationInterruptedError
 from runtime.rate_limit import Clock, RateLimiter
+
+if TYPE_CHECKING:
+    # These bring gRPC, which nobody else waits for.
+    from replicator.syncer.target_verifier import TargetVerifier
+    from replicator.verifier.client import VerifierClient
 
 # Between two looks at what to do, when there is nothing to do.
 _IDLE_S = 0.2
@@ -72,7 +75,7 @@ class ReplicationEngine:
         limits: EngineLimits | None = None,
         disk: Disk | None = None,
         new_executor: NewExecutor = ThreadPoolExecutor,
-        verifier: VerifierClient | None = None,
+        verifier: "VerifierClient | None" = None,
     ) -> None:
         """Open the folder of the pair below `parent`. `checkpoint` is the master's;
         None without a master, for that of the folder. `verifier` is a client of the one
@@ -90,10 +93,7 @@ class ReplicationEngine:
         self._lease = lease
         self._clock = clock
         self._limits = limits or EngineLimits()
-        self._verifier = None
-        if verifier is not None:
-            self._verifier = TargetVerifier(verifier, policy, lease, clock)
-            self._limits = self._limits.grouped()
+        self._verifier = _target_verifier(verifier, policy, lease, clock)
         self._stop = threading.Event()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -113,9 +113,12 @@ class ReplicationEngine:
             raise
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
-        self._executors = new_executor(copies, "change"), new_executor(copies, "reader")
+        threads = {"change": copies, "reader": copies, "lister": 1, "properties": READS_MAX}
+        self._executors = {name: new_executor(count, name) for name, count in threads.items()}
         fenced = fenced_store(target, lease)
         if self._verifier is not None:
+            from replicator.syncer.verified_store import verified_store
+
             fenced = verified_store(fenced, self._verifier)
         self._build(known or Checkpoint(), fenced, new_executor)
         self._is_stale = self._gap_is_told = self._is_over = self._is_closed = False
@@ -129,6 +132,8 @@ class ReplicationEngine:
         policy, source, lease, clock = self._policy, self._source, self._lease, self._clock
         self._proofs = None
         if self._verifier is not None:
+            from replicator.syncer.index_proofs import IndexProofs
+
             self._proofs = IndexProofs(
                 self._verifier, self._ledger, self._folder.path, clock, new_executor
             )
@@ -137,11 +142,14 @@ class ReplicationEngine:
             target=target,
             ledger=self._ledger,
             rate=self._rate,
-            readers=self._executors[1],
+            readers=self._executors["reader"],
+            lister=self._executors["lister"],
+            property_readers=self._executors["properties"],
             new_executor=new_executor,
             sleep=self._sleep,
             backoff=self._limits.backoff,
             is_stopped=self._stop.is_set,
+            wake=self._note_news,
             copier_limits=self._limits.copier,
             copy_limits=self._limits.copy,
             verifier=self._verifier,
@@ -149,7 +157,7 @@ class ReplicationEngine:
         )
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
-            self._executors[0],
+            self._executors["change"],
             threads=self._limits.copier.copies,
             clock=clock,
             tally=self._tally,
@@ -171,7 +179,6 @@ class ReplicationEngine:
             self._machine,
             self._workers,
             policy=policy,
-            queue=self._queue,
             capture=self._capture,
             folder=self._folder,
             lease=lease,
@@ -453,8 +460,13 @@ class ReplicationEngine:
             self._rounds.end_phase()
         if self._proofs is not None:
             self._proofs.close()
-        for executor in self._executors:
+        for executor in self._executors.values():
             executor.shutdown(wait=True, cancel_futures=True)
+
+    def _note_news(self) -> None:
+        """Something was read: the work goes on, whatever it waits for."""
+        self._wake.set()
+        self._workers.wake()
 
     def _wait(self, seconds: float) -> bool:
         self._sleep(seconds)
@@ -462,3 +474,13 @@ class ReplicationEngine:
 
     def _sleep(self, seconds: float) -> None:
         self._stop.wait(seconds)
+
+
+def _target_verifier(
+    client: "VerifierClient | None", policy: Policy, lease: Lease, clock: Clock
+) -> "TargetVerifier | None":
+    if client is None:
+        return None
+    from replicator.syncer.target_verifier import TargetVerifier
+
+    return TargetVerifier(client, policy, lease, clock)

@@ -5,9 +5,9 @@ from collections import deque
 from replicator.replication import Checkpoint, Stage
 from replicator.stores.port import Change, ChangeKind, FeedPosition
 from replicator.syncer.capture import ChangeCapture
+from replicator.syncer.comparing import Comparing
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import ALL, without_nested
-from replicator.syncer.proven_comparing import Comparing
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine

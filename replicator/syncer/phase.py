@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from replicator.comparison import KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
@@ -17,20 +17,24 @@ from replicator.replication import ReplicationOptions
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
-from replicator.syncer.index_proofs import IndexProofs
-from replicator.syncer.target_verifier import TargetVerifier
 from replicator.syncer.two_way import SupersededKeys, TwoWayRules
-from replicator.syncer.window_patches import WindowPatches
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
+
+if TYPE_CHECKING:
+    # These bring gRPC, which nobody else waits for.
+    from replicator.syncer.index_proofs import IndexProofs
+    from replicator.syncer.target_verifier import TargetVerifier
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What all phases of a replication share. `target` is fenced. With a verifier its
-    small writes go through that, and `proofs` compares by indexes.
+    """What all phases of a replication share. `target` is fenced. `lister` reads pages
+    of listings and `property_readers` properties in rounds, so that neither waits for
+    other reads. `wake` ends a wait for something to do. With a verifier small writes go
+    through that, and `proofs` compares by indexes.
     """
 
     source: Store
@@ -38,14 +42,17 @@ class Tools:
     ledger: PairLedger
     rate: RateLimiter
     readers: Executor
+    lister: Executor
+    property_readers: Executor
     new_executor: NewExecutor
     sleep: Sleep
     backoff: Backoff
     is_stopped: Callable[[], bool]
+    wake: Callable[[], None]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
-    verifier: TargetVerifier | None = None
-    proofs: IndexProofs | None = None
+    verifier: "TargetVerifier | None" = None
+    proofs: "IndexProofs | None" = None
 
     def retried(self, call: Callable[[], T]) -> T:
         """Call what may fail for a while, and again if it did."""
@@ -171,6 +178,8 @@ def _window_patch(
     """What patches objects through the verifier; None without one."""
     if tools.verifier is None:
         return None
+    from replicator.syncer.window_patches import WindowPatches
+
     return WindowPatches(
         source,
         tools.verifier,

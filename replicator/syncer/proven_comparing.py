@@ -6,7 +6,6 @@ change is, which asks the source, and a verified target, once more.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
-from typing import Protocol
 
 from merkle.errors import ReconcileError
 from replicator.difference import Action
@@ -14,7 +13,7 @@ from replicator.proven_plan import ProvenStep
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.applier import ChangeApplier
-from replicator.syncer.comparing import NAMED_MAX, WAITING_MAX, ComparisonFindings
+from replicator.syncer.comparing import NAMED_MAX, WAITING_MAX, Comparing, ComparisonFindings
 from replicator.syncer.index_proofs import DOUBTED, IndexFindings, IndexProofs, ProofRequest
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.schedule import Work
@@ -24,28 +23,6 @@ from runtime.rate_limit import Clock
 
 # Of one unit of work, for the thread that compares.
 _WAIT_S = 0.02
-
-
-class Comparing(Protocol):
-    """One comparison under way."""
-
-    @property
-    def last_key(self) -> str:
-        """Every key up to this one is done."""
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all was compared, and what differed is done or held back."""
-
-    def advance(self) -> None:
-        """Compare a little more.
-
-        Raises:
-            ReconcileError: a side did not answer; call it again.
-        """
-
-    def result(self) -> ComparisonFindings:
-        """What was found; once it is done."""
 
 
 class ProvenComparing:

@@ -5,9 +5,10 @@ the request is tried again later. What runs beside the log shares its workers, s
 changes of one key never overtake each other.
 """
 
+import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
@@ -19,15 +20,13 @@ from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
 from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
-from replicator.syncer.comparing import StoreComparing
+from replicator.syncer.comparing import Comparing, StoreComparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
-from replicator.syncer.index_proofs import ProofRequest
 from replicator.syncer.lease import Lease
 from replicator.syncer.phase import SyncPhase, Tools
+from replicator.syncer.prefixes import uncovered
 from replicator.syncer.proof import ProofState
-from replicator.syncer.proven_comparing import Comparing, ProvenComparing
-from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
     ApplyDifference,
@@ -63,10 +62,16 @@ FIRST_PROOF_S = 5.0
 _PROOF_RETRY_S = 60.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
-# Small objects that are written at once through a verifier.
-_GROUPED_OBJECTS = 32
+# Small objects that are written at once for each larger one: each waits for its answer
+# in a thread, and more of them fill a call of a verifier.
+_SMALL_OBJECTS = 4
 # Names of snapshots that a store may still reserve after they were deleted.
 _NAME_TRIES = 100
+
+
+def follower_copies(objects: int = 8, parts: int = 8) -> CopierLimits:
+    """What a replication copies at once, given how many large objects and parts."""
+    return CopierLimits(objects, parts, small_objects=_SMALL_OBJECTS * objects)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +81,17 @@ class EngineLimits:
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
     is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
     a key that only the target has changed is left to the other direction of a pair.
+    `page_keys`: of a listing, so many keys are read at a time.
     """
 
-    copier: CopierLimits = field(default_factory=CopierLimits)
+    copier: CopierLimits = field(default_factory=follower_copies)
     copy: CopyLimits = field(default_factory=CopyLimits)
     backoff: Backoff = field(default_factory=lambda: Backoff(attempts_max=3, most_s=2.0))
     prove_every_s: float = 3600.0
     deletes_extras: bool = True
     wait_s: float = 0.1
     superseded_wait_s: float = 86_400.0
-
-    def grouped(self) -> "EngineLimits":
-        """These limits where small writes go together in calls: each waits for its
-        answer in a thread, and more of them fill a call.
-        """
-        objects = max(self.copier.objects, _GROUPED_OBJECTS)
-        return replace(self, copier=replace(self.copier, objects=objects))
+    page_keys: int = 1_000
 
 
 class RoundRunner:
@@ -104,7 +104,6 @@ class RoundRunner:
         workers: ChangeWorkers,
         *,
         policy: Policy,
-        queue: ChangeQueue,
         capture: ChangeCapture | None,
         folder: SyncerFolder,
         lease: Lease,
@@ -119,14 +118,13 @@ class RoundRunner:
         self._tools = tools
         self._machine = machine
         self._workers = workers
-        self._queue = queue
         self._capture = capture
         self._folder = folder
         self._lease = lease
         self._clock = clock
         self._limits = limits
         self._difference = SnapshotDifference(folder.path / "difference", folder.disk)
-        self._is_difference_open = self._has_cleaned = False
+        self._is_difference_open = self._has_cleaned = self._is_waiting = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
         self._saved: Checkpoint | None = None
@@ -141,6 +139,7 @@ class RoundRunner:
         self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
         self.policy = policy
         """What the operator wants now."""
+        self._is_ahead = self._may_go_ahead()
         self.proof = ProofState()
         """What the last comparison has shown."""
         self.equal_as_of_ms: int | None = None
@@ -160,7 +159,9 @@ class RoundRunner:
         """Seconds until the next round is due, if that is all there is to do."""
         if not self._todo or self.is_busy:
             return 0.0
-        return max(0.0, self._began_s + self._pause_s - self._clock.monotonic_s())
+        beside_s = self._source_rounds.beside_s if self._source_rounds is not None else math.inf
+        left_s = self._began_s + self._pause_s - self._clock.monotonic_s()
+        return max(0.0, min(left_s, beside_s))
 
     @property
     def may_follow(self) -> bool:
@@ -192,7 +193,7 @@ class RoundRunner:
         if not self._todo:
             return False
         self._settle_source_rounds()
-        request = self._todo[0]
+        request, self._is_waiting = self._todo[0], False
         try:
             is_done, event = self._carry_out(request)
         except SnapshotLostError:
@@ -203,7 +204,9 @@ class RoundRunner:
             self._todo.popleft()
         if event is not None:
             self.tell(event)
-        return is_done or event is not None or not isinstance(request, AwaitInterval)
+        rounds, waits = self._source_rounds, self._is_waiting or isinstance(request, AwaitInterval)
+        has_read = rounds is not None and rounds.advance_beside()
+        return has_read or is_done or event is not None or not waits
 
     def lose_snapshot(self) -> bool:
         """Note that the snapshot that is being applied is gone; whether one was."""
@@ -310,6 +313,10 @@ class RoundRunner:
 
         if proofs is None:
             return listed()
+        # gRPC takes most of the start of a process.
+        from replicator.syncer.index_proofs import ProofRequest
+        from replicator.syncer.proven_comparing import ProvenComparing
+
         kept = (phase.source.capabilities, self._tools.target.capabilities)
         request = ProofRequest(
             phase.source,
@@ -332,7 +339,6 @@ class RoundRunner:
         spares_foreign: bool,
         watched: bool,
     ) -> StoreComparing:
-
         def new_cut(prefix: str) -> CutCheck:
             return CutCheck(
                 phase.source,
@@ -422,8 +428,7 @@ class RoundRunner:
         self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
-        """Rounds begin so far apart; one that took longer is followed at once."""
-        return self._clock.monotonic_s() - self._began_s >= self._pause_s
+        return self._clock.monotonic_s() >= self._began_s + self._pause_s
 
     @property
     def _pause_s(self) -> float:
@@ -434,16 +439,13 @@ class RoundRunner:
         """Whether this round needs no look at the target: a comparison of this process
         has shown what both sides hold, and another is not due.
         """
-        if self._source_rounds is not None and self._source_rounds.is_under_way:
-            return True
         is_known = self._compared == request.prefixes and not request.start_after
-        is_early = self._clock.monotonic_s() < self._prove_s
+        is_early = self._is_round_under_way or self._clock.monotonic_s() < self._prove_s
         # Before the log is followed, all that a round has found must be applied.
         return is_known and is_early and request.snapshot is None and not self._follows
 
     def _read_source(self, request: CompareStores) -> tuple[bool, Event | None]:
-        """A unit of a round that reads the source alone."""
-        rounds = self._source_rounds
+        rounds, compared = self._source_rounds, self._compared
         if rounds is None:
             phase = self.begin_phase(None)
             rounds = self._source_rounds = SourceRounds(
@@ -453,18 +455,40 @@ class RoundRunner:
                 self._clock,
                 prefixes=request.prefixes,
                 interval_s=self.policy.options.interval_s,
+                page_keys=self._limits.page_keys,
             )
-            self._compared = request.prefixes
+            self._compared = compared
         if not rounds.is_under_way:
             self._note_begin()
         if not rounds.advance():
+            self._is_waiting = rounds.is_waiting
             return False, None
         return True, WorkDone()
 
+    @property
+    def _is_round_under_way(self) -> bool:
+        return self._source_rounds is not None and self._source_rounds.is_under_way
+
+    def _may_go_ahead(self) -> bool:
+        """Whether rounds of the source alone come before the first comparison: the
+        ledger of an earlier process says what the target has. They prove nothing: what
+        that process did at its end only the comparison finds.
+        """
+        at = self._machine.checkpoint
+        if self._follows or self._tools.source.snapshots or at.stage is not Stage.INCREMENTAL:
+            return False
+        is_new = uncovered(self.policy.prefixes, at.prefixes)
+        return not is_new and next(self._tools.ledger.rows(""), None) is not None
+
+    def _go_ahead(self, request: CompareStores) -> None:
+        has_begun = self._source_rounds is not None and not self._is_round_under_way
+        self._is_waiting = has_begun and not self._interval_passed()
+        if not self._is_waiting:
+            self._read_source(request)
+
     def _settle_source_rounds(self) -> None:
         rounds = self._source_rounds
-        if rounds is not None:
-            rounds.settle()
+        if rounds is not None and self._compared is not None:
             self.equal_as_of_ms = max(rounds.equal_as_of_ms or 0, self.equal_as_of_ms or 0) or None
 
     def _compare(self, request: CompareStores) -> tuple[bool, Event | None]:
@@ -473,16 +497,17 @@ class RoundRunner:
         if comparing is None:
             if self._reads_source_alone(request):
                 return self._read_source(request)
+            self._is_ahead = self._is_ahead and self._clock.monotonic_s() < self._prove_s
+            if self._is_ahead:
+                self._go_ahead(request)
+                return False, None
             if not is_live:
                 # What rounds have found and is not applied would count as a difference.
                 self.end_phase()
             phase = self.begin_phase(request.snapshot)
             self._note_begin()
             comparing = self._comparing = self.compare(
-                phase,
-                request.prefixes,
-                start_after=request.start_after,
-                watched=not self._follows,
+                phase, request.prefixes, start_after=request.start_after, watched=not self._follows
             )
         comparing.advance()
         if not comparing.is_done or not (is_live or self._workers.has_only_held):
@@ -570,6 +595,6 @@ class RoundRunner:
 
 
 def _number(name: str) -> int:
-    """The number in a snapshot's name; 0 for one of other people."""
+    """In a snapshot's name; 0 for one of other people."""
     digits = name.rpartition("-")[2]
     return int(digits) if digits.isdecimal() else 0

@@ -9,6 +9,7 @@ What was applied is acknowledged as the longest beginning without a hole (OZ-084
 """
 
 import heapq
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -54,6 +55,36 @@ class Work:
         if self.is_prefix:
             return key.startswith(self.names)
         return key in self.names
+
+
+class SettledTimes:
+    """Up to when all is at the target, as one look after the other shows: each counts
+    once what it has found is applied, and what those before it have found.
+    """
+
+    def __init__(self) -> None:
+        self._open = deque[tuple[int, deque[Work]]]()
+        self._as_of_ms: int | None = None
+
+    @property
+    def as_of_ms(self) -> int | None:
+        """Every change before this time is at the target; None where unknown."""
+        while self._open:
+            as_of_ms, works = self._open[0]
+            while works and works[0].is_done:
+                works.popleft()
+            if works:
+                break
+            self._as_of_ms = as_of_ms
+            self._open.popleft()
+        return self._as_of_ms
+
+    def add(self, as_of_ms: int, works: deque[Work]) -> None:
+        """Note what a look that began then has found."""
+        if not works and self._open and not self._open[-1][1]:
+            # One key that fails for days must not leave one of these for each look.
+            self._open.pop()
+        self._open.append((as_of_ms, works))
 
 
 class ChangeSchedule:

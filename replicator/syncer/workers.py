@@ -6,8 +6,11 @@ attempt can mend stops everything until somebody has looked at it.
 """
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from concurrent.futures import Executor, Future
+from contextlib import suppress
 from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
 
 from merkle.errors import ReconcileError
 from replicator.stores.errors import SnapshotLostError, StoreError
@@ -20,6 +23,7 @@ from replicator.syncer.tally import ReplicationTally
 from runtime.errors import InternalError, OperationInterruptedError
 from runtime.rate_limit import Clock
 
+_Applying: TypeAlias = Future[Sequence[Outcome | StoreError]]
 # Changes taken from the queue ahead of those that are applied.
 WINDOW = 1_024
 _DELETES_AT_ONCE = 500
@@ -33,7 +37,7 @@ _HELD_MAX = 1_000
 
 
 class ChangeWorkers:
-    """Applies what is in its schedule. All methods belong to one thread."""
+    """Applies what is in its schedule. All methods but `wake` belong to one thread."""
 
     def __init__(
         self,
@@ -54,7 +58,8 @@ class ChangeWorkers:
         self._tally = tally
         self._judge = judge
         self._wait_s = wait_s
-        self._running = dict[Future[Sequence[Outcome | StoreError]], list[Work]]()
+        self._running = dict[_Applying, list[Work]]()
+        self._ended = SimpleQueue[_Applying | None]()
         self._held = list[tuple[float, Work]]()
         self._applier: ChangeApplier | None = None
         self._not_before_s = 0.0
@@ -126,6 +131,10 @@ class ChangeWorkers:
         while self._running:
             self._collect(None)
 
+    def wake(self) -> None:
+        """Let a `pump` that waits come to its end. Any thread may call this."""
+        self._ended.put(None)
+
     def pump(self, *, may_start: bool) -> int:
         """Begin what may be done, wait a little for what runs; how much was done."""
         if may_start and self.stopped is None and self.lost is None:
@@ -167,14 +176,20 @@ class ChangeWorkers:
                 return [applier.apply(changes[0])]
             return applier.delete(changes)
 
-        self._running[self._executor.submit(run)] = works
+        applying = self._executor.submit(run)
+        self._running[applying] = works
+        applying.add_done_callback(self._ended.put)
 
     def _collect(self, wait_s: float | None) -> int:
-        if not self._running:
-            return 0
-        done, _ = wait(self._running, timeout=wait_s, return_when=FIRST_COMPLETED)
-        count = 0
-        for future in [one for one in self._running if one in done]:
+        ended, count = list[_Applying | None](), 0
+        with suppress(Empty):
+            ended.append(self._ended.get(timeout=wait_s if self._running else 0.0))
+            while True:
+                ended.append(self._ended.get_nowait())
+        for future in ended:
+            if future is None or future not in self._running:
+                # Others had something to do, or it was taken back before it was begun.
+                continue
             works = self._running.pop(future)
             try:
                 outcomes: Sequence[Outcome | ReconcileError] = future.result()

@@ -1,9 +1,7 @@
 """The client of SCM, on its twin in memory and on a real SCM."""
 
-import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
@@ -14,6 +12,8 @@ from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOper
 from protos.ozone_scm_pb2 import ScmContainerLocationRequest
 from runtime.errors import PeerRefusedError, PeerUnavailableError, RemoteProtocolError
 from tests.support.ozone import OzoneCluster
+from tests.support.ozone_containers import closed_with
+from tests.support.s3_servers import S3Endpoint
 from tests.support.scm_twin import ScmTwin, served
 
 UNKNOWN = ContainerId(1_000_000_000)
@@ -59,18 +59,23 @@ def twin_address(twin: ScmTwin) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def real(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    key = tmp_path_factory.mktemp("keys") / "key"
-    Path(key).write_bytes(bytes(300_000))
-    place = f"/scm-{secrets.token_hex(4)}/buck1"
-    ozone_cluster.shell(
-        f"volume create {place[:-6]}", f"bucket create {place}", f"key put {place}/key {key}"
-    )
-    return Served(ozone_cluster.scm_address, ozone_cluster.close_open())
+def real(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Served:
+    bucket = ozone_gateway.fresh_bucket()
+    return Served(ozone_cluster.scm_address, closed_with(ozone_cluster, bucket, [300_000], count=2))
 
 
 @pytest.fixture(
-    params=["twin", pytest.param("real", marks=[pytest.mark.ozone, pytest.mark.timeout(900)])]
+    params=[
+        "twin",
+        pytest.param(
+            "real",
+            marks=[
+                pytest.mark.ozone,
+                pytest.mark.datanodes,
+                pytest.mark.timeout(900),
+            ],
+        ),
+    ]
 )
 def cluster(request: pytest.FixtureRequest, twin: ScmTwin) -> Served:
     if request.param == "real":

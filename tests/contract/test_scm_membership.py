@@ -2,12 +2,10 @@
 report, leave.
 """
 
-import secrets
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -17,6 +15,8 @@ from ozone.scm_client import ClusterContainer, ClusterNode, NodeHealth, NodeOper
 from ozone.scm_membership import ReportedReplica, ScmMembership
 from runtime.errors import PeerRefusedError, PeerUnavailableError
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_containers import closed_with
+from tests.support.s3_servers import S3Endpoint
 from tests.support.scm_twin import ScmTwin, served
 
 NOBODY = "127.0.0.1:1"
@@ -47,15 +47,9 @@ def twin() -> ScmTwin:
 
 
 @pytest.fixture(scope="module")
-def real(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    key = tmp_path_factory.mktemp("keys") / "key"
-    Path(key).write_bytes(bytes(300_000))
-    place = f"/joined-{secrets.token_hex(4)}/buck1"
-    ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
-    ozone_cluster.close_open()
-    ozone_cluster.shell(f"key put {place}/key {key}")
+def real(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Served:
     host, port = ozone_cluster.scm_address.split(":")
-    [number, *_] = ozone_cluster.close_open()
+    [number] = closed_with(ozone_cluster, ozone_gateway.fresh_bucket(), [300_000], count=1)
     return Served(ozone_cluster.scm_address, f"{host}:{int(port) + 1}", number)
 
 
@@ -63,7 +57,14 @@ def real(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) 
     params=[
         "twin",
         # SCM's list keeps the datanode, as DEAD.
-        pytest.param("real", marks=[pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]),
+        pytest.param(
+            "real",
+            marks=[
+                pytest.mark.ozone(is_last=5),
+                pytest.mark.datanodes,
+                pytest.mark.timeout(900),
+            ],
+        ),
     ]
 )
 def cluster(request: pytest.FixtureRequest, twin: ScmTwin) -> Iterator[Served]:

@@ -16,11 +16,16 @@ import pytest
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, eventually
-from tests.support.ozone_containers import block_file, damage, diverged, make_closed
+from tests.support.ozone_containers import closed_with, damage, diverged
+from tests.support.ozone_damage import block_files
 from tests.support.processes import TreefoldProcess
 from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=4), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=4),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 CONTAINERS = 100
 # Twice the heartbeat of the test cluster, which is a second, and its tasks.
@@ -54,8 +59,9 @@ def jobs(controller: str) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def intact(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> dict[ContainerId, bytes]:
     """What the block of each diverged container was before its damage."""
-    containers = make_closed(ozone_cluster, ozone_gateway.fresh_bucket(), CONTAINERS)
-    found = {one: block_file(ozone_cluster, 1, one).read_bytes() for one in containers}
+    bucket = ozone_gateway.fresh_bucket()
+    containers = closed_with(ozone_cluster, bucket, [200_000], count=CONTAINERS)
+    found = {one: block_files(ozone_cluster, 1, one)[0].read_bytes() for one in containers}
     damage(ozone_cluster, containers)
     return found
 
@@ -109,6 +115,7 @@ def test_a_hundred_diverged_containers_are_healed_unattended(
             _, shown = treefold("container", "list", "--controller", controller, "--limit", "10000")
     for container_id, data in intact.items():
         for datanode in (1, 2, 3):
-            assert block_file(ozone_cluster, datanode, container_id).read_bytes() == data
+            [path] = block_files(ozone_cluster, datanode, container_id)
+            assert path.read_bytes() == data
     by_id = {one["containerID"]: one for one in shown["data"]["containers"]}
     assert all(by_id[number]["comparison"] == "match" for number in containers)

@@ -1,10 +1,11 @@
 """`bucket sync --watch` brings over what is there and what changes, until stopped."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,17 +15,27 @@ from replicator.stores.local import LocalBucket
 from replicator.stores.local_database import NotABucketError
 from replicator.stores.port import ObjectProperties, WriteCondition
 from runtime.disk import Disk
+from runtime.exit_codes import ExitCode
+from tests.support.s3_servers import S3Bucket
 from tests.support.waiting import wait_until
+from tests.support.wan import WanLink
 
 pytestmark = pytest.mark.e2e
 
 
 @contextmanager
-def watching(folder: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+def watching(
+    folder: Path, *options: str, target: str = "", environment: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    target = target or f"local:{folder / 'b'}"
     command = [sys.executable, "-m", "admin.cli", "bucket", "sync", "--watch", *options]
-    command += ["--state", str(folder / "state"), f"local:{folder / 'a'}", f"local:{folder / 'b'}"]
+    command += ["--state", str(folder / "state"), f"local:{folder / 'a'}", target]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        env={**os.environ, **(environment or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as process:
         try:
             yield process
@@ -95,3 +106,34 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, source: LocalBucke
         _, said = process.communicate(timeout=30)
     assert process.returncode == 2
     assert "--watch" in said
+
+
+def test_the_next_process_takes_the_word_of_the_last_one_about_its_target(
+    tmp_path: Path, source: LocalBucket, moto_bucket: S3Bucket
+) -> None:
+    """A target is asked some forty questions; also where what is kept is damaged."""
+    name, endpoint = moto_bucket.name, moto_bucket.endpoint
+    with WanLink(endpoint.address) as link, endpoint.client() as client:
+        address = f"s3://{name}?endpoint_url=http://{link.address}"
+
+        def writes_until_it_has(count: int) -> int:
+            """The PUTs of a process that brings over all objects."""
+            link.reset()
+            with watching(tmp_path, target=address, environment=endpoint.environment) as process:
+                wait_until(
+                    lambda: client.list_objects_v2(Bucket=name)["KeyCount"] == count, "the objects"
+                )
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+            # It may not have recorded yet that all was compared.
+            assert process.returncode in (0, ExitCode.PARTLY)
+            return link.traffic().kinds["PUT object"].requests
+
+        assert writes_until_it_has(3) > 3 + 5
+        put(source, "next", b"next")
+        # What the last process had no time to record is sent again.
+        assert 1 <= writes_until_it_has(4) <= 1 + 3
+        (probe,) = (tmp_path / "state").rglob("target-probe")
+        probe.write_bytes(b"\xff{")
+        put(source, "last", b"last")
+        assert writes_until_it_has(5) > 1 + 5

@@ -4,8 +4,6 @@ test-ozone`.
 """
 
 import json
-import random
-import secrets
 import shutil
 import subprocess
 import sys
@@ -24,10 +22,16 @@ from ozone.volume import Hold, open_volume
 from protos.convert import tree_from_bytes
 from runtime.disk import Disk
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, flip, tree_file
 from tests.support.processes import TreefoldProcess
+from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=7), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=7),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 # One block of each size in each container.
 LOST, ROW, CUT, LARGE = SIZES = (200_000, 300_000, 400_000, 5_242_883)
@@ -38,24 +42,12 @@ KINDS = ("tree file", "tree entries", "bytes", "replica", "row")
 
 
 @pytest.fixture(scope="module")
-def containers(
-    ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, ContainerId]:
+def containers(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> dict[str, ContainerId]:
     """A closed container for each kind of damage."""
-    folder = tmp_path_factory.mktemp("keys")
-    for size in SIZES:
-        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    place = f"/damage-{secrets.token_hex(4)}/buck1"
-    ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
-    ozone_cluster.close_open()
-    found = list[ContainerId]()
-    while len(found) < len(KINDS):
-        ozone_cluster.shell(
-            *(f"key put {place}/{len(found)}-{size} {folder / str(size)}" for size in SIZES)
-        )
-        closed = ozone_cluster.close_open()
-        found += [one for one in closed if len(block_files(ozone_cluster, 1, one)) == len(SIZES)]
-    return dict(zip(KINDS, found, strict=False))
+    bucket = ozone_gateway.fresh_bucket()
+    return dict(
+        zip(KINDS, closed_with(ozone_cluster, bucket, SIZES, count=len(KINDS)), strict=True)
+    )
 
 
 @pytest.fixture(scope="module")

@@ -17,33 +17,24 @@ from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, flip
+from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=1), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=1),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 SIZES = (300_000, 5_242_883, 400_000)
 WINDOW = 16_384
 
 
 @pytest.fixture(scope="module")
-def containers(
-    ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory
-) -> list[ContainerId]:
+def containers(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> list[ContainerId]:
     """Three closed containers, each with a block of each size."""
-    folder = tmp_path_factory.mktemp("keys")
-    for size in SIZES:
-        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    place = f"/live-{secrets.token_hex(4)}/buck1"
-    ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
-    ozone_cluster.close_open()
-    found = list[ContainerId]()
-    for number in range(3):
-        ozone_cluster.shell(
-            *(f"key put {place}/{number}-{size} {folder / str(size)}" for size in SIZES)
-        )
-        found += ozone_cluster.close_open()
-    assert len(found) == 3
-    return found
+    return closed_with(ozone_cluster, ozone_gateway.fresh_bucket(), SIZES, count=3)
 
 
 def treefold(*words: str) -> subprocess.CompletedProcess[str]:

@@ -10,7 +10,8 @@ import secrets
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, closing
 from itertools import chain
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from merkle.tree import BlockId, ContainerId, root_hex
 from ozone.datanode_client import DatanodeClient
 from ozone.ports import ByteRange
 from ozone.rocks import Batch, OzoneTable, block_key
+from ozone.scm_client import ScmClient
 from ozone.volume import Hold, open_volume
 from protos.agent_pb2 import ScanContainerRequest
 from protos.agent_pb2_grpc import AgentStub
@@ -41,10 +43,15 @@ from runtime.disk import Disk
 from runtime.errors import PeerRefusedError
 from runtime.rpc import open_channel
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_damage import scanned_ms
 from tests.support.processes import TreefoldProcess
 from tests.support.tables import current_rows, trees_of
 
-pytestmark = [pytest.mark.ozone(is_last=6), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=6),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 # The gateway of a cluster without security takes any.
 S3_CREDENTIALS = {
@@ -52,6 +59,8 @@ S3_CREDENTIALS = {
     "AWS_SECRET_ACCESS_KEY": "thing",
     "AWS_DEFAULT_REGION": "us-east-1",
 }
+# By the datanode's UUID and the container.
+Roots = dict[str, dict[int, tuple[str, str]]]
 CHECKSUM_TYPES = ("CRC32", "CRC32C", "SHA256", "MD5")
 SIZES = (1, 16_384, 300_000, 5_242_883)
 
@@ -74,15 +83,22 @@ def containers(
     place = f"/own-{secrets.token_hex(4)}/buck1"
     cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
     cluster.close_open()
-    closed = list[ContainerId]()
+    begun = set[ContainerId]()
     for kind in CHECKSUM_TYPES:
         puts = [f"key put {place}/{kind}-{size} {folder / str(size)}" for size in SIZES]
         cluster.shell(*puts, settings=[f"ozone.client.checksum.type={kind}"])
-        closed += cluster.close_open()
+        begun.update(cluster.begin_to_close())
+    closed = cluster.await_closed(sorted(begun))
     # Each type has a container of its own, so that each kind of damage below is really
     # done to one.
     assert len(closed) >= len(CHECKSUM_TYPES)
-    return sorted(closed)
+    return closed
+
+
+@pytest.fixture(scope="module")
+def roots(cluster: OzoneCluster, containers: list[ContainerId]) -> Roots:
+    """State and root of each replica by Ozone's own command, when all is intact."""
+    return cluster.roots(containers)
 
 
 def treefold(*words: str) -> tuple[int, str]:
@@ -126,9 +142,8 @@ def datanode_ids(cluster: OzoneCluster) -> dict[str, int]:
 
 
 def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
-    cluster: OzoneCluster, containers: list[ContainerId]
+    cluster: OzoneCluster, containers: list[ContainerId], roots: Roots
 ) -> None:
-    roots = cluster.roots(containers)
     only = [f"--container={container_id}" for container_id in containers]
     for uuid, datanode in datanode_ids(cluster).items():
         before = content(cluster.volume(datanode), containers)
@@ -149,9 +164,8 @@ def test_roots_built_beside_live_datanodes_are_those_that_scm_knows(
 
 
 def test_trees_records_and_every_window_can_be_read_from_live_datanodes(
-    cluster: OzoneCluster, containers: list[ContainerId]
+    cluster: OzoneCluster, containers: list[ContainerId], roots: Roots
 ) -> None:
-    roots = cluster.roots(containers)
     for uuid, datanode in datanode_ids(cluster).items():
         client = DatanodeClient(open_channel(cluster.address(datanode)), target=f"dn{datanode}")
         try:
@@ -177,10 +191,10 @@ def test_trees_records_and_every_window_can_be_read_from_live_datanodes(
 
 
 def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_there(
-    cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
+    cluster: OzoneCluster, containers: list[ContainerId], roots: Roots, tmp_path: Path
 ) -> None:
     uuid, datanode = next(iter(datanode_ids(cluster).items()))
-    before, roots = content(cluster.volume(datanode), containers), cluster.roots(containers)
+    before = content(cluster.volume(datanode), containers)
     words = ["--volume", str(cluster.volume(datanode)), "--state-folder", str(tmp_path / "state")]
     with TreefoldProcess(
         tmp_path / "agent", "agent", "run", *words, "--listen", "127.0.0.1:0"
@@ -197,7 +211,7 @@ def test_an_agent_beside_a_live_datanode_reports_its_roots_and_writes_nothing_th
 
 
 def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
-    cluster: OzoneCluster, containers: list[ContainerId]
+    cluster: OzoneCluster, containers: list[ContainerId], roots: Roots
 ) -> None:
     bucket = f"tables-{secrets.token_hex(4)}"
     cluster.shell(f"bucket create /s3v/{bucket}")
@@ -212,7 +226,6 @@ def test_chunk_tables_of_live_datanodes_are_exported_to_the_s3_gateway(
     volumes = [word for k in (1, 2, 3) for word in ("--volume", str(cluster.volume(k)))]
     # Data that are written to the bucket are in containers of their own, which are
     # open.
-    roots = cluster.roots(containers)
     for sequence, more in enumerate(([], ["--full"], [], []), 1):
         status, out = treefold("agent", "export-checksums", *volumes, "--to", to, "--json", *more)
         assert status == 0, out
@@ -279,13 +292,10 @@ def reconcile_stopped(
 
 
 def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_wrong(
-    cluster: OzoneCluster, containers: list[ContainerId], tmp_path: Path
+    cluster: OzoneCluster, containers: list[ContainerId], roots: Roots, tmp_path: Path
 ) -> None:
     stopped, disk = 3, Disk()
     uuid = next(u for u, k in datanode_ids(cluster).items() if k == stopped)
-    roots = {
-        container_id: root for container_id, (_, root) in cluster.roots(containers)[uuid].items()
-    }
     cluster.stop(stopped)
     volume = open_volume(
         cluster.volume(stopped), hold=Hold.OWNER, state_folder=tmp_path / "damage", disk=disk
@@ -326,7 +336,7 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
         outcome = reconcile_stopped(cluster, stopped, container_id, tmp_path / "state")
         assert (outcome.state, outcome.verdict) == (OutcomeState.DONE, Verdict.REPAIRABLE), outcome
         assert outcome.replica_state is ReplicaState.CLOSED
-        assert root_hex(outcome.data_checksum) == roots[container_id]
+        assert root_hex(outcome.data_checksum) == roots[uuid][container_id][1]
     assert {path: path.read_bytes() for path in healthy} == healthy
     with open_volume(
         cluster.volume(stopped), hold=Hold.READ_ONLY, state_folder=tmp_path / "proof", disk=disk
@@ -336,19 +346,31 @@ def test_a_stopped_datanode_is_repaired_from_live_ones_and_ozone_finds_nothing_w
                 proven.database.get(OzoneTable.BLOCK_DATA, block_key(container_id, block_id)) == raw
             )
     cluster.start(stopped)
+    started_ms = int(time.time() * 1000)
     client = DatanodeClient(open_channel(cluster.address(stopped)), target="dn3")
     for container_id in containers:
         # A request that fails has the datanode scan the container by itself.
         with pytest.raises(PeerRefusedError):
             list(client.read(container_id, BlockId(1), _any_chunk(), [ByteRange(0, 1)]))
-    as_it_was = {container_id: ("CLOSED", root) for container_id, root in roots.items()}
-    eventually(
-        "SCM sees all replicas as they were",
-        lambda: cluster.roots(containers).get(uuid) == as_it_was,
-    )
+
+    def are_scanned() -> bool:
+        return all(scanned_ms(cluster, stopped, one) > started_ms for one in containers)
+
+    eventually("the datanode has scanned them", are_scanned)
+    with closing(ScmClient([cluster.scm_address])) as scm:
+
+        def seen_by_scm() -> dict[int, tuple[str, str]]:
+            return {
+                one.container_id: (one.state.value, root_hex(one.data_checksum))
+                for replicas in scm.replicas(containers).values()
+                for one in replicas
+                if one.peer == uuid
+            }
+
+        eventually("SCM sees all replicas as they were", lambda: seen_by_scm() == roots[uuid])
     for container_id in containers:
         tree = tree_from_bytes(client.tree_bytes(container_id), container_id)
-        assert root_hex(tree.data_checksum) == roots[container_id]
+        assert root_hex(tree.data_checksum) == roots[uuid][container_id][1]
     client.close()
 
 

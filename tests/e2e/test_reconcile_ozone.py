@@ -3,7 +3,6 @@ outside. Run by `make test-ozone`.
 """
 
 import json
-import random
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,15 @@ import pytest
 from merkle.tree import ContainerId
 from ozone.scm_client import ScmClient
 from tests.support.ozone import OzoneCluster
+from tests.support.ozone_containers import closed_with
+from tests.support.ozone_damage import block_files, flip
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=4), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=4),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 SIZES = (300_000, 400_000)
 WINDOW = 16_384
@@ -25,21 +31,14 @@ CONTAINERS = 5
 
 
 @pytest.fixture(scope="module")
-def containers(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> list[int]:
+def bucket(ozone_gateway: S3Endpoint) -> S3Bucket:
+    return ozone_gateway.fresh_bucket()
+
+
+@pytest.fixture(scope="module")
+def containers(ozone_cluster: OzoneCluster, bucket: S3Bucket) -> list[ContainerId]:
     """Closed containers with a block of each size, whose roots SCM knows."""
-    folder = tmp_path_factory.mktemp("keys")
-    for size in SIZES:
-        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    ozone_cluster.close_open()
-    ozone_cluster.shell("volume create /driven", "bucket create /driven/kept")
-    made = list[int]()
-    for number in range(CONTAINERS):
-        ozone_cluster.shell(
-            *(f"key put /driven/kept/{number}-{size} {folder / str(size)}" for size in SIZES)
-        )
-        closed = ozone_cluster.close_open()
-        made.append(next(one for one in closed if len(files(ozone_cluster, 1, one)) == len(SIZES)))
-    return made
+    return closed_with(ozone_cluster, bucket, SIZES, count=CONTAINERS)
 
 
 def reconcile(cluster: OzoneCluster, *words: str) -> tuple[int, dict[str, Any]]:
@@ -54,22 +53,18 @@ def reconcile(cluster: OzoneCluster, *words: str) -> tuple[int, dict[str, Any]]:
 
 def files(cluster: OzoneCluster, datanode: int, container_id: int) -> dict[int, Path]:
     """The files of a container's blocks on one datanode, by their sizes."""
-    folder = f"hdds/*/current/containerDir*/{container_id}/chunks/*.block"
-    return {path.stat().st_size: path for path in cluster.volume(datanode).glob(folder)}
-
-
-def flip(path: Path, offset: int) -> None:
-    with path.open("r+b") as file:
-        file.seek(offset)
-        byte = file.read(1)[0]
-        file.seek(offset)
-        file.write(bytes([byte ^ 1]))
+    return {path.stat().st_size: path for path in block_files(cluster, datanode, container_id)}
 
 
 def test_damage_that_no_tree_shows_is_healed_in_rounds_and_hopeless_damage_is_named(
-    ozone_cluster: OzoneCluster, containers: list[int]
+    ozone_cluster: OzoneCluster, containers: list[ContainerId]
 ) -> None:
     *healed, hopeless = containers
+    intact = {
+        (one, size): path.read_bytes()
+        for one in healed
+        for size, path in files(ozone_cluster, 1, one).items()
+    }
     for at, container_id in enumerate(healed):
         flip(files(ozone_cluster, 1 + at % 3, container_id)[SIZES[0]], 100)
     for datanode in (1, 2, 3):
@@ -84,21 +79,20 @@ def test_damage_that_no_tree_shows_is_healed_in_rounds_and_hopeless_damage_is_na
         assert results[container_id]["rounds"] >= 2
         for datanode in (1, 2, 3):
             for size, path in files(ozone_cluster, datanode, container_id).items():
-                assert path.read_bytes() == random.Random(size).randbytes(size)
+                assert path.read_bytes() == intact[container_id, size]
 
 
 def test_an_open_container_and_an_unknown_one_are_refused_by_ozones_rules(
-    ozone_cluster: OzoneCluster, containers: list[int], tmp_path: Path
+    ozone_cluster: OzoneCluster, containers: list[ContainerId], bucket: S3Bucket
 ) -> None:
-    key = tmp_path / "key"
-    key.write_bytes(b"open")
-    ozone_cluster.shell(f"key put /driven/kept/open {key}")
+    with bucket.endpoint.client() as s3:
+        s3.put_object(Bucket=bucket.name, Key="open", Body=b"open")
     client = ScmClient([ozone_cluster.scm_address])
     [opened] = [one for one in client.containers() if one.state.value == "OPEN"]
-    refusals = client.reconcile([opened.container_id, ContainerId(containers[0])])
+    refusals = client.reconcile([opened.container_id, containers[0]])
     client.close()
     assert "in state OPEN" in str(refusals[opened.container_id])
-    assert refusals[ContainerId(containers[0])] is None
+    assert refusals[containers[0]] is None
     status, document = reconcile(ozone_cluster, str(opened.container_id))
     assert status == 6
     assert document["errors"][0]["code"] == "ineligible_container_state"

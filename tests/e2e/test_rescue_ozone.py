@@ -4,20 +4,27 @@ leaves diverged. Run by `make test-ozone`.
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from typing import Any
 
 import pytest
 
+from merkle.replica import PeerId
 from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
+from tests.support.ozone_containers import closed_with
 from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
+from tests.support.s3_servers import S3Endpoint
 
-pytestmark = [pytest.mark.ozone(is_last=5), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.ozone(is_last=5),
+    pytest.mark.datanodes,
+    pytest.mark.timeout(900),
+]
 
 SIZES = (300_000, 5_242_883)
 # Another window of the first chunk on each datanode.
@@ -33,19 +40,16 @@ PHASES = (
 
 
 @pytest.fixture(scope="module")
-def container(ozone_cluster: OzoneCluster, tmp_path_factory: pytest.TempPathFactory) -> ContainerId:
+def container(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> ContainerId:
     """A closed container with a block of each size."""
-    folder = tmp_path_factory.mktemp("keys")
-    for size in SIZES:
-        (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
-    ozone_cluster.close_open()
-    ozone_cluster.shell(
-        "volume create /healing",
-        "bucket create /healing/kept",
-        *(f"key put /healing/kept/{size} {folder / str(size)}" for size in SIZES),
-    )
-    closed = ozone_cluster.close_open()
-    return next(one for one in closed if len(block_files(ozone_cluster, 1, one)) == len(SIZES))
+    [found] = closed_with(ozone_cluster, ozone_gateway.fresh_bucket(), SIZES, count=1)
+    return found
+
+
+@pytest.fixture(scope="module")
+def joined() -> set[PeerId]:
+    """The datanodes of rescues that have ended."""
+    return set()
 
 
 def contents(cluster: OzoneCluster, container_id: int) -> list[list[bytes]]:
@@ -75,7 +79,7 @@ def replica_peers(cluster: OzoneCluster, container_id: ContainerId) -> list[str]
 
 
 def test_what_ozone_leaves_diverged_twice_is_healed(
-    ozone_cluster: OzoneCluster, container: ContainerId
+    ozone_cluster: OzoneCluster, container: ContainerId, joined: set[PeerId]
 ) -> None:
     originals = contents(ozone_cluster, container)
     before = replica_peers(ozone_cluster, container)
@@ -94,13 +98,9 @@ def test_what_ozone_leaves_diverged_twice_is_healed(
     assert found["bytesRead"] <= 1.1 * damaged + (256 << 10)
     assert replica_peers(ozone_cluster, container) == before
     client = ScmClient([ozone_cluster.scm_address])
-    [joined] = {one.peer for one in client.nodes()} - nodes
-    eventually(
-        "SCM calls the rescue's datanode dead",
-        lambda: NodeHealth.DEAD in {one.health for one in client.nodes() if one.peer == joined},
-        timeout_s=120,
-    )
+    joined.update({one.peer for one in client.nodes()} - nodes)
     client.close()
+    assert len(joined) == 1
 
 
 def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
@@ -129,3 +129,17 @@ def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
         status, document = rescue(ozone_cluster, str(container), "--yes")
         assert status == 0, (phase, document)
         assert contents(ozone_cluster, container) == originals, phase
+
+
+def test_scm_calls_the_datanode_of_a_rescue_dead_that_has_ended(
+    ozone_cluster: OzoneCluster, joined: set[PeerId]
+) -> None:
+    """After the other tests, since SCM waits for half a minute."""
+    assert joined
+    with closing(ScmClient([ozone_cluster.scm_address])) as client:
+
+        def are_dead() -> bool:
+            found = {one.peer: one.health for one in client.nodes()}
+            return all(found[one] is NodeHealth.DEAD for one in joined)
+
+        eventually("SCM calls the rescue's datanode dead", are_dead, timeout_s=120)

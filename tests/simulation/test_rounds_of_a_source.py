@@ -6,14 +6,21 @@ history is asked. Planted bugs must be found.
 """
 
 import random
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
 from replicator.crossing import Crossing
+from replicator.ledger import LedgerRow
 from replicator.replication import ReplicationOptions
 from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import Change, ObjectProperties
+from replicator.syncer.property_reads import PropertyReads
+from replicator.syncer.schedule import SettledTimes, Work
 from replicator.syncer.source_rounds import SourceRounds
 from tests.support.memory_store import MEMORY, MemoryStore, StoreFaults
 from tests.support.replication_history import History, HistoryViolationError
@@ -36,6 +43,7 @@ class Rounds:
         self.history = History(Crossing.between(MEMORY, MEMORY))
         self.claims = 0
         self._errors = self.rng.choice((0.0, 0.005))
+        self._list_s = self.rng.choice((0.0, 0.6))
         for _ in range(20):
             self._write()
         self.replication = Replication(
@@ -43,9 +51,10 @@ class Rounds:
             self.target.store(),
             folder,
             options=ReplicationOptions(interval_s=0.5),
-            limits=step_limits(),
+            limits=replace(step_limits(), page_keys=self.rng.choice((3, 1_000))),
             clock=self.clock,
             later=self.later,
+            run_later=frozenset({"change", "lister", "properties"}),
         )
         self.source.faults = self.target.faults = StoreFaults(self._before)
 
@@ -66,7 +75,9 @@ class Rounds:
         self.replication.kill()
 
     def _write(self) -> None:
-        rng, source, key = self.rng, self.source, self.rng.choice(KEYS)
+        # Most writes go to few pages of a listing: those are read more often.
+        few = KEYS[:3] if self.rng.random() < 0.9 else KEYS
+        rng, source, key = self.rng, self.source, self.rng.choice(few)
         found = source.objects.get(key)
         tag = ObjectProperties(tags=(("team", str(self._now_ms())),))
         match rng.randrange(4):
@@ -79,7 +90,10 @@ class Rounds:
         # Its index in the history is its time.
         self.history.note(source, self._now_ms())
 
-    def _before(self, _name: str, _key: str) -> None:
+    def _before(self, name: str, _key: str) -> None:
+        if name == "list" and self._list_s:
+            # Only what takes long leaves time for other looks at the source.
+            self.clock.pass_s(self._list_s)
         if self.rng.random() < self._errors:
             raise StoreUnavailableError("503")
 
@@ -108,35 +122,38 @@ def test_no_change_is_missing_before_the_time_that_is_reported(tmp_path: Path) -
     assert min(several(SEEDS, tmp_path)) > 5
 
 
-def skips_deletes(self: SourceRounds, change: Change) -> None:
+def skips_deletes(self: SourceRounds, change: Change) -> Work | None:
     """What a listing lacks is passed over."""
-    if change.facts is not None:
-        touch(self, change)
+    return touch(self, change) if change.facts is not None else None
 
 
-def claims_at_once(self: SourceRounds) -> None:
+def counts_at_once(self: SettledTimes, as_of_ms: int, _works: deque[Work]) -> None:
     """A round counts before what it has found is applied."""
-    while self._open:
-        self.equal_as_of_ms = self._open.popleft()[0] or self.equal_as_of_ms
+    add(self, as_of_ms, deque())
 
 
-def reads_no_properties(self: SourceRounds, key: str) -> bool:
+def reads_no_properties(self: PropertyReads, row: LedgerRow) -> None:
     """New tags are not seen."""
-    del self, key
-    return False
+    del self, row
 
 
-touch = SourceRounds._touch
-BUGS: dict[str, tuple[str, object]] = {
-    "deletes are skipped": ("_touch", skips_deletes),
-    "a round counts too soon": ("settle", claims_at_once),
-    "properties are not read": ("_is_in_slice", reads_no_properties),
+def reads_some_properties(self: PropertyReads, key: str) -> Iterator[LedgerRow]:
+    """Those of the last keys are not seen."""
+    return islice(rows_after(self, key), 8)
+
+
+touch, add, rows_after = SourceRounds._touch, SettledTimes.add, PropertyReads._rows_after
+BUGS: dict[str, tuple[type, str, object]] = {
+    "deletes are skipped": (SourceRounds, "_touch", skips_deletes),
+    "a round counts too soon": (SettledTimes, "add", counts_at_once),
+    "properties are not read": (PropertyReads, "_digest", reads_no_properties),
+    "some properties are not read": (PropertyReads, "_rows_after", reads_some_properties),
 }
 
 
 @pytest.mark.parametrize("bug", list(BUGS))
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, wrong = BUGS[bug]
-    monkeypatch.setattr(SourceRounds, name, wrong)
+    broken, name, wrong = BUGS[bug]
+    monkeypatch.setattr(broken, name, wrong)
     with pytest.raises(HistoryViolationError):
         several(3 * SEEDS, tmp_path)

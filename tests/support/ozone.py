@@ -2,6 +2,7 @@
 (tests/testbed/ozone_cluster.py does the work).
 """
 
+import fcntl
 import json
 import os
 import subprocess
@@ -12,26 +13,38 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import Message
 
 from merkle.replica import ContainerState
 from merkle.tree import ContainerId
+from ozone.hadoop_rpc import HadoopRpcClient
 from ozone.scm_client import ClusterContainer, ScmClient
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 ROOT = Path(__file__).resolve().parents[2]
+# How long an OM keeps its log, unless a test wants another time.
+LOG_KEPT_S = 1200
 _SCRIPT = ROOT / "tests" / "testbed" / "ozone_cluster.py"
 # Other ports than those of a cluster that may run here already, and below those that
 # the kernel gives to outgoing connections (from 32768): one of these had taken a
-# datanode's. Two such clusters at a time need two offsets.
-_PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", "12000"))
-# The folder of a cluster that runs already: the tests use it and leave it running. To
-# start one takes longer than most tests.
+# datanode's. Two such clusters at a time need two offsets, and have two folders.
+_USUAL_OFFSET = 12000
+_PORT_OFFSET = int(os.environ.get("OZONE_PORT_OFFSET", _USUAL_OFFSET))
+# The folder of a cluster that runs already: the tests use it and leave it running.
+# To start one takes longer than most tests.
 _RUNNING = os.environ.get("OZONE_RUNNING", "")
 # The same of a second one beside it, for tests of two regions.
 _RUNNING_SECOND = os.environ.get("OZONE_RUNNING_SECOND", "")
 _SECOND_PORT_OFFSET = _PORT_OFFSET - 2000
+_TESTBED = ROOT / ".testbed"
+_FOLDER = _TESTBED if _PORT_OFFSET == _USUAL_OFFSET else _TESTBED / str(_PORT_OFFSET)
+# A third less time of the processors for a start, and two thirds less for a command: no
+# process lives long enough for its second compiler. Benchmarks go without.
+_JAVA_FLAGS = "-XX:TieredStopAtLevel=1"
+_LOCATION_PROTOCOL = "org.apache.hadoop.hdds.scm.protocol.StorageContainerLocationProtocol"
 # Both run the same jars.
-LIB = Path(os.environ.get("OZONE_TESTBED_LIB", ROOT / ".testbed" / "lib"))
+LIB = Path(os.environ.get("OZONE_TESTBED_LIB", _TESTBED / "lib"))
 
 
 class OzoneCluster:
@@ -40,10 +53,15 @@ class OzoneCluster:
     """
 
     def __init__(
-        self, folder: Path, port_offset: int = _PORT_OFFSET, *, datanodes: int = 3
+        self,
+        folder: Path,
+        port_offset: int = _PORT_OFFSET,
+        *,
+        datanodes: int = 3,
+        java_flags: str = "",
     ) -> None:
         self.folder, self._datanodes = folder, datanodes
-        self._offset = port_offset
+        self._offset, self.log_kept_s = port_offset, LOG_KEPT_S
         is_named = str(folder) in (_RUNNING, _RUNNING_SECOND)
         self._is_kept = is_named and (folder / "om" / "pid").exists()
         if self._is_kept:
@@ -56,6 +74,7 @@ class OzoneCluster:
             # within seconds.
             "OZONE_REPLICATION_INTERVAL": "1h",
             "OZONE_SCAN_GAP": "1s",
+            "OZONE_JAVA_FLAGS": java_flags,
         }
 
     def __enter__(self) -> "OzoneCluster":
@@ -77,8 +96,12 @@ class OzoneCluster:
 
     def fetch(self) -> None:
         """Fetch the jars, unless they are there."""
-        if not list(LIB.glob("hdds-server-scm-*.jar")):
-            self._run("fetch")
+        LIB.parent.mkdir(parents=True, exist_ok=True)
+        # By one of the processes that run the tests; the others wait for it.
+        with (LIB.parent / "fetching").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not list(LIB.glob("hdds-server-scm-*.jar")):
+                self._run("fetch")
 
     def volume(self, datanode: int) -> Path:
         return self.folder / f"dn{datanode}" / "volume1"
@@ -119,28 +142,37 @@ class OzoneCluster:
     def admin(self, *words: str) -> str:
         return self._run("admin", *words)
 
-    def close_open(self, *, timeout_s: float = 120.0) -> list[ContainerId]:
-        """Close all open containers and wait until SCM knows the root of each replica;
-        returns those that hold data. What is written next gets other containers.
+    def begin_to_close(self) -> list[ContainerId]:
+        """Have SCM close all open containers; which ones are closing then. What is
+        written next gets other containers.
         """
-        client = ScmClient([self.scm_address])
-        with closing(client):
-            opened = [
-                one.container_id
-                for one in client.containers()
-                if one.state in (ContainerState.OPEN, ContainerState.CLOSING)
-            ]
-            for container_id in opened:
-                self.admin("container", "close", str(container_id))
+        with (
+            closing(ScmClient([self.scm_address])) as client,
+            closing(HadoopRpcClient(self.scm_address, _LOCATION_PROTOCOL)) as closer,
+        ):
+            states = {one.container_id: one.state for one in client.containers()}
+            opened = [one for one in states if states[one] is ContainerState.OPEN]
+            for answer in closer.call_all([*map(_close_request, opened)]):
+                assert isinstance(answer, bytes), answer
+            closing_already = [one for one in states if states[one] is ContainerState.CLOSING]
+        return sorted(opened + closing_already)
 
-            def of_open() -> list[ClusterContainer]:
+    def await_closed(
+        self, container_ids: Sequence[ContainerId], *, timeout_s: float = 120.0
+    ) -> list[ContainerId]:
+        """Wait until these are closed and SCM knows the root of each replica; returns
+        those that hold data.
+        """
+        with closing(ScmClient([self.scm_address])) as client:
+
+            def with_blocks() -> list[ClusterContainer]:
                 # SCM deletes a container without blocks once it is closed.
                 gone = (ContainerState.DELETING, ContainerState.DELETED)
-                found = client.get_containers(opened).values()
+                found = client.get_containers(container_ids).values()
                 return [one for one in found if one.state not in gone]
 
             def are_known() -> bool:
-                found = of_open()
+                found = with_blocks()
                 replicas = client.replicas([one.container_id for one in found])
                 return all(
                     one.state is ContainerState.CLOSED
@@ -156,7 +188,11 @@ class OzoneCluster:
                 )
 
             eventually("SCM knows the roots of all replicas", are_known, timeout_s)
-            return [one.container_id for one in of_open()]
+            return [one.container_id for one in with_blocks()]
+
+    def close_open(self) -> list[ContainerId]:
+        """Close all open containers and wait for it; those that hold data."""
+        return self.await_closed(self.begin_to_close())
 
     def roots(self, container_ids: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
         """State and root of each replica as SCM knows them, by the datanode's UUID and
@@ -185,8 +221,9 @@ class OzoneCluster:
     def stop_om(self) -> None:
         self._run("stop-om")
 
-    def start_om(self, *, log_kept_s: int = 1200) -> None:
+    def start_om(self, *, log_kept_s: int = LOG_KEPT_S) -> None:
         """Start it, with a log of so many seconds, and wait until it leads."""
+        self.log_kept_s = log_kept_s
         self._environment["OZONE_WAL_TTL"] = str(log_kept_s)
         self._run("start-om")
 
@@ -209,6 +246,18 @@ class OzoneCluster:
         return done.stdout
 
 
+def _close_request(container_id: int) -> Message:
+    """SCM's request to close a container, which no command of ours sends: type 7, and
+    field 12 with the container's ID.
+    """
+    body, rest = b"\x08", container_id
+    while rest > 0x7F:
+        body, rest = body + bytes([rest & 0x7F | 0x80]), rest >> 7
+    body += bytes([rest])
+    # Unknown fields of any message are written as they were read.
+    return Empty.FromString(b"\x08\x07\x62" + bytes([len(body)]) + body)
+
+
 def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Wait until something holds, which other processes bring about; fail by name if it
     does not in time.
@@ -216,21 +265,21 @@ def eventually(what: str, holds: Callable[[], bool], timeout_s: float = 60.0) ->
     deadline = time.monotonic() + timeout_s
     while not holds():
         assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
-        time.sleep(0.5)
+        time.sleep(0.2)
 
 
-def first_cluster() -> OzoneCluster:
+def first_cluster(java_flags: str = "") -> OzoneCluster:
     """The cluster that tests share."""
-    return OzoneCluster(Path(_RUNNING) if _RUNNING else ROOT / ".testbed")
+    return OzoneCluster(Path(_RUNNING) if _RUNNING else _FOLDER, java_flags=java_flags)
 
 
-def second_cluster() -> OzoneCluster:
+def second_cluster(java_flags: str = "") -> OzoneCluster:
     """Another one, which shares nothing with the first but the machine. It has one
     datanode: what is tested there is its OM and its gateway.
     """
-    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else ROOT / ".testbed" / "second"
+    folder = Path(_RUNNING_SECOND) if _RUNNING_SECOND else _FOLDER / "second"
     folder.mkdir(parents=True, exist_ok=True)
-    return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1)
+    return OzoneCluster(folder, _SECOND_PORT_OFFSET, datanodes=1, java_flags=java_flags)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -253,14 +302,14 @@ def ozone_cluster() -> Iterator[OzoneCluster]:
     stops. One that damages or stops anything is marked `ozone(is_last=N)`: the higher,
     the later.
     """
-    with first_cluster() as started:
+    with first_cluster(_JAVA_FLAGS) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def second_ozone_cluster(ozone_cluster: OzoneCluster) -> Iterator[OzoneCluster]:
     """A second cluster beside it."""
-    with second_cluster() as started:
+    with second_cluster(_JAVA_FLAGS) as started:
         assert started.om_address != ozone_cluster.om_address
         yield started
 

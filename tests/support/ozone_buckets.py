@@ -11,8 +11,13 @@ from ozone.manager import ManagerClient
 from ozone.manager_values import BucketLayout, ManagerBucket
 from replicator.stores.ozone import open_ozone
 from replicator.stores.port import Store
+from replicator.stores.probe_memory import ProbeMemory
+from tests.support.ozone import OzoneCluster
 from tests.support.s3_servers import S3Endpoint
-from tests.support.stores import s3_client
+from tests.support.stores import GatewayMemory, s3_client
+
+# Of real clusters, by the gateway and the layout of its buckets.
+_MEMORIES = dict[tuple[str, BucketLayout], GatewayMemory]()
 
 
 class _Service(Protocol):
@@ -51,7 +56,10 @@ class OzoneBuckets:
         """An empty bucket."""
         name = self.fresh_name()
         self.manager.create_bucket(ManagerBucket("s3v", name, layout, object_id=0, created_ms=0))
-        return self._stack.enter_context(self.opened(name))
+        memory = None
+        if isinstance(self._cluster, OzoneCluster):
+            memory = _MEMORIES.setdefault((self.endpoint.url, layout), GatewayMemory())
+        return self._stack.enter_context(self.opened(name, memory=memory))
 
     def place(self, store: Store) -> tuple[str, str]:
         """Volume and bucket of a store."""
@@ -64,7 +72,9 @@ class OzoneBuckets:
         return f"ozone://{self._cluster.om_address}/s3v/{bucket}?s3={url}"
 
     @contextmanager
-    def opened(self, bucket: str, *, s3_bucket: str = "") -> Iterator[Store]:
+    def opened(
+        self, bucket: str, *, s3_bucket: str = "", memory: ProbeMemory | None = None
+    ) -> Iterator[Store]:
         """A bucket of the volume that the gateway shows."""
         address = self.address(bucket)
         if s3_bucket:
@@ -72,7 +82,7 @@ class OzoneBuckets:
         user = self.endpoint.access_key
         with (
             closing(s3_client(self.endpoint)) as client,
-            open_ozone(address, may_write=True, client=client, user=user) as store,
+            open_ozone(address, may_write=True, client=client, user=user, memory=memory) as store,
         ):
             yield store
 

@@ -1,5 +1,6 @@
 """Damage on the disks of a real Ozone cluster's datanodes, while they run."""
 
+import re
 import time
 from collections.abc import Sequence
 from contextlib import closing
@@ -33,22 +34,45 @@ def flip(path: Path, offset: int, length: int = 1) -> None:
         file.write(bytes(byte ^ 1 for byte in found))
 
 
+def scanned_ms(cluster: OzoneCluster, datanode: int, container_id: int) -> int:
+    """When a datanode has scanned a replica's data, by its descriptor; 0 for never."""
+    folder = f"hdds/*/current/containerDir*/{container_id}/metadata/{container_id}.container"
+    [path] = cluster.volume(datanode).glob(folder)
+    found = re.search(r"dataScanTimestamp: (\d+)", path.read_text())
+    return int(found[1]) if found else 0
+
+
 def damage_and_reconcile_twice(
     cluster: OzoneCluster, container_id: ContainerId, offsets: Sequence[int]
 ) -> None:
     """Damage all blocks of each replica at an offset of its own. Each reconcile ends
     with a scan, so that trees and SCM know.
     """
-    for datanode, offset in enumerate(offsets, 1):
+    datanodes = range(1, len(offsets) + 1)
+    for datanode, offset in zip(datanodes, offsets, strict=True):
         for path in block_files(cluster, datanode, container_id):
             flip(path, offset, 4)
+
+    def ended() -> list[int]:
+        # Their logs alone tell that a reconcile has ended.
+        line = f"DONE reconcileContainerCommand: containerId={container_id}, "
+        return [cluster.log(datanode).count(f"Task - {line}") for datanode in datanodes]
+
     client = ScmClient([cluster.scm_address])
     with closing(client):
         for _ in range(2):
+            # A scan that is younger than the least gap between two keeps the next one
+            # away.
+            time.sleep(1.5)
+            before, ordered_ms = ended(), int(time.time() * 1000)
             assert client.reconcile([container_id]) == {container_id: None}
-            # The order, the scans and their reports; nothing tells that a reconcile
-            # ended.
-            time.sleep(6)
+
+            def have_ended(before: list[int] = before, ordered_ms: int = ordered_ms) -> bool:
+                return all(now > then for now, then in zip(ended(), before, strict=True)) and all(
+                    scanned_ms(cluster, one, container_id) > ordered_ms for one in datanodes
+                )
+
+            eventually("each datanode has reconciled and scanned", have_ended)
 
         def are_diverged() -> bool:
             found = client.replicas([container_id])[container_id]

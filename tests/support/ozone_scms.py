@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.support.ozone import LIB, first_cluster
 
 _SERVICE, _COUNT = "group", 3
-# Below all ports of the clusters of tests.support.ozone.
+# Apart from all ports of the clusters of tests.support.ozone.
 _PORT_BASE, _PORT_STEP = 18_000, 20
 # By the key of the port, where it is in a node's ports. SCM's datanode port follows its
 # client port, as by default.

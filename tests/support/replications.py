@@ -116,7 +116,7 @@ class SteppedEngine(ReplicationEngine):
 @dataclass
 class Replication:
     """One replication that a test steps. Its copies run where they are submitted, or
-    when the test says so.
+    when the test says so: what the threads in `run_later` would do.
     """
 
     source: Store
@@ -129,6 +129,7 @@ class Replication:
     limits: EngineLimits = field(default_factory=step_limits)
     checkpoint: Checkpoint | None = None
     later: LaterExecutor | None = None
+    run_later: frozenset[str] = frozenset({"change"})
     disk: Disk | None = None
     syncer: SyncerId = SYNCER
     policy_id: PolicyId = POLICY
@@ -183,6 +184,6 @@ class Replication:
             self.step(seconds)
 
     def _executor(self, _threads: int, name: str) -> Executor:
-        if name == "change" and self.later is not None:
+        if name in self.run_later and self.later is not None:
             return self.later
         return InlineExecutor(1, name)

@@ -27,8 +27,12 @@ from replicator.stores.port import (
     Store,
     WriteCondition,
 )
+from replicator.stores.probe_memory import ProbeMemory
 from replicator.stores.s3 import open_s3
+from replicator.stores.s3_behaviour import S3Behaviour
+from replicator.stores.s3_bucket import S3Bucket as GatewayBucket
 from runtime.disk import Disk
+from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 from runtime.s3 import S3Client
 from tests.support.memory_store import DECLARING, MEMORY, STITCHING, UNGUARDED, MemoryStore
@@ -150,6 +154,24 @@ def s3_store(
         )
 
 
+class GatewayMemory(ProbeMemory):
+    """What a probe has found of one bucket of a gateway, for all like it: to ask for
+    each takes longer than most tests.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SystemClock())
+        self._found: S3Behaviour | None = None
+
+    def behaviour_of(
+        self, bucket: GatewayBucket, seen: S3Behaviour, ask: Callable[[], S3Behaviour]
+    ) -> S3Behaviour:
+        """See ProbeMemory."""
+        if self._found is None:
+            self._found = ask()
+        return self._found
+
+
 @dataclass(frozen=True)
 class OpenedStores:
     """Stores on real servers, which the tests of a module share, by server and whether
@@ -159,6 +181,7 @@ class OpenedStores:
     stack: ExitStack
     found: dict[tuple[str, bool], ContractStore] = field(default_factory=dict)
     clients: dict[S3Endpoint, BaseClient] = field(default_factory=dict)
+    memories: dict[tuple[S3Endpoint, BucketLayout], GatewayMemory] = field(default_factory=dict)
 
     def client(self, endpoint: S3Endpoint) -> BaseClient:
         """Another client than ours; to make one takes longer than most requests."""
@@ -243,14 +266,19 @@ def ozone_store(layout: BucketLayout, request: pytest.FixtureRequest) -> Iterato
     """A fresh bucket of a real Ozone by its OM and its gateway."""
     cluster: OzoneCluster = request.getfixturevalue("ozone_cluster")
     endpoint: S3Endpoint = request.getfixturevalue("ozone_gateway")
-    with fresh_ozone_store(cluster.om_address, endpoint, layout) as found:
+    opened: OpenedStores = request.getfixturevalue("opened_stores")
+    memory = opened.memories.setdefault((endpoint, layout), GatewayMemory())
+    with fresh_ozone_store(cluster.om_address, endpoint, layout, memory) as found:
         # An OM that writes its cache to disk may list a key once more: seen once.
         yield replace(found, lists_deletes_at_once=False)
 
 
 @contextmanager
 def fresh_ozone_store(
-    om_address: str, endpoint: S3Endpoint, layout: BucketLayout
+    om_address: str,
+    endpoint: S3Endpoint,
+    layout: BucketLayout,
+    memory: ProbeMemory | None = None,
 ) -> Iterator[ContractStore]:
     """A fresh bucket by this OM and this gateway."""
     bucket, user = f"om-{secrets.token_hex(8)}", endpoint.access_key
@@ -259,7 +287,7 @@ def fresh_ozone_store(
     address = f"ozone://{om_address}/s3v/{bucket}?s3={quote(endpoint.url, safe='')}"
     with (
         closing(s3_client(endpoint)) as client,
-        open_ozone(address, may_write=True, client=client, user=user) as store,
+        open_ozone(address, may_write=True, client=client, user=user, memory=memory) as store,
     ):
         yield ContractStore(
             store,

@@ -15,6 +15,7 @@ from botocore.credentials import Credentials
 from merkle.checksum import Buffer
 from proof.item import HashAlgorithm
 from replicator.copier import CopierLimits
+from replicator.copy_task import CopyLimits
 from replicator.hashing import ContentHasher
 from replicator.ledger import PairLedger
 from replicator.stores.errors import StoreUnavailableError
@@ -47,13 +48,16 @@ PARTS = 4
 
 class CountedWriter:
     """An ObjectWriter that counts how many write at once, and lets the first end only
-    when twice as many objects have been read.
+    when twice as many objects have been read, or with `gathers` when so many write.
     """
 
-    def __init__(self, store: MemoryStore, reads: list[str], writes: int) -> None:
+    def __init__(
+        self, store: MemoryStore, reads: list[str], writes: int, *, gathers: bool = False
+    ) -> None:
         self.store = store
         self.reads = reads
         self.writes = writes
+        self.gathers = gathers
         self.now = self.most = 0
         self._lock = threading.Lock()
 
@@ -64,7 +68,10 @@ class CountedWriter:
         with self._lock:
             self.now += 1
             self.most = max(self.most, self.now)
-        wait_until(lambda: len(self.reads) >= 2 * self.writes, "others to be read meanwhile")
+        if self.gathers:
+            wait_until(lambda: self.most >= self.writes, "others to be written meanwhile")
+        else:
+            wait_until(lambda: len(self.reads) >= 2 * self.writes, "others to be read meanwhile")
         try:
             return self.store.put(key, body, properties, condition)
         finally:
@@ -96,6 +103,24 @@ def test_as_many_objects_are_read_as_are_written_and_no_more_are_written(
     assert (report.copied, report.equal) == (OBJECTS, True)
     assert writer.most == writes
     assert target.bodies() == source.bodies()
+
+
+@pytest.mark.parametrize(("size_bytes", "most"), [(4, 4), ((1 << 20) + 1, 2)])
+def test_more_small_objects_are_written_at_once(tmp_path: Path, size_bytes: int, most: int) -> None:
+    source, target = MemoryStore("memory:a"), MemoryStore("memory:b")
+    for number in range(8):
+        source.put(str(number), bytes(size_bytes), ObjectProperties(), WriteCondition())
+    writer = CountedWriter(target, [], most, gathers=True)
+    run = SyncRunner(
+        source.store(),
+        replace(target.store(), writer=writer),
+        tmp_path,
+        copier_limits=CopierLimits(objects=2, parts=1, small_objects=4),
+        copy_limits=CopyLimits(part_bytes=8 << 20),
+        new_executor=ThreadPoolExecutor,
+    )
+    assert run().copied == 8
+    assert writer.most == most
 
 
 class HalvingReader:

@@ -16,8 +16,9 @@ from ozone.volume import Hold
 from runtime.config import load
 from runtime.errors import ConfigError
 from runtime.live_limits import LiveLimit, limits_of, other_changes
-from runtime.process import StopSignals, run_until_stopped
+from runtime.process import run_until_stopped
 from runtime.service_manager import ServiceManager
+from runtime.stop_signals import StopSignals
 from runtime.thread_health import ThreadHealth
 from scm.client import ControllerClient
 from scm.config import LIVE_LIMITS as CONTROLLER_LIMITS

@@ -10,7 +10,7 @@ import pytest
 _PATIENCE_S = 60
 _PROGRAM = """
 import os, signal, sys, threading
-from runtime.process import StopSignals
+from runtime.stop_signals import StopSignals
 
 def wait_for(seconds):
     threading.Event().wait(seconds)

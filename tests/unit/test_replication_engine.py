@@ -414,3 +414,19 @@ def test_nothing_is_proven_of_the_time_that_a_log_may_be_late(tmp_path: Path) ->
         proven_ms.append(replication.engine.report().oldest_unproven_ms)
     assert None not in proven_ms
     assert proven_ms[1] == (proven_ms[0] or 0) - 250
+
+
+def test_a_quiet_log_is_read_less_often_until_it_has_a_change(tmp_path: Path) -> None:
+    """OZ-006, OZ-090: and often enough that a change comes within a second."""
+    source, _, replication = live(tmp_path)
+    engine, clock = replication.engine, replication.clock
+    source.write("a", b"changed")
+    engine.receive()
+    busy_s = engine.receive()
+    clock.pass_s(60)
+    quiet_s = engine.receive()
+    assert 2 * busy_s < quiet_s <= 0.5
+    assert engine.receive() == quiet_s
+    source.write("a", b"again")
+    engine.receive()
+    assert engine.receive() == busy_s

@@ -102,6 +102,48 @@ def test_a_gateway_of_ozone_gets_no_sub_resource_of_a_bucket(
     assert not [one for one in server.arrived if "acl" in one.target or "tagging" in one.target]
 
 
+ACL = b"<AccessControlPolicy><Owner><ID>u</ID></Owner><AccessControlList/></AccessControlPolicy>"
+TAGS = b"<Tagging><TagSet><Tag><Key>a</Key><Value>b</Value></Tag></TagSet></Tagging>"
+CEPH = (
+    "Server: Ceph Object Gateway (pacific)\r\n"
+    'ETag: "0cc175b9c0f1b6a831c399e269772661"\r\n'
+    "Last-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n"
+)
+
+
+@pytest.mark.parametrize("tags", [0, 1])
+def test_ceph_is_asked_for_tags_where_it_counts_some(
+    server: WireServer, client: S3Client, tags: int
+) -> None:
+    """It counts them with each answer; and an empty bucket of it tells of ACLs."""
+    counted = CEPH + (f"x-amz-tagging-count: {tags}\r\n" if tags else "")
+    documents = {"acl": ACL, "tagging": TAGS, "versioning": VERSIONING}
+
+    def answer_to(method: str, target: str) -> bytes:
+        path, _, query = target.partition("?")
+        if query in documents:
+            return answer(200, documents[query], counted)
+        body = A if path.count("/") > 1 else listing()
+        return answer(200, body, counted)[: -len(body) if method == "HEAD" else None]
+
+    def asked() -> list[tuple[str, str]]:
+        found = [(one.method, one.target.partition("?")[2]) for one in server.arrived]
+        server.arrived.clear()
+        return found
+
+    server.answer_to = answer_to
+    store = open_s3("s3://bucket", may_write=False, client=client)
+    assert store.capabilities.keeps_acls
+    asked()
+    facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 1_795_435_200_000)
+    given = ObjectProperties(tags=(("a", "b"),) * tags)
+    assert store.reader.read_whole(facts) == WholeObject(given, A)
+    tagged = [("GET", "tagging"), ("HEAD", "")] if tags else []
+    assert asked() == [("GET", "acl"), ("GET", ""), *tagged]
+    assert store.reader.properties_of(facts) == given
+    assert asked() == [("GET", "acl"), ("HEAD", ""), *tagged]
+
+
 @pytest.mark.parametrize("named", ["a", "b", "KEY"])
 def test_a_deletion_that_names_another_key_as_refused_tells_nothing(
     server: WireServer, client: S3Client, named: str
@@ -209,7 +251,8 @@ def test_tags_that_ceph_dropped_are_none_and_an_empty_answer_of_others_is_an_err
     store = open_s3("s3://bucket", may_write=False, client=client)
     facts = ObjectFacts("x", 1, "0cc175b9c0f1b6a831c399e269772661", 0)
     etag = f'ETag: "{facts.etag}"\r\nLast-Modified: Mon, 23 Nov 2026 12:00:00 GMT\r\n'
-    server.answers += [answer(200), answer(200, A, etag + "x-amz-meta-a: b\r\n")]
+    whole = answer(200, A, etag + "x-amz-meta-a: b\r\n")
+    server.answer_to = lambda _, target: answer(200) if "tagging" in target else whole
     if kind == "another":
         with pytest.raises(StoreError, match="XML"):
             store.reader.read_whole(facts)

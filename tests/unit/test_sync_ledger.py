@@ -2,6 +2,7 @@
 
 import sqlite3
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -217,3 +218,19 @@ def test_a_change_that_cannot_be_kept_is_an_error(tmp_path: Path) -> None:
             ledger.save_part("k", SentPart(UploadedPart(1, 5, "\ud800"), b""))
         ledger.save_copy(result("k", b"x"))
         assert ledger.row("k") is not None
+
+
+def test_whoever_reads_does_not_wait_for_a_disk_that_writes(tmp_path: Path) -> None:
+    with opened(tmp_path) as ledger:
+        ledger.save_copy(result("k", b"body"))
+        with closing(sqlite3.connect(tmp_path / "ledger.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            writing = threading.Thread(target=ledger.save_copy, args=(result("n", b"new"),))
+            writing.start()
+            row = ledger.row("k")
+            assert row is not None
+            assert [one.key for one in ledger.rows("")] == ["k"]
+            assert writing.is_alive()
+            other.execute("ROLLBACK")
+        writing.join()
+        assert [one.key for one in ledger.rows("")] == ["k", "n"]

@@ -1,0 +1,152 @@
+"""Reads the properties of all keys of the ledger, one after the other, for ever.
+
+A listing of S3 shows no change of tags. So each object is asked for its properties, as
+far as time allows, beside the rounds that list: neither waits for the other. What is
+another object by now, or gone, is left to those.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+
+from replicator.ledger import LedgerRow
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.port import Change, ChangeKind
+from replicator.syncer.phase import SyncPhase, Tools
+from replicator.syncer.schedule import SettledTimes, Work
+from runtime.errors import OperationInterruptedError
+from runtime.rate_limit import Clock
+
+# The share of all time in which reads are under way, and what of it may be saved up.
+_SHARE = 0.25
+_SAVED_S_MAX = 0.5
+# Reads at a time, and while changes wait: those come first, but do not stop the reads.
+READS_MAX = 16
+_READS_BESIDE = 1
+# Reads begun before others get their turn.
+_READS_AT_ONCE = 256
+
+
+class PropertyReads:
+    """The reads of one phase. All methods belong to one thread."""
+
+    def __init__(
+        self,
+        tools: Tools,
+        phase: SyncPhase,
+        clock: Clock,
+        *,
+        prefixes: tuple[str, ...],
+        interval_s: float,
+        touch: Callable[[Change], Work | None],
+    ) -> None:
+        """Nothing is read yet. `touch` lets a change be applied, and returns what does
+        it. A key is read once in `interval_s`, or less often.
+        """
+        self._tools = tools
+        self._phase = phase
+        self._clock = clock
+        self._prefixes = prefixes
+        self._interval_s = interval_s
+        self._touch = touch
+        self._rows: Iterator[LedgerRow] | None = None
+        self._reads = deque[tuple[LedgerRow, Future[bytes | None]]]()
+        self._compared_key = ""
+        self._began_s: float | None = None
+        self._began_ms = 0
+        self._works = deque[Work]()
+        self._is_reading = False
+        self._noted_s = clock.monotonic_s()
+        self._left_s = 0.0
+        self.settled = SettledTimes()
+        """Of the properties: what each cycle proves."""
+
+    def advance(self, *, is_beside: bool) -> bool:
+        """Compare what was read, and read on as time allows; whether there was
+        something to do. `is_beside` says that changes wait to be applied.
+
+        Raises:
+            StoreError: the source did not answer; call it again to go on.
+            DatabaseError: the ledger cannot be read.
+            OperationInterruptedError: it is interrupted.
+        """
+        compared = self._compare()
+        if not self._is_reading:
+            now_s = self._clock.monotonic_s()
+            if self._began_s is not None and now_s - self._began_s < self._interval_s:
+                return compared > 0
+            self._begin(now_s)
+        most = _READS_BESIDE if is_beside else READS_MAX
+        for _ in range(_READS_AT_ONCE):
+            self._note_time()
+            if self._rows is None or len(self._reads) >= most or self._left_s < 0:
+                break
+            row = next(self._rows, None)
+            if row is None:
+                self._rows = None
+                break
+            if row.properties:
+                read = self._tools.property_readers.submit(self._digest, row)
+                read.add_done_callback(lambda _: self._tools.wake())
+                self._reads.append((row, read))
+                compared += self._compare()
+        if self._rows is None and not self._reads:
+            self._is_reading = False
+            # A tag may have been set just after its key was read in this cycle.
+            self.settled.add(self._began_ms, self._works)
+        return compared > 0
+
+    def _begin(self, now_s: float) -> None:
+        self._began_s, self._began_ms = now_s, self._clock.now_ms()
+        self._is_reading, self._works = True, deque()
+        self._compared_key, self._rows = "", self._rows_after("")
+
+    def _rows_after(self, key: str) -> Iterator[LedgerRow]:
+        for prefix in self._prefixes:
+            after = key if key.startswith(prefix) else ""
+            if after or key <= prefix:
+                yield from self._tools.ledger.rows(prefix, start_after=after)
+
+    def _note_time(self) -> None:
+        """Time in which reads are under way is paid for by all time."""
+        now_s = self._clock.monotonic_s()
+        spent = now_s - self._noted_s
+        self._noted_s = now_s
+        self._left_s += _SHARE * spent - (spent if self._reads else 0.0)
+        self._left_s = min(self._left_s, _SAVED_S_MAX)
+
+    def _digest(self, row: LedgerRow) -> bytes | None:
+        """Of the properties of just this object; None where it is another one by now,
+        or none: the next listing finds that.
+        """
+        tools, phase, facts = self._tools, self._phase, row.source.facts(row.key)
+        if tools.is_stopped():
+            raise OperationInterruptedError("the reading was interrupted")
+        try:
+            return tools.retried(
+                lambda: phase.crossing.digest(phase.source.reader.properties_of(facts))
+            )
+        except (ObjectMissingError, PreconditionFailedError):
+            return None
+
+    def _compare(self) -> int:
+        """Compare what has come; how many keys that were."""
+        count = 0
+        while self._reads and self._reads[0][1].done():
+            self._note_time()
+            row, read = self._reads[0]
+            try:
+                digest = read.result()
+            except BaseException:
+                # The keys whose reads are under way are read again.
+                self._reads.clear()
+                self._rows = self._rows_after(self._compared_key)
+                raise
+            self._reads.popleft()
+            self._compared_key = row.key
+            count += 1
+            if digest is not None and digest != row.properties:
+                change = Change(0, row.key, "", ChangeKind.PUT, facts=row.source.facts(row.key))
+                if (work := self._touch(change)) is not None:
+                    self._works.append(work)
+        return count
