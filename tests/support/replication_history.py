@@ -35,8 +35,11 @@ class History:
     """Keys that others may have deleted at the target, a deposed syncer too, and when;
     a comparison mends them.
     """
-    # Keys that others have deleted at the target, since when, and until when.
-    harmed: dict[str, int] = field(default_factory=dict)
+    harmed: tuple[str, int] | None = None
+    """A key that others have deleted at the target while nothing was under way, and
+    when.
+    """
+    # From when to when the target lacked it.
     lacked: list[tuple[str, int, int]] = field(default_factory=list)
     # Of each change its time, and its index.
     times: list[tuple[int, int]] = field(default_factory=list)
@@ -71,29 +74,21 @@ class History:
         left = {key: at_ms for key, at_ms in self.tainted.items() if at_ms >= since_ms}
         self.tainted = left
 
-    def harm(self, key: str, now_ms: int) -> None:
-        """Somebody else has deleted a key at the target."""
-        self.tainted[key] = now_ms
-        self.harmed.setdefault(key, now_ms)
+    def look(self, held: Container[str], now_ms: int) -> None:
+        """The target has these keys."""
+        if self.harmed is not None and self.harmed[0] in held:
+            self.lacked.append((*self.harmed, now_ms))
+            self.harmed = None
 
-    def written_again(self, key: str, now_ms: int) -> None:
-        """The target has an object of this key."""
-        if key in self.harmed:
-            self.lacked.append((key, self.harmed.pop(key), now_ms))
-
-    def equal(
-        self, since_ms: int, now_ms: int, through: int, is_known: Callable[[str], bool]
-    ) -> None:
-        """A comparison that began then says now that both sides were equal up to an
-        index: no key was lacked, of those it is about, that was not changed after (no
-        false "equal").
+    def equal(self, since_ms: int) -> None:
+        """A comparison that began then says that it found both sides equal: nothing was
+        lacked (no false "equal").
         """
-        open_ones = [(key, from_ms, now_ms) for key, from_ms in self.harmed.items()]
-        for key, from_ms, to_ms in (*self.lacked, *open_ones):
-            index, state = self.states[key][-1]
-            was_lacked = from_ms < since_ms < to_ms and state is not None and is_known(key)
-            if was_lacked and index <= min(self.index_before(from_ms), through):
+        for key, from_ms, to_ms in self.lacked:
+            if from_ms < since_ms < to_ms:
                 raise HistoryViolationError(key, f"was called equal, and lacked since {from_ms}")
+        if self.harmed is not None and self.harmed[1] < since_ms:
+            raise HistoryViolationError(self.harmed[0], "is called equal, and lacked")
 
     def index_before(self, time_ms: int) -> int:
         """The index of the last change before a time."""

@@ -125,18 +125,31 @@ class ReplicationStorm:
         for node in self.nodes:
             node.is_cut_off = False
         self.host.start()
-        report = self._await_proof(0)
+        self._await_proof(0)
         known = [key for key in sorted(self.source.objects) if key in self.target.objects]
         if known:
-            key = known.pop(self.rng.randrange(len(known)))
+            key = self.rng.choice(known)
             self._note(f"rename {key} to {ELSEWHERE}")
             self.source.move(key, ELSEWHERE)
             self.history.note(self.source, self.source.newest_index)
-        if known:
-            self._harm(known)
-            # Without a log some stores never show that they held still.
-            self._await_proof(self.clock.ms if report.proven_ms is not None else 0)
+        report = self._await_new_proof()
+        known = [key for key in sorted(self.source.objects) if key in self.target.objects]
+        is_quiet = self._options.is_live and self._clocks_agree and not report.queued
+        record = self.host.state().policy(_POLICY)
+        prefixes = record.policy.prefixes if record is not None else ()
+        known = [key for key in known if covers(prefixes, key)]
+        if known and self.has_feed and is_quiet:
+            # Nothing is under way any more that could explain what it lacks.
+            self.history.harmed = self._harm(known), self.clock.ms
+        self._await_new_proof()
         self._check_equal()
+
+    def _await_new_proof(self) -> ReplicationReport:
+        """Wait for one that begins now. Without a log some stores never show that they
+        held still.
+        """
+        is_certain = self.has_feed and self._options.is_live
+        return self._await_proof(self.clock.ms if is_certain else 0)
 
     def _await_proof(self, since_ms: int) -> ReplicationReport:
         """Wait until a comparison that began since then has found both sides equal."""
@@ -245,14 +258,15 @@ class ReplicationStorm:
             self._note(f"{node.name} is cut off: {node.is_cut_off}")
         self._act(node)
 
-    def _harm(self, keys: Sequence[str]) -> None:
-        """Somebody else deletes one of these objects of the target."""
+    def _harm(self, keys: Sequence[str]) -> str:
+        """Somebody else deletes one of these objects of the target, and which."""
         key = self.rng.choice(keys)
         self._note(f"somebody deletes the copy of {key}")
         self.marks["harmed"] += 1
-        self.history.harm(key, self.clock.ms)
+        self.history.tainted[key] = self.clock.ms
         self.target.remove(key)
         self._look()
+        return key
 
     def _run_master(self) -> None:
         if self.host.is_up:
@@ -381,10 +395,8 @@ class ReplicationStorm:
         if report.proven_ms is None or proven == self._proven:
             return
         self._proven = proven
-        if self._clocks_agree and not report.differences:
-            through = position.index if position is not None else self.source.newest_index
-            is_known = self._is_known(known, node)
-            self.history.equal(report.proven_ms, self.clock.ms, through, is_known)
+        if not report.differences:
+            self.history.equal(report.proven_ms)
         if position is None:
             return
         self.marks["proven"] += 1
@@ -494,8 +506,7 @@ class ReplicationStorm:
     def _look(self) -> None:
         """See which objects of the target are others than before."""
         now = dict(self.target.objects)
-        for key in now:
-            self.history.written_again(key, self.clock.ms)
+        self.history.look(now, self.clock.ms)
         for key in sorted(now.keys() | self._seen.keys()):
             if now.get(key) is not self._seen.get(key) and key not in self.history.tainted:
                 self._note(f"target has another {key}")
