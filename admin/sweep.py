@@ -452,10 +452,12 @@ def _reconcile_repairable(
     """Request the reconciliation of a sweep's repairable containers. Returns the number
     of jobs, and of refusals by reason.
     """
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "verdict"])
-    repairable = verdicts.filter(pc.equal(verdicts["verdict"], Verdict.REPAIRABLE.value))[
-        "container_id"
-    ].to_pylist()
+    columns, is_repairable = (
+        ["container_id", "verdict"],
+        pc.field("verdict") == Verdict.REPAIRABLE.value,
+    )
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, columns, where=is_repairable)
+    repairable = verdicts["container_id"].to_pylist()
     outcomes = controller.reconcile(
         sorted(repairable), dry_run=False, reason=f"sweep {sweep_id}", requested_by=_REQUESTED_BY
     )
@@ -541,8 +543,8 @@ def _print_rest(count: int, *, place: str = "--json") -> None:
 
 def _details(sweeps: SweepStore, sweep_id: str) -> list[JsonObject]:
     """The diverged containers with their findings, up to _DETAILS_MAX."""
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
-    diverged = verdicts.filter(verdicts["diverged"]).slice(0, _DETAILS_MAX)
+    diverged = sweeps.read(SweepTable.VERDICTS, sweep_id, where=pc.field("diverged"))
+    diverged = diverged.slice(0, _DETAILS_MAX)
     findings = sweeps.read(SweepTable.FINDINGS, sweep_id)
     named: dict[int, list[JsonObject]] = {}
     of_diverged = findings.filter(

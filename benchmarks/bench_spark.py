@@ -19,7 +19,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,8 +42,9 @@ from spark.session import spark_session
 from spark.sql import aggregate, names_of
 from sweep.engine import FoldedWave
 from sweep.inputs import table_parts
-from sweep.model import REPLICA_SCHEMA
-from sweep.runs import settle
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA
+from sweep.pieces import StoredFile, StoredTable, TablePlace
+from sweep.runs import RUN_SCHEMA, settle
 
 ROUNDS = 5
 WARM_UPS = 2
@@ -172,8 +173,26 @@ def _table(folder: Path, rows: int) -> Table:
 def file_wise(session: SparkSession, table: Table) -> Roots:
     """The Spark engine, from files to replicas."""
     waves: list[FoldedWave] = []
-    SparkEngine(session).fold(table_parts([str(table.folder)]).parts, waves.append, lambda _: None)
-    return _roots(settle(pa.concat_tables([wave.runs for wave in waves])).replicas)
+    parts = table_parts([str(table.folder)]).parts
+    with _place(RUN_SCHEMA) as place:
+        places = {"runs": place, "requested": place}
+        SparkEngine(session).fold(parts, places, waves.append, lambda _: None)
+        runs = _stored(place, [file for wave in waves for file in wave.files["runs"]])
+        return _roots(settle(runs).replicas)
+
+
+@contextmanager
+def _place(schema: pa.Schema) -> Iterator[TablePlace]:
+    """Where tasks write the files of one table."""
+    with tempfile.TemporaryDirectory() as folder:
+        yield TablePlace(Path(folder), schema)
+
+
+def _stored(place: TablePlace, files: Iterable[StoredFile]) -> pa.Table:
+    """The rows of files that tasks wrote."""
+    paths = {place.folder / file.name: file for file in files}
+    tables = StoredTable([], place.schema, paths).tables()
+    return pa.concat_tables([place.schema.empty_table(), *tables])
 
 
 def by_sql(session: SparkSession, table: Table) -> Roots:
@@ -183,10 +202,13 @@ def by_sql(session: SparkSession, table: Table) -> Roots:
     rows = table.frame(session)
     last = last_offset(pq.read_metadata(path) for path in table.files())
     found = aggregate(rows, names_of(rows), last_offset=last)
-    judged = SparkEngine(session).exact(
-        table_parts([str(table.folder)]).parts, found.exact, found.exact_rows
-    )
-    return _roots(pa.concat_tables([found.replicas, *(one.replicas for one in judged)]))
+    parts = table_parts([str(table.folder)]).parts
+    with _place(REPLICA_SCHEMA) as place, _place(FINDING_SCHEMA) as findings:
+        places = {"replicas": place, "findings": findings}
+        judged = list(SparkEngine(session).exact(parts, found.exact, found.exact_rows, places))
+        files = [file for one in judged for file in one.files.get("replicas", ())]
+        whole = [found.replicas, _stored(place, files), *(one.replicas for one in judged)]
+        return _roots(pa.concat_tables(whole))
 
 
 def by_sort(session: SparkSession, table: Table) -> Roots:

@@ -82,7 +82,7 @@ def ours(place: Path) -> list[int]:
     """Fold, settle and compare replicas, which is what the peers do."""
     waves = list[FoldedWave]()
     LocalEngine(_gatherer(place)).fold(
-        table_parts([str(place / "table")]).parts, waves.append, lambda rows: None
+        table_parts([str(place / "table")]).parts, {}, waves.append, lambda rows: None
     )
     settled = settle(pa.concat_tables([wave.runs for wave in waves]))
     assert not len(settled.exact)

@@ -1,49 +1,72 @@
-"""The engine of a Spark cluster: each task runs the engine of one machine on one part.
+"""The engine of a Spark cluster.
 
-A task opens its part itself and returns only the result, as one row with tables in
-Arrow format. Rows of chunks pass between Spark and Python only for containers that must
-be sorted or inspected; Spark shuffles those. Where rows are in no order, and blocks are
-large enough for it to pay, Spark SQL folds them (spark.sql).
+Tasks open their parts themselves, and write runs, replicas, verdicts and findings to
+files, which the driver commits (spark.commits). So the driver holds counts and names of
+files, however many replicas there are. The stages that compare get their rows by a
+shuffle (spark.by_range). Rows of chunks are shuffled only for containers that must be
+sorted or inspected. Where rows are in no order, and blocks are large enough for it to
+pay, Spark SQL folds them (spark.sql).
 """
 
-import pickle
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from enum import Enum
 from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
-from pyspark import TaskContext
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from chunktable.schema import CHUNK_SCHEMA
 from runtime.disk import Disk
-from spark.errors import SparkFailedError
+from spark.by_container import (
+    ROW_SCHEMA,
+    ContainerGroups,
+    Judge,
+    inspect_containers,
+    judge_group,
+    select_rows,
+    shuffles,
+    sort_containers,
+    store_containers,
+)
+from spark.by_range import RangeJob, file_groups, run_tasks
+from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
+from spark.errors import FolderNotSharedError, SparkFailedError
 from spark.session import watched
 from spark.sql import aggregate, names_of
-from sweep.engine import WAVE_ROWS, ContainerResults, FoldedWave, LocalEngine
-from sweep.files import DEFAULTS, is_plain, read_rows, unreadable_finding
-from sweep.gather import GROUP_ROWS, Gatherer, Int64s
-from sweep.inputs import table_parts
-from sweep.model import FINDING_SCHEMA, Part
+from sweep.engine import (
+    WAVE_ROWS,
+    ContainerResults,
+    FoldedWave,
+    LocalEngine,
+    Places,
+    RangeResult,
+    scattered_containers,
+)
+from sweep.errors import SweepWorkError
+from sweep.exact import NULLABLE_ROWS
+from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
+from sweep.gather import Gatherer, Int64s
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
+from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
+from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    pass
 
 
 class Scattered(Enum):
@@ -59,31 +82,42 @@ class Scattered(Enum):
 # Below, an aggregate of a block is wider than its chunks, and sorting them is cheaper.
 _CHUNKS_MIN = 4
 
-# Rows and containers shuffled by one job, and so the most that a crash loses.
-_GATHERED_ROWS_MAX = 256 << 20
-_GATHERED_CONTAINERS_MAX = 100_000
+# Ranges of containers in one job, and so the most that a crash loses; rows that one of
+# its tasks reads.
+_RANGES_MAX = 64
+_READ_ROWS = 1 << 20
 
-# Results of tasks, pickled.
-_RESULT_SCHEMA = pa.schema([pa.field("result", pa.binary(), nullable=False)])
+# Rows of the parts that share a task.
+_TASK_ROWS = 1 << 20
+# Rows that take as long as one replica, whose own rows come on top.
+_REPLICA_ROWS = 60
+
+_REQUESTED = "requested"
+_PACKED_SCHEMA = pa.schema(
+    [
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("name", pa.string(), nullable=False),
+        pa.field("trees", pa.int64(), nullable=False),
+        pa.field("too_large", pa.int64(), nullable=False),
+    ]
+)
+# The tables of results that are all in files.
+_NOTHING = (
+    REPLICA_SCHEMA.empty_table(),
+    VERDICT_SCHEMA.empty_table(),
+    FINDING_SCHEMA.empty_table(),
+)
+# Errors of tasks that the sweep itself, or an operator, can do something about.
+_NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
+_DAMAGED = re.compile(r"\bSweepWorkError: (.*)")
 # Where Spark's error text names the cause: our own error first, then the last failure
 # of a task, then the innermost exception of Java, then any line.
 _CAUSES = (
-    re.compile(r"merkle\.errors\.(\w+: .*)"),
+    re.compile(r"\b\w+\.errors\.(\w+: .*)"),
     re.compile(r"most recent failure: (.*)"),
     re.compile(r"(?s:.*)\nCaused by: (.*)"),
     re.compile(r"\n: (.*)"),
     re.compile(r"(.+)"),
-)
-
-# Tables from other writers may lack values.
-_NULLABLE = pa.schema([field.with_nullable(True) for field in CHUNK_SCHEMA])
-# Times travel as integers: an unchecked one may overflow Spark's microseconds.
-_SHUFFLE_SCHEMA = pa.schema(
-    [
-        *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in _NULLABLE),
-        # The group of containers that a row belongs to: Spark shuffles by it.
-        pa.field("gathered_in", pa.int32(), nullable=False),
-    ]
 )
 
 
@@ -95,15 +129,20 @@ class SparkEngine:
     """An engine (sweep.engine.Engine) that uses all cores of a Spark session."""
 
     name = "spark"
+    # A task holds one range, and works on it with some hundred bytes a row more.
+    range_rows = 1 << 17
 
     def __init__(self, session: SparkSession, *, scattered: Scattered = Scattered.AUTO) -> None:
         self._session = session
         self._scattered = scattered
         self._cores = session.sparkContext.defaultParallelism
+        # This machine's, for the markers and the lists of containers that tasks read.
+        self._disk = Disk()
 
     def fold(
         self,
         parts: Sequence[Part],
+        places: Places,
         store: Callable[[FoldedWave], None],
         advance: Callable[[int], None],
     ) -> None:
@@ -111,56 +150,85 @@ class SparkEngine:
 
         Raises:
             SparkFailedError: a job failed after all retries of its tasks.
+            FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        unordered = list[tuple[Part, FoldedWave]]()
-        # One wave takes each core about a minute.
-        for wave in _waves(parts, WAVE_ROWS * self._cores):
-            progress = _RowProgress(sum(part.rows for part in wave), advance)
-            by_id = {part.part_id: part for part in wave}
-            ordered = list[FoldedWave]()
-            for folded in self._results(
-                self._run(len(wave), partial(_fold, wave)), "reading", progress.tasks_done
-            ):
-                assert isinstance(folded, FoldedWave)
-                if len(folded.exact):
-                    unordered.append((by_id[folded.part_ids[0]], folded))
-                else:
-                    ordered.append(folded)
-            if ordered:
-                store(_concatenated(ordered))
-            progress.finish()
+        unordered = list[tuple[Part, Commit]]()
+        with self._shared(places) as shared:
+            # One wave takes each core about a minute.
+            for wave in _waves(parts, WAVE_ROWS * self._cores):
+                progress = _RowProgress(sum(part.rows for part in wave), advance)
+                ordered, tasks = list[tuple[Part, Commit]](), fold_tasks(wave)
+                frame = run_tasks(
+                    self._session, len(tasks), partial(_fold, wave, tasks, shared), COMMIT_SCHEMA
+                )
+                for commit in self._commits(frame, "reading", progress.tasks_done):
+                    scattered = _REQUESTED in commit.files
+                    (unordered if scattered else ordered).append((wave[commit.number], commit))
+                if ordered:
+                    store(_wave(ordered))
+                progress.finish()
         if unordered:
             # All at once: the rows of a replica may be in all of these parts.
             by_sql = self._fold_by_sql([part for part, _ in unordered])
             if isinstance(by_sql, FoldedWave):
                 store(by_sql)
             else:
-                sorted_later = _concatenated([folded for _, folded in unordered])
-                store(replace(sorted_later, notes=(by_sql,) if by_sql else ()))
+                store(replace(_wave(unordered), notes=(by_sql,) if by_sql else ()))
+
+    def by_range(
+        self,
+        stage: ContainerStage,
+        inputs: Mapping[str, StoredTable],
+        wanted: Sequence[Range],
+        places: Places,
+    ) -> Iterator[RangeResult]:
+        """See Engine.
+
+        Raises:
+            SparkFailedError: a job failed after all retries of its tasks.
+            FolderNotSharedError: executors do not see the folder of the sweep.
+        """
+        groups = file_groups(inputs, _READ_ROWS)
+        schemas = {name: table.schema for name, table in inputs.items()}
+        if not groups:
+            return
+        with self._shared(places) as shared:
+            for first in range(0, len(wanted), _RANGES_MAX):
+                of_wave = wanted[first : first + _RANGES_MAX]
+                job = RangeJob(stage, schemas, of_wave, shared)
+                frame = job.frame(self._session, groups)
+                for commit in self._commits(frame, type(stage).__name__):
+                    yield RangeResult(of_wave[commit.number], {}, commit.files, commit.totals)
 
     def exact(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, places: Places
     ) -> Iterator[ContainerResults]:
         """See Engine.
 
         Raises:
             SparkFailedError: a job failed after all retries of its tasks.
+            FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        for ids, counts in _batches(container_ids, rows):
-            yield from self._shuffle(_exact, parts, ids, counts)
+        for ids, counts in shuffles(container_ids, rows):
+            yield from self._shuffle(sort_containers, parts, ids, counts, places)
 
     def inspect(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+        self,
+        parts: Sequence[Part],
+        container_ids: Int64s,
+        rows: Int64s,
+        replicas: StoredTable,
+        places: Places,
     ) -> Iterator[ContainerResults]:
         """See Engine.
 
         Raises:
             SparkFailedError: a job failed after all retries of its tasks.
+            FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        of_replica = replicas["container_id"].to_numpy()
-        for ids, counts in _batches(container_ids, rows):
-            theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
-            yield from self._shuffle(partial(_inspect, theirs), parts, ids, counts)
+        for ids, counts in shuffles(container_ids, rows):
+            judge = partial(inspect_containers, replicas.paths)
+            yield from self._shuffle(judge, parts, ids, counts, places)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine. Tasks that see the folder write their part; this machine writes
@@ -175,42 +243,55 @@ class SparkEngine:
         try:
             left = list(job.ordered)
             for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
-                for result in self._results(
-                    self._run(len(wave), partial(_pack, job, wave, marker)), "writing trees"
-                ):
-                    assert isinstance(result, tuple)
-                    part, packed = result
-                    if packed is not None:
-                        left.remove(part)
-                        yield packed
+                pack = partial(_pack, job, wave, marker)
+                packing = run_tasks(self._session, len(wave), pack, _PACKED_SCHEMA)
+                for row in self._rows_of(packing, "writing trees").to_pylist():
+                    left.remove(wave[row.pop("number")])
+                    yield PackedTreeFile(**row)
         finally:
             disk.remove(marker)
         with TemporaryDirectory(prefix="treefold-") as scratch:
             yield from LocalEngine(Gatherer(Path(scratch))).trees(replace(job, ordered=left), disk)
 
+    @contextmanager
+    def _shared(self, places: Places) -> Iterator[SharedFolders]:
+        shared = SharedFolders.of(places, self._disk)
+        try:
+            yield shared
+        finally:
+            shared.remove(self._disk)
+
     def _shuffle(
-        self, judge: "Judge", parts: Sequence[Part], ids: Int64s, rows: Int64s
+        self, judge: Judge, parts: Sequence[Part], ids: Int64s, rows: Int64s, places: Places
     ) -> Iterator[ContainerResults]:
         """Shuffle the rows of these containers into groups, and judge each group in a
         task.
         """
-        _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
-        groups = _ContainerGroups(ids, rows, starts)
-        selected = self._run(
-            len(parts), partial(_select_rows, list(parts), groups), _SHUFFLE_SCHEMA
-        )
-        shuffled = selected.repartitionById(len(starts), "gathered_in")
-        missing = set(range(len(starts)))
-        for result in self._results(
-            shuffled.mapInArrow(partial(_judge, judge, groups), "result binary"), "gathering"
-        ):
-            assert isinstance(result, tuple)
-            group, of_containers = result
-            missing.discard(group)
-            yield from of_containers
-        # Spark starts no task for a partition without rows.
-        for group in sorted(missing):
-            yield from groups.judge(group, judge, ())
+        with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
+            groups = ContainerGroups.stored(containers)
+            select = partial(select_rows, list(parts), containers)
+            selected = run_tasks(self._session, len(parts), select, ROW_SCHEMA)
+            judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
+                partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
+            )
+            commits = list(self._commits(judged, "gathering"))
+            count, files = sum(commit.count for commit in commits), by_table(commits)
+            yield ContainerResults(*_NOTHING, count, files)
+            # Spark starts no task for a partition without rows.
+            for group in set(range(len(groups.starts))) - {commit.number for commit in commits}:
+                yield from groups.judge(group, judge, ())
+
+    @contextmanager
+    def _stored(self, places: Places, ids: Int64s, rows: Int64s) -> Iterator[Path]:
+        """A file of these containers that tasks can read."""
+        folder = next(iter(places.values())).folder
+        path = folder / f".containers-{uuid4().hex}.npy"
+        self._disk.make_folder(folder)
+        store_containers(path, ids, rows, self._disk)
+        try:
+            yield path
+        finally:
+            self._disk.remove(path)
 
     def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | str | None:
         """Fold all these parts in Spark SQL; None if sorting is preferred or Spark
@@ -256,8 +337,7 @@ class SparkEngine:
             RUN_SCHEMA.empty_table(),
             found.replicas,
             unreadable_finding(text) if found.lost else FINDING_SCHEMA.empty_table(),
-            found.exact,
-            found.exact_rows,
+            requests(found.exact, found.exact_rows),
         )
 
     def _rows(self, files: Mapping[str, pq.FileMetaData]) -> DataFrame:
@@ -269,76 +349,33 @@ class SparkEngine:
         ]
         return reduce(DataFrame.unionAll, frames)
 
-    def _run(
-        self,
-        count: int,
-        work: "Callable[[int], Iterable[pa.RecordBatch]]",
-        schema: pa.Schema = _RESULT_SCHEMA,
-    ) -> DataFrame:
-        """The rows that `work` returns for each number below `count`, in one task
-        each.
-        """
-        numbers = self._session.range(0, count, 1, count)
-        return numbers.mapInArrow(partial(_for_numbers, work), from_arrow_schema(schema))
-
-    def _results(
+    def _commits(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
-    ) -> Iterator[object]:
-        """Run a frame of _RESULT_SCHEMA and return its unpickled results."""
+    ) -> Iterator[Commit]:
+        """Run a frame of COMMIT_SCHEMA."""
+        return commits_of(self._rows_of(frame, description, report))
+
+    def _rows_of(
+        self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
+    ) -> pa.Table:
+        """Run a frame.
+
+        Raises:
+            FolderNotSharedError: an executor does not see the folder of the sweep.
+            SweepWorkError: a file of the sweep's own work cannot be read.
+            SparkFailedError: the job failed otherwise.
+        """
         try:
-            results = watched(self._session, description, frame.toArrow, report)["result"]
+            return watched(self._session, description, frame.toArrow, report)
         except (PySparkException, Py4JError) as error:
+            if unshared := _NOT_SHARED.search(str(error)):
+                hint = "Give an --out that all executors have at the same path."
+                raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
+            if damaged := _DAMAGED.search(str(error)):
+                raise SweepWorkError(damaged[1].strip(), path="") from error
             raise SparkFailedError(
                 f"{description} failed on Spark: {_cause(str(error))}"
             ) from error
-        for result in results:
-            # Safe to unpickle: our own tasks pickled it, and Spark itself pickles the
-            # tasks.
-            yield pickle.loads(result.as_buffer())
-
-
-Judge: TypeAlias = Callable[
-    [LocalEngine, Sequence[Part], Int64s, Int64s], Iterator[ContainerResults]
-]
-
-
-@dataclass(frozen=True, slots=True)
-class _ContainerGroups:
-    """Containers in ascending order, each with its approximate number of rows; group i
-    begins at index `starts[i]`.
-    """
-
-    container_ids: Int64s
-    rows: Int64s
-    starts: Int64s
-
-    def of(self, batch: pa.RecordBatch) -> "NDArray[np.int32]":
-        """The group of each row."""
-        firsts = self.container_ids[self.starts]
-        indexes = np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1
-        groups: NDArray[np.int32] = indexes.astype(np.int32)
-        return groups
-
-    def judge(
-        self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]
-    ) -> list[ContainerResults]:
-        """Judge the containers of a group. `batches` hold all of their rows, which are
-        buffered on disk.
-        """
-        members = slice(
-            self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None
-        )
-        ids, rows = self.container_ids[members], self.rows[members]
-        with TemporaryDirectory(prefix="treefold-") as scratch:
-            path = Path(scratch, "rows.parquet")
-            with pq.ParquetWriter(path, _NULLABLE) as writer:
-                for batch in batches:
-                    assert (batch["gathered_in"].to_numpy() == group).all()
-                    writer.write_table(
-                        pa.Table.from_batches([batch]).select(_NULLABLE.names).cast(_NULLABLE)
-                    )
-            engine = LocalEngine(Gatherer(Path(scratch, "spill"), threads=1))
-            return list(judge(engine, table_parts([str(path)]).parts, ids, rows))
 
 
 class _RowProgress:
@@ -403,77 +440,68 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     )
 
 
-def _for_numbers(
-    work: Callable[[int], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
+def _fold(
+    parts: Sequence[Part], tasks: Sequence[Sequence[int]], shared: SharedFolders, task: int
 ) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for number in batch.column(0).to_pylist():
-            yield from work(number)
+    """Fold the parts of one task. The files of all are in the last commit."""
+    shared.check()
+    writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
+    for number in tasks[task]:
+        part = parts[number]
+        requested = scattered_containers(part)
+        if requested is not None:
+            writer.add({_REQUESTED: requested})
+            commits.append(Commit(number, part.rows))
+        elif len(tasks[task]) > 1:
+            # Small, so it is held until it is known to be readable.
+            folded = fold_part(part)
+            writer.add({"runs": folded.runs})
+            commits.append(Commit(number, folded.rows, folded.skipped))
+        else:
+            folded = fold_part(part, lambda runs: writer.add({"runs": runs}))
+            if folded.skipped:
+                writer.discard()
+            commits.append(Commit(number, folded.rows, folded.skipped))
+    commits[-1] = replace(commits[-1], files=writer.close())
+    yield from (commit.batch() for commit in commits)
 
 
-def _fold(parts: Sequence[Part], number: int) -> Iterator[pa.RecordBatch]:
-    waves = list[FoldedWave]()
-    with TemporaryDirectory(prefix="treefold-") as scratch:
-        LocalEngine(Gatherer(Path(scratch), threads=1)).fold([parts[number]], waves.append, _ignore)
-    yield from map(_pickled, waves)
+def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
+    """The numbers of the parts of each task: small exports share one, because starting
+    a task costs more than reading one. Files without a manifest are alone: their rows
+    may be in no order, which is decided by part.
+    """
+    tasks, rows = list[list[int]](), 0
+    for number, part in enumerate(parts):
+        weight = _weight(part) if part.manifest else _TASK_ROWS
+        if not tasks or rows + weight > _TASK_ROWS:
+            tasks.append([])
+            rows = 0
+        tasks[-1].append(number)
+        rows += weight
+    return tasks
+
+
+def _weight(part: Part) -> int:
+    """The rows of a part; a replica counts as the rows that take as long."""
+    return part.rows + _REPLICA_ROWS * part.replicas
 
 
 def _pack(
     job: TreeJob, parts: Sequence[Part], marker: Path, number: int
 ) -> Iterator[pa.RecordBatch]:
-    part, packed = parts[number], None
     if marker.exists():
         with TemporaryDirectory(prefix="treefold-") as scratch:
-            packed = pack_part(job, part, Gatherer(Path(scratch), threads=1), Disk())
-    yield _pickled((part, packed))
-
-
-def _select_rows(
-    parts: Sequence[Part], groups: _ContainerGroups, number: int
-) -> Iterator[pa.RecordBatch]:
-    for batch in read_rows(parts[number], groups.container_ids):
-        columns = [
-            column.cast(field.type)
-            for column, field in zip(batch.columns, _SHUFFLE_SCHEMA, strict=False)
-        ]
-        yield pa.RecordBatch.from_arrays(
-            [*columns, pa.array(groups.of(batch))], schema=_SHUFFLE_SCHEMA
-        )
-
-
-def _judge(
-    judge: Judge, groups: _ContainerGroups, batches: Iterable[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    context = TaskContext.get()
-    assert context is not None
-    group = context.partitionId()
-    yield _pickled((group, groups.judge(group, judge, batches)))
-
-
-def _exact(
-    engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
-) -> Iterator[ContainerResults]:
-    return engine.exact(parts, ids, rows)
-
-
-def _inspect(
-    replicas: pa.Table, engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
-) -> Iterator[ContainerResults]:
-    theirs = replicas.filter(pa.array(np.isin(replicas["container_id"].to_numpy(), ids)))
-    return engine.inspect(parts, ids, rows, theirs)
-
-
-def _pickled(result: object) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array([pickle.dumps(result)], pa.binary())], schema=_RESULT_SCHEMA
-    )
+            packed = pack_part(job, parts[number], Gatherer(Path(scratch), threads=1), Disk())
+        row = {"number": number, **asdict(packed)}
+        yield pa.RecordBatch.from_pylist([row], _PACKED_SCHEMA)
 
 
 def _conformed(frame: DataFrame) -> DataFrame:
     """Another writer's table with the columns of CHUNK_SCHEMA. A value that does not
     fit becomes null; `aggregate` sends its container to the exact path.
     """
-    fields = from_arrow_schema(_NULLABLE).fields
+    fields = from_arrow_schema(NULLABLE_ROWS).fields
     return frame.select(
         *(
             (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name]))
@@ -489,7 +517,7 @@ def _waves(parts: Sequence[Part], rows_min: int) -> Iterator[list[Part]]:
     wave, rows = list[Part](), 0
     for part in parts:
         wave.append(part)
-        rows += part.rows
+        rows += _weight(part)
         if rows >= rows_min:
             yield wave
             wave, rows = [], 0
@@ -497,26 +525,17 @@ def _waves(parts: Sequence[Part], rows_min: int) -> Iterator[list[Part]]:
         yield wave
 
 
-def _batches(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
-    """Containers and their rows in batches of one shuffle each."""
-    batch = np.maximum(
-        np.cumsum(rows) // _GATHERED_ROWS_MAX, np.arange(len(rows)) // _GATHERED_CONTAINERS_MAX
-    )
-    cuts = np.flatnonzero(batch[1:] != batch[:-1]) + 1
-    yield from zip(np.split(container_ids, cuts), np.split(rows, cuts), strict=True)
-
-
-def _concatenated(waves: Sequence[FoldedWave]) -> FoldedWave:
+def _wave(folded: Sequence[tuple[Part, Commit]]) -> FoldedWave:
+    findings = [unreadable_finding(commit.skipped) for _, commit in folded if commit.skipped]
     return FoldedWave(
-        tuple(part_id for wave in waves for part_id in wave.part_ids),
-        sum(wave.rows for wave in waves),
-        pa.concat_tables([wave.runs for wave in waves]),
-        pa.concat_tables([wave.replicas for wave in waves]),
-        pa.concat_tables([wave.findings for wave in waves]),
-        np.concatenate([wave.exact for wave in waves]),
-        np.concatenate([wave.exact_rows for wave in waves]),
-        {part_id: reason for wave in waves for part_id, reason in wave.skipped.items()},
-        tuple(dict.fromkeys(note for wave in waves for note in wave.notes)),
+        tuple(part.part_id for part, _ in folded),
+        sum(commit.count for _, commit in folded),
+        RUN_SCHEMA.empty_table(),
+        REPLICA_SCHEMA.empty_table(),
+        pa.concat_tables([FINDING_SCHEMA.empty_table(), *findings]),
+        REQUEST_SCHEMA.empty_table(),
+        by_table(commit for _, commit in folded),
+        {part.part_id: commit.skipped for part, commit in folded if commit.skipped},
     )
 
 

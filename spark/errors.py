@@ -13,3 +13,9 @@ class SparkFailedError(ReconcileError):
     """A Spark job failed after all retries of its tasks."""
 
     code = "spark_failed"
+
+
+class FolderNotSharedError(ReconcileError):
+    """Executors do not see the folder that the driver writes a sweep to."""
+
+    code = "folder_not_shared"

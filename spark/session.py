@@ -55,12 +55,9 @@ _LOG_TAIL_BYTES = 20_000
 _REASONS_MAX = 4
 
 _ALWAYS = {
-    "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    # No limit: the size of a wave bounds what reaches the driver.
-    "spark.driver.maxResultSize": "0",
     # Above this number of groups Spark falls back to sorting, which is slower. Ours are
     # small enough for more.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",
@@ -251,7 +248,8 @@ def _of_local(master: str) -> dict[str, str]:
         # A quarter for the JVM, a quarter for the Python workers, half for the page
         # cache.
         "spark.driver.memory": f"{max(1, (_memory_bytes() >> 30) // 4)}g",
-        # A local master needs neither a host name nor a network.
+        # A local master needs neither a host name nor a network, nor a port of its own.
+        "spark.ui.enabled": "false",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         # Spark's default of 200 is for clusters; here most partitions would be empty.

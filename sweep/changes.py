@@ -138,9 +138,10 @@ def _found(sweeps: SweepStore, sweep_id: str) -> set[Place]:
     """The kinds of differences in diverged and UNSEEN containers, and the silent
     changes.
     """
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, ["container_id", "verdict", "diverged"])
-    is_unseen = pc.equal(verdicts["verdict"], NotCompared.UNSEEN.value)
-    counted = verdicts.filter(pc.or_(verdicts["diverged"], is_unseen))["container_id"]
+    columns = ["container_id", "verdict", "diverged"]
+    is_counted = pc.field("diverged") | (pc.field("verdict") == NotCompared.UNSEEN.value)
+    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, columns, where=is_counted)
+    counted = verdicts["container_id"]
     findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
     counts = pc.is_in(findings["container_id"], value_set=counted)
     silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)

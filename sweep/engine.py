@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
@@ -25,8 +26,11 @@ from sweep.compare import inspect, inspect_large
 from sweep.exact import block_ranges, exact_replicas, large_replicas
 from sweep.files import fold_part, is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, VERDICT_SCHEMA, Part
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
+from sweep.output import SweepTotals
+from sweep.pieces import RANGE_ROWS, Range, StoredFile, StoredTable, TablePlace
 from sweep.runs import RUN_SCHEMA, repeat
+from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 
 
@@ -35,8 +39,9 @@ class FoldedWave:
     """The complete results of some parts, stored together: these parts are not folded
     again.
 
-    An engine may return `replicas` instead of `runs`. `exact` lists the containers that
-    need their rows sorted. A container with both runs and replicas is sorted as well.
+    An engine may return `replicas` instead of `runs`. `requested` lists the containers
+    that need their rows sorted. A container with both runs and replicas is sorted as
+    well.
     """
 
     part_ids: tuple[str, ...]
@@ -47,9 +52,10 @@ class FoldedWave:
     # REPLICA_SCHEMA and FINDING_SCHEMA.
     replicas: pa.Table
     findings: pa.Table
-    # Container IDs, and the approximate number of rows of each.
-    exact: Int64s
-    exact_rows: Int64s
+    # REQUEST_SCHEMA.
+    requested: pa.Table
+    # More rows of these tables, by name: durable files in the places that `fold` got.
+    files: Mapping[str, Sequence[StoredFile]] = field(default_factory=dict)
     # The parts that could not be read, by part ID, with the reason. The sweep leaves
     # out their whole tables.
     skipped: Mapping[str, str] = field(default_factory=dict)
@@ -66,6 +72,26 @@ class ContainerResults:
     replicas: pa.Table
     verdicts: pa.Table
     findings: pa.Table
+    # The number of containers.
+    containers: int
+    # More rows of these tables, by name: durable files in their places.
+    files: Mapping[str, Sequence[StoredFile]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeResult:
+    """What a stage returned for one range of containers: by table, the rows, or the
+    durable file that has them; and the totals of both.
+    """
+
+    range: Range
+    tables: Mapping[str, pa.Table]
+    files: Mapping[str, StoredFile]
+    totals: SweepTotals
+
+
+# Where an engine may write files of its results, by table.
+Places = Mapping[str, TablePlace]
 
 
 class Engine(Protocol):
@@ -73,7 +99,8 @@ class Engine(Protocol):
 
     Memory is bounded for containers of any size. `parts` are of PartKind.FILE: the
     sweep copies volumes into files first. Container IDs ascend. Tables are returned
-    piece by piece, in any order; each container is in one piece.
+    piece by piece, in any order; each container is in one piece. An engine returns
+    rows, or files that its tasks wrote to `places`: then this process holds no rows.
     """
 
     @property
@@ -81,9 +108,15 @@ class Engine(Protocol):
         """The engine's name in the summary."""
         ...
 
+    @property
+    def range_rows(self) -> int:
+        """About the number of rows of one range in `by_range`."""
+        ...
+
     def fold(
         self,
         parts: Sequence[Part],
+        places: Places,
         store: Callable[[FoldedWave], None],
         advance: Callable[[int], None],
     ) -> None:
@@ -98,8 +131,23 @@ class Engine(Protocol):
         """
         ...
 
+    def by_range(
+        self,
+        stage: ContainerStage,
+        inputs: Mapping[str, StoredTable],
+        wanted: Sequence[Range],
+        places: Places,
+    ) -> Iterator[RangeResult]:
+        """Run a stage for each of these ranges of containers, in their order. A range
+        without rows may have no result.
+
+        Raises:
+            DiskError: an input cannot be read, or results cannot be stored.
+        """
+        ...
+
     def exact(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, places: Places
     ) -> Iterator[ContainerResults]:
         """The replicas and findings of these containers, computed from their sorted
         rows (sweep.exact); `verdicts` is empty.
@@ -113,14 +161,19 @@ class Engine(Protocol):
         ...
 
     def inspect(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+        self,
+        parts: Sequence[Part],
+        container_ids: Int64s,
+        rows: Int64s,
+        replicas: StoredTable,
+        places: Places,
     ) -> Iterator[ContainerResults]:
         """The verdicts and findings of these containers, computed from their rows
         (sweep.compare); the table `replicas` of the results is empty.
 
         `rows` is the approximate number of rows of each container. `replicas`
-        (REPLICA_SCHEMA) are all replicas of these containers, including those that are
-        not compared.
+        (REPLICA_SCHEMA) has all replicas of these containers, including those that are
+        not compared, and perhaps of others.
 
         Raises:
             DiskError: gathered rows cannot be stored.
@@ -207,6 +260,7 @@ class LocalEngine:
     """An engine that uses the threads of this process."""
 
     name = "local"
+    range_rows = RANGE_ROWS
 
     def __init__(self, gatherer: Gatherer) -> None:
         self._gatherer = gatherer
@@ -214,6 +268,7 @@ class LocalEngine:
     def fold(
         self,
         parts: Sequence[Part],
+        places: Places,
         store: Callable[[FoldedWave], None],
         advance: Callable[[int], None],
     ) -> None:
@@ -230,8 +285,20 @@ class LocalEngine:
         if results:
             store(_wave(results))
 
+    def by_range(
+        self,
+        stage: ContainerStage,
+        inputs: Mapping[str, StoredTable],
+        wanted: Sequence[Range],
+        places: Places,
+    ) -> Iterator[RangeResult]:
+        """See Engine."""
+        for one in wanted:
+            tables = stage({name: table.read(one) for name, table in inputs.items()})
+            yield RangeResult(one, tables, {}, SweepTotals.of(tables))
+
     def exact(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, places: Places
     ) -> Iterator[ContainerResults]:
         """See Engine."""
 
@@ -241,26 +308,31 @@ class LocalEngine:
                 replicas, findings = large_replicas(block_ranges(held, self._gatherer.group_rows))
             else:
                 replicas, findings = exact_replicas(held)
-            return ContainerResults(replicas, VERDICT_SCHEMA.empty_table(), findings)
+            return ContainerResults(replicas, VERDICT_SCHEMA.empty_table(), findings, len(ids))
 
         yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
 
     def inspect(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+        self,
+        parts: Sequence[Part],
+        container_ids: Int64s,
+        rows: Int64s,
+        replicas: StoredTable,
+        places: Places,
     ) -> Iterator[ContainerResults]:
         """See Engine."""
-        of_replica = replicas["container_id"].to_numpy()
 
         def work(group: tuple[Int64s, pa.Table]) -> ContainerResults:
             ids, held = group
-            theirs = replicas.filter(pa.array(np.isin(of_replica, ids)))
+            theirs = replicas.read(Range(int(ids[0]), int(ids[-1])))
+            theirs = theirs.filter(pc.is_in(theirs["container_id"], pa.array(ids)))
             if self._is_large(ids, held):
                 ranges = block_ranges(held, self._gatherer.group_rows)
                 inspected = inspect_large(ranges, theirs)
             else:
                 inspected = inspect(held, theirs)
             empty = REPLICA_SCHEMA.empty_table()
-            return ContainerResults(empty, inspected.verdicts, inspected.findings)
+            return ContainerResults(empty, inspected.verdicts, inspected.findings, len(ids))
 
         yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
 
@@ -300,38 +372,35 @@ class _PartResult:
     rows: int
     runs: pa.Table
     findings: pa.Table
-    exact: Int64s
-    exact_rows: Int64s
+    requested: pa.Table
     skipped: str
 
 
 # Rows that are read to find out whether a file is sorted.
 _PROBE_ROWS = 1 << 18
 
-_NONE = np.empty(0, np.int64)
-
 
 def _fold(part: Part) -> _PartResult:
+    requested = scattered_containers(part)
+    if requested is not None:
+        runs, findings = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
+        return _PartResult(part.rows, runs, findings, requested, "")
+    folded, nothing = fold_part(part), REQUEST_SCHEMA.empty_table()
+    return _PartResult(folded.rows, folded.runs, folded.findings, nothing, folded.skipped)
+
+
+def scattered_containers(part: Part) -> pa.Table | None:
+    """The containers of a part whose rows are in no order (REQUEST_SCHEMA, ascending);
+    None for any other part, and for one that cannot be read: folding it reports why.
+    """
     if _is_scattered(part):
-        # If the part cannot be read, folding it reports why.
         with suppress(ChunkTableError):
             counts, rows = _count_rows(part)
             # Rows that belong to no replica are a finding, which folding makes.
             if rows == part.rows:
-                ids, of_ids = (
-                    np.array(list(numbers), np.int64)
-                    for numbers in (counts.keys(), counts.values())
-                )
-                return _PartResult(
-                    part.rows,
-                    RUN_SCHEMA.empty_table(),
-                    FINDING_SCHEMA.empty_table(),
-                    ids,
-                    of_ids,
-                    "",
-                )
-    folded = fold_part(part)
-    return _PartResult(folded.rows, folded.runs, folded.findings, _NONE, _NONE, folded.skipped)
+                ids = np.array(sorted(counts), np.int64)
+                return requests(ids, np.array([counts[i] for i in ids.tolist()], np.int64))
+    return None
 
 
 def _is_scattered(part: Part) -> bool:
@@ -388,7 +457,6 @@ def _wave(results: Sequence[tuple[Part, _PartResult]]) -> FoldedWave:
         pa.concat_tables(
             [FINDING_SCHEMA.empty_table(), *(result.findings for _, result in results)]
         ),
-        np.concatenate([result.exact for _, result in results]),
-        np.concatenate([result.exact_rows for _, result in results]),
-        {part.part_id: result.skipped for part, result in results if result.skipped},
+        pa.concat_tables([result.requested for _, result in results]),
+        skipped={part.part_id: result.skipped for part, result in results if result.skipped},
     )

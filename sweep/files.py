@@ -8,7 +8,7 @@ of a batch.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
@@ -34,7 +34,7 @@ from chunktable.schema import CHUNK_SCHEMA, SOURCES
 from merkle.replica import ReplicaState
 from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, fold_rows, rows_of
+from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -90,29 +90,27 @@ class PartFold:
     skipped: str = ""
 
 
-def fold_part(part: Part) -> PartFold:
+def fold_part(part: Part, store: Callable[[pa.Table], None] | None = None) -> PartFold:
     """Fold a part of a file to runs, without replicas that the export has superseded.
 
-    An unreadable part yields a finding and no runs.
+    With `store` the runs go there, some at a time, and those returned are none: memory
+    is bounded for any part. An unreadable part yields a finding and no runs; what was
+    stored of it does not count.
     """
     assert part.kind is PartKind.FILE
+    stored = list[pa.Table]()
     try:
         with _open(part) as reader:
             if part.manifest is not None and part.first == 0:
                 reader.check_replicas()
-            runs = fold_rows(reader.stretches())
-            if part.manifest is not None:
-                keys = ["volume", "container_id"]
-                held = reader.inventory().select(keys)
-                runs = runs.join(held, keys, join_type="left semi", use_threads=False).select(
-                    RUN_SCHEMA.names
-                )
-                runs = runs.cast(RUN_SCHEMA)
+            for runs in run_pieces(reader.stretches()):
+                (store or stored.append)(reader.without_superseded(runs))
     except ChunkTableError as error:
         return PartFold(
             RUN_SCHEMA.empty_table(), unreadable_finding(error.message), 0, error.message
         )
-    return PartFold(runs, FINDING_SCHEMA.empty_table(), reader.rows)
+    whole = join(pa.concat_tables(stored)) if stored else RUN_SCHEMA.empty_table()
+    return PartFold(whole, FINDING_SCHEMA.empty_table(), reader.rows)
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
@@ -211,6 +209,15 @@ class _Reader:
         """
         assert self._inventory is not None
         return _of_volumes(self._part, self._inventory)
+
+    def without_superseded(self, runs: pa.Table) -> pa.Table:
+        """The runs of replicas that the export, if it is one, lists in this file."""
+        if self._inventory is None:
+            return runs
+        keys = ["volume", "container_id"]
+        held = self.inventory().select(keys)
+        kept = runs.join(held, keys, join_type="left semi", use_threads=False)
+        return kept.select(RUN_SCHEMA.names).cast(RUN_SCHEMA)
 
     def check_replicas(self) -> None:
         """Check that the whole file, not only the part, has as many rows of each

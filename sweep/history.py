@@ -16,7 +16,7 @@ import json
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -50,7 +50,9 @@ from sweep.gather import Gatherer, Int64s
 from sweep.inputs import is_unchanged, open_export
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, RootMethod
 from sweep.output import SweepStore, SweepTable
-from sweep.work import StoredTable, parts_of, ranges
+from sweep.pieces import StoredTable
+from sweep.stages import ContainerStage
+from sweep.work import parts_of
 
 # Sweeps whose rows are kept: this one and the one before.
 _KEPT = 2
@@ -139,13 +141,15 @@ class History:
         self,
         output: SweepStore,
         sweep_id: str,
+        run: Callable[[ContainerStage, Mapping[str, StoredTable]], StoredTable],
         gatherer: Gatherer,
         parts: Sequence[Part],
         manifests: Sequence[str],
         seen: Mapping[str, str],
     ) -> SilentChangeReport:
         """The silent changes up to `sweep_id`, whose table `roots` is written; `seen`
-        is the result of `last_seen`.
+        is the result of `last_seen`, and `run` returns the output of a stage for all
+        containers.
 
         Each replica is compared with the last of the kept sweeps that read it, since a
         sweep may have skipped it.
@@ -154,35 +158,31 @@ class History:
             DiskError: a table of this sweep cannot be read.
             ChunkTableError: a part of this sweep cannot be read any more.
         """
-        now, notes = (
-            StoredTable([output.path(SweepTable.ROOTS, sweep_id)], REPLICA_SCHEMA),
-            list[str](),
-        )
+        now, notes = output.stored(SweepTable.ROOTS, sweep_id, _COMPARED), list[str]()
         names, before = _earlier_sweeps(output, sweep_id)[-_KEPT:], dict[str, StoredTable]()
         for name in reversed(names):
             try:
-                before[name] = StoredTable([output.path(SweepTable.ROOTS, name)], REPLICA_SCHEMA)
+                before[name] = output.stored(SweepTable.ROOTS, name, _COMPARED)
             except DiskError as error:
                 notes.append(_unknown_since(name, error))
-        previous, changed = next(iter(before), None), {name: list[pa.Table]() for name in before}
-        for wanted in ranges([now, *before.values()]) if before else ():
-            left = now.read(wanted)
-            for name, stored in list(before.items()):
-                try:
-                    theirs = stored.read(wanted)
-                except DiskError as error:
-                    notes.append(_unknown_since(name, error))
-                    del before[name]
-                    continue
-                theirs = theirs.filter(pc.is_valid(theirs["root"]))
-                changed[name].append(silent_changes(theirs, left))
-                left = left.join(theirs.select(list(_SAME)), list(_SAME), join_type="left anti")
+        previous, changed = next(iter(before), None), _CHANGED_SCHEMA.empty_table()
+        while before:
+            try:
+                pieces = run(_ChangedStage(tuple(before)), {"now": now, **before}).tables()
+                changed = pa.concat_tables([changed, *pieces])
+                break
+            except DiskError as error:
+                # The error names the file; without its sweep the others still compare.
+                broken = [name for name in before if f"sweep_id={name}" in error.message]
+                if not broken:
+                    raise
+                notes.append(_unknown_since(broken[0], error))
+                del before[broken[0]]
         found = [FINDING_SCHEMA.empty_table()]
-        for name, pieces in changed.items():
-            if any(piece.num_rows for piece in pieces):
-                since, more_notes = self._since(
-                    name, pa.concat_tables(pieces), gatherer, parts, manifests
-                )
+        for name in before:
+            theirs = changed.filter(pc.equal(changed["sweep_id"], name)).select(list(_SAME))
+            if theirs.num_rows:
+                since, more_notes = self._since(name, theirs, gatherer, parts, manifests)
                 found.append(since)
                 notes += more_notes
         for datanode in sorted(output.datanodes(sweep_id) & seen.keys()):
@@ -311,6 +311,44 @@ _REPLICA = ("container_id", "datanode", "volume")
 # Two states of a replica are comparable if they agree in these columns.
 _SAME = (*_REPLICA, "bcs_id", "source")
 
+# The columns that show whether the tree of a replica changed.
+_COMPARED = pa.schema(
+    [REPLICA_SCHEMA.field(name) for name in (*_SAME, "root", "fingerprint", "path")]
+)
+
+
+# Replicas whose trees changed, and the earlier sweep that they are compared with.
+_CHANGED_SCHEMA = pa.schema(
+    [*(REPLICA_SCHEMA.field(name) for name in _SAME), pa.field("sweep_id", pa.string())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ChangedStage:
+    """Finds the replicas whose trees changed (sweep.stages.ContainerStage).
+
+    Inputs: `now`, and one by the ID of each earlier sweep in `earlier`, newest first
+    (REPLICA_SCHEMA). Output: `changed` (_CHANGED_SCHEMA).
+    """
+
+    earlier: tuple[str, ...]
+
+    @property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """See ContainerStage."""
+        return {"changed": _CHANGED_SCHEMA}
+
+    def __call__(self, tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
+        """See ContainerStage."""
+        left, found = tables["now"], [_CHANGED_SCHEMA.empty_table()]
+        for name in self.earlier:
+            theirs = tables[name].filter(pc.is_valid(tables[name]["root"]))
+            changed = silent_changes(theirs, left)
+            whose = pa.repeat(pa.scalar(name), changed.num_rows)
+            found.append(changed.append_column("sweep_id", whose).cast(_CHANGED_SCHEMA))
+            left = left.join(theirs.select(list(_SAME)), list(_SAME), join_type="left anti")
+        return {"changed": pa.concat_tables(found)}
+
 
 def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
     """The replicas (columns _SAME) whose trees differ between two tables of
@@ -318,7 +356,7 @@ def silent_changes(earlier_replicas: pa.Table, replicas: pa.Table) -> pa.Table:
 
     Only rows and events show which chunks changed and why: see `silent_findings`.
     """
-    names = [*_SAME, "root", "fingerprint", "path"]
+    names = _COMPARED.names
     both = replicas.select(names).join(
         earlier_replicas.select(names), list(_SAME), join_type="inner", right_suffix="_before"
     )

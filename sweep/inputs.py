@@ -28,6 +28,7 @@ from chunktable.manifest import (
 )
 from chunktable.places import drop_undecodable_names, resolve_location
 from chunktable.reader import latest_manifest, read_faults, read_manifest
+from chunktable.writer import GROUP_ROWS
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from sweep.faults import fault_row
@@ -38,8 +39,11 @@ from sweep.output import SkippedInput
 # Rows of one part. One core reads them in a second or less, so that all cores finish at
 # about the same time.
 _PART_ROWS = 4 << 20
+# Replicas of one part, for the same reason: one costs as much as 60 rows. They bound
+# memory too, at about 400 bytes each.
+_PART_REPLICAS = 1 << 18
 
-# Reading a footer is mostly waiting, above all for remote files.
+# Reading a footer or a manifest is mostly waiting, above all for remote files.
 _FOOTERS_AT_ONCE = 16
 
 # Why a readable table without a manifest is skipped.
@@ -222,8 +226,9 @@ class _File:
     filesystem: fs.FileSystem
     info: fs.FileInfo
     manifest: str | None = None
-    # From the manifest; 0 without one.
+    # From the manifest, of replicas about; 0 without one.
     rows: int = 0
+    replicas: int = 0
     # See Part.
     volumes: tuple[str, ...] | None = None
     table: str | None = None
@@ -268,20 +273,19 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
     skipped += [
         SkippedInput(_location_below(name, path, folder), "it is empty") for folder in empty
     ]
-    is_export = any(_is_of_export(one) for held in folders.values() for one in held)
+    opened = _open_exports(name, path, filesystem, folders)
     for folder, held in sorted(folders.items()):
         tables = sorted(
             (one for one in held if one.extension == "parquet"), key=lambda one: str(one.path)
         )
         location = _location_below(name, path, folder)
-        if any(_is_of_export(one) for one in held):
-            try:
-                exports.append(
-                    _export(location, filesystem, folder, {one.base_name: one for one in held})
-                )
-            except ChunkTableError as error:
-                skipped.append(SkippedInput(location, f"{error.reason}: {error.message}"))
-        elif is_export and tables:
+        if folder in opened:
+            export = opened[folder]
+            if isinstance(export, SkippedInput):
+                skipped.append(export)
+            else:
+                exports.append(export)
+        elif opened and tables:
             skipped.append(
                 SkippedInput(
                     location, "it has Parquet files and no manifest, beside tables that have one"
@@ -299,6 +303,24 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
     if not (files or exports or skipped):
         skipped.append(SkippedInput(name, "there is no Parquet file"))
     return files, exports, skipped
+
+
+def _open_exports(
+    name: str, path: str, filesystem: fs.FileSystem, folders: Mapping[str, Sequence[fs.FileInfo]]
+) -> Mapping[str, _Export | SkippedInput]:
+    """The exports among the folders below `path`, or why they cannot be read."""
+
+    def opened(folder: str) -> _Export | SkippedInput:
+        location = _location_below(name, path, folder)
+        try:
+            by_name = {one.base_name: one for one in folders[folder]}
+            return _export(location, filesystem, folder, by_name)
+        except ChunkTableError as error:
+            return SkippedInput(location, f"{error.reason}: {error.message}")
+
+    exports = [folder for folder, held in folders.items() if any(map(_is_of_export, held))]
+    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
+        return dict(zip(exports, pool.map(opened, exports), strict=True))
 
 
 def _empty_folders(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
@@ -367,6 +389,11 @@ def _export(
     manifest = latest_manifest(filesystem, folder)
     check_counts(manifest)
     place = _location_below(location, folder, f"{folder}/{manifest.name}")
+    # Of the whole export: which file has how many, only the inventory says.
+    replicas, rows = (
+        sum(file.rows for file in manifest.of_kind(kind))
+        for kind in (FileKind.CONTAINERS, FileKind.CHUNKS)
+    )
     files = [
         _File(
             _location_below(location, folder, held[file.name].path),
@@ -374,6 +401,7 @@ def _export(
             held[file.name],
             place,
             file.rows,
+            file.rows * replicas // max(rows, 1),
         )
         for file in manifest.of_kind(FileKind.CHUNKS)
     ]
@@ -464,12 +492,26 @@ def _file_parts(file: _File, groups: Sequence[int], part_rows: int) -> Iterator[
 
 
 def _export_file_parts(file: _File, part_rows: int) -> Iterator[Part]:
-    """Parts of `part_rows` rows each. The row groups are not known yet: no part of an
-    export's file, not even its footer, is parsed before the file is verified.
+    """Parts of `part_rows` rows each, or fewer if replicas are small. The row groups
+    are not known yet: no part of an export's file, not even its footer, is parsed
+    before the file is verified.
     """
+    part_rows = rows_of_part(file.rows, file.replicas, part_rows)
     for first in range(0, file.rows, part_rows):
         last = min(first + part_rows, file.rows)
         yield _part(file, first, last, last - first)
+
+
+def rows_of_part(rows: int, replicas: int, rows_max: int = _PART_ROWS) -> int:
+    """The number of rows of each part of an export's file with so many rows and about
+    so many replicas.
+
+    A row group is not divided: a part within one would only find that it begins
+    elsewhere.
+    """
+    if replicas <= _PART_REPLICAS:
+        return rows_max
+    return min(rows_max, max(GROUP_ROWS, rows * _PART_REPLICAS // replicas))
 
 
 def _part(file: _File, first: int, last: int, rows: int) -> Part:
@@ -485,6 +527,7 @@ def _part(file: _File, first: int, last: int, rows: int) -> Part:
         file.manifest,
         file.volumes,
         file.table,
+        -(-file.replicas * rows // max(file.rows, 1)),
     )
 
 

@@ -7,12 +7,12 @@ expected, and one that was replaced elsewhere is not. Of a container with an unr
 replica a sweep must not say that it is equal, healed or lost: the replica that nobody
 read may be the damaged one, or the good one.
 
-`unread_replicas` decides what was not read, `settle_expected` what may be said then.
-`Ledger` reads what they need, range by range.
+`unread_replicas` decides what was not read, `SettleStage` what may be said then.
+`Ledger` finds what they need.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import manifest_sequence
 from chunktable.reader import read_inventory
+from merkle.checksum import fingerprint
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
@@ -32,10 +33,12 @@ from sweep.history import History, agent_events
 from sweep.inputs import open_export
 from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
 from sweep.output import SkippedInput, SweepStore, SweepTable
-from sweep.work import Range, StoredTable, rows_in_range
+from sweep.pieces import StoredTable
+from sweep.work import SweepStage
 
 _KEY = ["container_id", "datanode", "volume"]
-_KEY_SCHEMA = pa.schema([UNSEEN_SCHEMA.field(name) for name in _KEY])
+# The columns of `roots` that SettleStage reads.
+ROOT_KEYS = pa.schema([REPLICA_SCHEMA.field(name) for name in _KEY])
 # Without the reason, which only the sweep that misses a replica knows.
 EXPECTED_SCHEMA = pa.schema([field for field in UNSEEN_SCHEMA if field.name != "reason"])
 # The newest report of an agent that it removed a replica.
@@ -206,28 +209,21 @@ class Ledger:
         self._since = dict[tuple[str, str], datetime]()
         self._removed = REMOVED_SCHEMA.empty_table()
         self._left_out = EXPECTED_SCHEMA.empty_table()
-        self._tables = list[StoredTable]()
+        self._tables = dict[str, StoredTable]()
         self._started_at: datetime | None = None
         # Datanodes whose agents' events cannot be read.
         self.without_events = frozenset[str]()
         if self._previous is not None:
-            paths = (output.path(t, self._previous) for t in (SweepTable.ROOTS, SweepTable.UNSEEN))
-            schemas = (_KEY_SCHEMA, EXPECTED_SCHEMA)
-            self._tables = [
-                StoredTable([path] if path.exists() else [], schema)
-                for path, schema in zip(paths, schemas, strict=True)
-            ]
+            self._tables = {
+                "known": output.stored(SweepTable.ROOTS, self._previous, ROOT_KEYS),
+                "missed": output.stored(SweepTable.UNSEEN, self._previous, EXPECTED_SCHEMA),
+            }
             self._load_times(output, history, self._previous)
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What could not be read of earlier sweeps."""
         return tuple(self._notes)
-
-    @property
-    def tables(self) -> Sequence[StoredTable]:
-        """The tables of the sweep before, to split the work into ranges by."""
-        return self._tables
 
     def add_exports(self, manifests: Sequence[str], skipped: Iterable[SkippedInput]) -> None:
         """Take in what agents removed, by the exports that were read; and expect the
@@ -261,52 +257,51 @@ class Ledger:
             listed.append(pa.table({n: columns[n] for n in EXPECTED_SCHEMA.names}, EXPECTED_SCHEMA))
         self._left_out = pa.concat_tables(listed)
 
-    def unread(
-        self, wanted: Range, replicas: pa.Table, places: ReadPlaces, gone: Iterable[str]
-    ) -> pa.Table:
-        """The expected replicas of a range that are not in `replicas` (REPLICA_SCHEMA),
-        with the reason (UNSEEN_SCHEMA).
+    def stage(self, places: ReadPlaces, gone: Iterable[str]) -> "SettleStage":
+        """The stage that settles the verdicts of this sweep. Its inputs are `roots` and
+        `judged` of this sweep, and the tables `known`, `missed`, `removed`,
+        `left_out` and `required` of `inputs`.
 
         `gone` are datanodes, DATANODE/VOLUME, or container=ID, that were removed on
         purpose.
         """
-        expected = self._expected(wanted)
-        unread = unread_replicas(expected, replicas, self._removed)
-        gone, kept = set(gone), {*self._earlier, self._sweep_id}
-        found = list[Row]()
-        for row in unread.to_pylist():
-            datanode, volume = row["datanode"], row["volume"]
-            names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
-            if row["last_sweep"] in kept and not names & gone:
-                found.append(row | {"reason": places.why_unread(datanode, volume)})
-        required = rows_in_range(self._required, wanted)
-        numbers = (name.removeprefix("container=") for name in gone if "=" in name)
-        gone_ids = pa.array([int(number) for number in numbers if number.isdecimal()], pa.int64())
-        is_gone = pc.is_in(required["container_id"], value_set=gone_ids)
-        unread = pa.Table.from_pylist(found, UNSEEN_SCHEMA)
-        return _with_required(unread, replicas, required.filter(pc.invert(is_gone)), self._sweep_id)
-
-    def _expected(self, wanted: Range) -> pa.Table:
-        left_out = rows_in_range(self._left_out, wanted)
-        if self._previous is None:
-            return left_out
-        roots, missed = (table.read(wanted) for table in self._tables)
-        # Only SCM said that they are lacking, and says so again if they still are.
-        missed = missed.filter(pc.not_equal(missed["datanode"], ""))
-        places = roots.select(["datanode", "volume"]).group_by(["datanode", "volume"]).aggregate([])
-        since = pa.array(
-            [
-                self._since.get((row["datanode"], row["volume"]), self._started_at)
-                for row in places.to_pylist()
-            ],
-            EXPECTED_SCHEMA.field("since").type,
+        kept, since = frozenset({*self._earlier, self._sweep_id}), dict(self._since)
+        return SettleStage(
+            places,
+            frozenset(gone),
+            self._sweep_id,
+            self._previous,
+            kept,
+            since,
+            self._started_at,
         )
-        last = pa.repeat(pa.scalar(self._previous), roots.num_rows)
-        roots = roots.join(places.append_column("since", since), ["datanode", "volume"])
-        roots = roots.append_column("last_sweep", last).select(EXPECTED_SCHEMA.names)
-        before = pa.concat_tables([roots.cast(EXPECTED_SCHEMA), missed.cast(EXPECTED_SCHEMA)])
-        more = left_out.join(before.select(_KEY), _KEY, join_type="left anti")
-        return pa.concat_tables([before, more.cast(EXPECTED_SCHEMA)])
+
+    def key(self, gone: Iterable[str]) -> str:
+        """What may differ between two runs of one sweep: the command that resumes it
+        may declare more replicas as gone, and SCM may require another number of them.
+        """
+        buffer = pa.BufferOutputStream()
+        with pa.ipc.new_stream(buffer, REQUIRED_SCHEMA) as stream:
+            stream.write_table(self._required)
+        required = fingerprint(buffer.getvalue().to_pybytes()).hex()
+        return ",".join((*sorted(gone), required))
+
+    def inputs(self, stage: SweepStage) -> Mapping[str, StoredTable]:
+        """The inputs of `stage` that earlier sweeps and exports hold; what is in memory
+        is stored in a stage of the work folder first.
+
+        Raises:
+            DiskError: it cannot be stored.
+        """
+        stage.clear()
+        held = {"removed": self._removed, "left_out": self._left_out, "required": self._required}
+        stage.add({}, held)
+        return {
+            **self._tables,
+            "required": stage.table("required", REQUIRED_SCHEMA),
+            "removed": stage.table("removed", REMOVED_SCHEMA),
+            "left_out": stage.table("left_out", EXPECTED_SCHEMA),
+        }
 
     def _newest_readable(self, output: SweepStore) -> str | None:
         damaged = list[str]()
@@ -340,21 +335,69 @@ class Ledger:
                     self._since |= {(manifest.datanode, v): at for v, at in since.items()}
 
 
-def settle_expected(
-    ledger: Ledger,
-    wanted: Iterable[Range],
-    roots: StoredTable,
-    verdicts: StoredTable,
-    places: ReadPlaces,
-    gone: Sequence[str],
-) -> Iterator[tuple[pa.Table, pa.Table]]:
-    """The final verdicts (FINAL_VERDICT_SCHEMA) and the unread replicas (UNSEEN_SCHEMA)
-    of each range.
+@dataclass(frozen=True, slots=True)
+class SettleStage:
+    """Settles the verdicts of containers with expected replicas that were not read
+    (sweep.stages.ContainerStage; see Ledger for its inputs).
+
+    Outputs: `verdicts` (FINAL_VERDICT_SCHEMA, by container) and `unseen`
+    (UNSEEN_SCHEMA), the unread replicas with the reason.
     """
-    for one in wanted:
-        unread = ledger.unread(one, roots.read(one), places, gone)
-        yield _with_unread(verdicts.read(one), unread), unread
 
+    places: ReadPlaces
+    gone: frozenset[str]
+    sweep_id: str
+    # The sweep that `known` and `missed` are of, and all that are kept.
+    previous: str | None
+    kept: frozenset[str]
+    # When reading a (datanode, volume) began in that sweep, and when the sweep began.
+    since: Mapping[tuple[str, str], datetime]
+    started_at: datetime | None
 
-# The columns of `roots` that `settle_expected` reads.
-ROOT_KEYS = pa.schema([REPLICA_SCHEMA.field(name) for name in _KEY])
+    @property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """See ContainerStage."""
+        return {"verdicts": FINAL_VERDICT_SCHEMA, "unseen": UNSEEN_SCHEMA}
+
+    def __call__(self, tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
+        """See ContainerStage."""
+        found = list[Row]()
+        unread = unread_replicas(self._expected(tables), tables["roots"], tables["removed"])
+        for row in unread.to_pylist():
+            datanode, volume = row["datanode"], row["volume"]
+            names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
+            if row["last_sweep"] in self.kept and not names & self.gone:
+                found.append(row | {"reason": self.places.why_unread(datanode, volume)})
+        required = tables["required"]
+        numbers = (name.removeprefix("container=") for name in self.gone if "=" in name)
+        gone_ids = pa.array([int(number) for number in numbers if number.isdecimal()], pa.int64())
+        is_gone = pc.is_in(required["container_id"], value_set=gone_ids)
+        unseen = _with_required(
+            pa.Table.from_pylist(found, UNSEEN_SCHEMA),
+            tables["roots"],
+            required.filter(pc.invert(is_gone)),
+            self.sweep_id,
+        )
+        return {"verdicts": _with_unread(tables["judged"], unseen), "unseen": unseen}
+
+    def _expected(self, tables: Mapping[str, pa.Table]) -> pa.Table:
+        left_out = tables["left_out"]
+        if self.previous is None:
+            return left_out
+        roots, missed = tables["known"], tables["missed"]
+        # Only SCM said that they are lacking, and says so again if they still are.
+        missed = missed.filter(pc.not_equal(missed["datanode"], ""))
+        places = roots.select(["datanode", "volume"]).group_by(["datanode", "volume"]).aggregate([])
+        since = pa.array(
+            [
+                self.since.get((row["datanode"], row["volume"]), self.started_at)
+                for row in places.to_pylist()
+            ],
+            EXPECTED_SCHEMA.field("since").type,
+        )
+        last = pa.repeat(pa.scalar(self.previous), roots.num_rows)
+        roots = roots.join(places.append_column("since", since), ["datanode", "volume"])
+        roots = roots.append_column("last_sweep", last).select(EXPECTED_SCHEMA.names)
+        before = pa.concat_tables([roots.cast(EXPECTED_SCHEMA), missed.cast(EXPECTED_SCHEMA)])
+        more = left_out.join(before.select(_KEY), _KEY, join_type="left anti")
+        return pa.concat_tables([before, more.cast(EXPECTED_SCHEMA)])

@@ -41,7 +41,7 @@ class Part:
     the file belongs to, if any. The file is verified against it, and rows of a replica
     that the manifest lists in another file are superseded. If `volumes` is set, rows of
     other volumes are superseded by another export. `table` is the folder of plain files
-    that the file is a piece of, if any.
+    that the file is a piece of, if any. `replicas` is about their number, 0 if unknown.
     """
 
     part_id: str
@@ -54,6 +54,7 @@ class Part:
     manifest: str | None = None
     volumes: tuple[str, ...] | None = None
     table: str | None = None
+    replicas: int = 0
 
 
 class RootMethod(Enum):
@@ -93,6 +94,15 @@ REPLICA_SCHEMA = pa.schema(
         pa.field("unverifiable", pa.int64(), nullable=False),
         # A value of RootMethod.
         pa.field("path", pa.string(), nullable=False),
+    ]
+)
+
+
+# Containers whose rows must be read, and about how many rows each has.
+REQUEST_SCHEMA = pa.schema(
+    [
+        pa.field("container_id", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
     ]
 )
 

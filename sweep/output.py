@@ -3,11 +3,14 @@
 The path is `<out>/<table>/sweep_id=<id>/<table>.parquet`, so Spark, DuckDB and pyarrow
 read each table, over all sweeps, as one partitioned table. Files are written
 atomically, and the summary last: a sweep without a summary is not complete.
+
+A table that tasks wrote has several files, beside a `<table>.parquet` without rows. Its
+`_manifest.json` names them: a file that it does not name was never committed.
 """
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -15,11 +18,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from merkle.outcome import Verdict
 from runtime.disk import Disk
@@ -32,10 +33,14 @@ from sweep.model import (
     REPLICA_SCHEMA,
     UNSEEN_SCHEMA,
 )
+from sweep.pieces import StoredFile, StoredTable, TablePlace
 
 # The format version of all tables, stored in the metadata of each file. It is raised
-# when an old reader would misread them.
-VERSION = 1
+# when an old reader would misread them: one that knows no manifests would take a table
+# of several files for an empty one.
+VERSION = 2
+_ONE_FILE_VERSION = 1
+_MANIFEST = "_manifest.json"
 _VERSION_KEY = b"treefold.sweep"
 _ROW_GROUP = 1 << 17
 _TREES_KEPT = 2
@@ -196,18 +201,68 @@ class SweepStore:
         """The folder of a sweep's packed trees (sweep.trees), if it wrote them."""
         return self.folder / "trees" / f"sweep_id={sweep_id}"
 
+    def place(self, table: SweepTable, sweep_id: str) -> TablePlace:
+        """Where tasks write the files of a table."""
+        return TablePlace(self.path(table, sweep_id).parent, _schema(table, _ONE_FILE_VERSION))
+
+    def files(self, table: SweepTable, sweep_id: str) -> list[Path]:
+        """The files of a table that was written.
+
+        Raises:
+            DiskError: the manifest of the table cannot be read.
+        """
+        path = self.path(table, sweep_id)
+        return [path, *(path.with_name(file.name) for file in self._committed(path))]
+
+    def stored(self, table: SweepTable, sweep_id: str, schema: pa.Schema) -> StoredTable:
+        """A table that was written, to be read range by range; `schema` has some of its
+        columns. A table `unseen` that an earlier release did not write is empty.
+
+        Raises:
+            DiskError: the table cannot be read.
+        """
+        path = self.path(table, sweep_id)
+        if table is SweepTable.UNSEEN and not path.exists():
+            return StoredTable([], schema)
+        files = {path.with_name(file.name): file for file in self._committed(path)}
+        return StoredTable([path], schema, files)
+
+    def _committed(self, path: Path) -> list[StoredFile]:
+        """The files that the manifest beside a table's file names; none without one."""
+        manifest = path.with_name(_MANIFEST)
+        if not manifest.exists():
+            return []
+        content = self._disk.read(manifest)
+        try:
+            return [StoredFile.of(one) for one in parse_json(content)["files"]]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DiskError(f"{manifest} is damaged: {error!r}", path=str(manifest)) from error
+
     @contextmanager
-    def write_table(self, table: SweepTable, sweep_id: str) -> Iterator["TableWriter"]:
+    def write_table(self, table: SweepTable, sweep_id: str) -> Iterator["SweepTableWriter"]:
         """Write a table. It replaces an existing one when the context ends without an
         error.
 
         Raises:
             DiskError: the table cannot be written.
         """
-        path = self.path(table, sweep_id)
-        metadata = {_VERSION_KEY: str(VERSION).encode()}
-        with write_atomically(path, _SCHEMAS[table].with_metadata(metadata), self._disk) as writer:
+        path, schema = self.path(table, sweep_id), _schema(table, _ONE_FILE_VERSION)
+        with write_atomically(path, schema, self._disk) as rows:
+            writer = SweepTableWriter(rows)
             yield writer
+        manifest, committed = path.with_name(_MANIFEST), {path.name}
+        if writer.files:
+            assert not rows.rows
+            with write_atomically(path, _schema(table, VERSION), self._disk):
+                pass
+            named = [asdict(file) for file in writer.files]
+            document = {"version": VERSION, "files": named}
+            self._disk.replace(manifest, json.dumps(document).encode())
+            committed |= {manifest.name, *(file.name for file in writer.files)}
+        # What failed attempts left: other programs list the folder.
+        for name in self._disk.names(path.parent):
+            if name not in committed:
+                self._disk.remove(path.with_name(name))
 
     def write_summary(self, summary: Summary) -> None:
         """Complete a sweep whose other tables are written.
@@ -293,16 +348,24 @@ class SweepStore:
         return frozenset(name for piece in pieces for name in piece[column].unique().to_pylist())
 
     def read(
-        self, table: SweepTable, sweep_id: str, columns: Sequence[str] | None = None
+        self,
+        table: SweepTable,
+        sweep_id: str,
+        columns: Sequence[str] | None = None,
+        *,
+        where: pc.Expression | None = None,
     ) -> pa.Table:
-        """A table of a complete sweep, or some of its columns.
+        """A table of a complete sweep, or some of its columns, or only the rows `where`
+        an expression over these columns is true.
 
         Raises:
             DiskError: the table cannot be read, or was written by a later version.
         """
         schema = _SCHEMAS[table]
         wanted = schema if columns is None else pa.schema([schema.field(name) for name in columns])
-        return pa.concat_tables([wanted.empty_table(), *self.pieces(table, sweep_id, wanted.names)])
+        pieces = self.pieces(table, sweep_id, wanted.names)
+        found = pieces if where is None else (piece.filter(where) for piece in pieces)
+        return pa.concat_tables([wanted.empty_table(), *found])
 
     def pieces(
         self, table: SweepTable, sweep_id: str, columns: Sequence[str]
@@ -312,9 +375,12 @@ class SweepStore:
         Raises:
             DiskError: the table cannot be read, or was written by a later version.
         """
-        path = self.path(table, sweep_id)
-        if table is SweepTable.UNSEEN and not path.exists():
+        if table is SweepTable.UNSEEN and not self.path(table, sweep_id).exists():
             return
+        for path in self.files(table, sweep_id):
+            yield from self._pieces_of_file(path, columns)
+
+    def _pieces_of_file(self, path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
         try:
             with pq.ParquetFile(path, page_checksum_verification=True) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
@@ -361,6 +427,26 @@ class SweepStore:
             for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
                 if name.startswith("sweep_id=") and name not in names:
                     self._disk.remove_folder(folder / name)
+
+
+def _schema(table: SweepTable, version: int) -> pa.Schema:
+    return _SCHEMAS[table].with_metadata({_VERSION_KEY: str(version).encode()})
+
+
+class SweepTableWriter:
+    """Writes a table of a sweep: rows, or files that tasks wrote to its place."""
+
+    def __init__(self, writer: "TableWriter") -> None:
+        self._writer = writer
+        self.files: list[StoredFile] = []
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows."""
+        self._writer.add(table)
+
+    def add_file(self, file: StoredFile) -> None:
+        """Append a durable file; it counts once the table is written."""
+        self.files.append(file)
 
 
 class TableWriter:
@@ -434,6 +520,10 @@ _DECIDED = pa.array(
 )
 
 
+_NUMBERS = ("containers", "replicas", "excluded", "compared", "unseen")
+_COUNTERS = ("verdicts", "findings", "paths")
+
+
 class SweepTotals:
     """Counts replicas, verdicts and findings for the summary."""
 
@@ -447,6 +537,32 @@ class SweepTotals:
         self.verdicts = Counter[str]()
         self.findings = Counter[str]()
         self.paths = Counter[str]()
+
+    @classmethod
+    def of(cls, tables: Mapping[str, pa.Table]) -> "SweepTotals":
+        """The totals of tables by the names of SweepTable; others are ignored."""
+        totals, empty = cls(), {table.value: _SCHEMAS[table].empty_table() for table in SweepTable}
+        totals.add_replicas(tables.get(SweepTable.ROOTS.value, empty["roots"]))
+        totals.add_verdicts(tables.get(SweepTable.VERDICTS.value, empty["verdicts"]))
+        totals.add_findings(tables.get(SweepTable.FINDINGS.value, empty["findings"]))
+        return totals
+
+    def counts(self) -> dict[str, int]:
+        """All but `diverged`, as numbers by name; counters have names in two parts."""
+        found = {name: getattr(self, name) for name in _NUMBERS}
+        for name in _COUNTERS:
+            found |= {f"{name}/{key}": count for key, count in getattr(self, name).items()}
+        return found
+
+    def add_counts(self, counts: Mapping[str, int], diverged: Iterable[int]) -> None:
+        """Add the totals that `counts` and `diverged` returned elsewhere."""
+        for name, count in counts.items():
+            counter, is_counter, key = name.partition("/")
+            if is_counter:
+                getattr(self, counter)[key] += count
+            else:
+                setattr(self, name, getattr(self, name) + count)
+        self.diverged += diverged
 
     def add_replicas(self, replicas: pa.Table) -> None:
         """Count rows of REPLICA_SCHEMA."""
@@ -471,7 +587,3 @@ class SweepTotals:
 
 def _counts(column: pa.ChunkedArray) -> dict[str, int]:
     return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}
-
-
-def container_ids_of(table: pa.Table) -> NDArray[np.int64]:
-    return np.unique(table["container_id"].to_numpy())

@@ -407,8 +407,7 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
             read.
     """
     sweep_id = summary.sweep_id
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id)
-    diverged = verdicts.filter(verdicts["diverged"])
+    diverged = sweeps.read(SweepTable.VERDICTS, sweep_id, where=pc.field("diverged"))
     held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
     for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, REPLICA_SCHEMA.names):
         counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()

@@ -7,13 +7,12 @@ after its last wave. It writes the same tables as an uninterrupted one.
 
 import os
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +21,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.places import check_name
+from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from runtime.progress import ProgressSink
+from sweep.by_range import run_by_range, unfinished
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
-from sweep.faults import list_once
 from sweep.gather import Gatherer
 from sweep.history import History, whole_names
 from sweep.inputs import (
@@ -40,10 +40,11 @@ from sweep.inputs import (
     open_export,
     table_parts,
 )
-from sweep.ledger import ROOT_KEYS, Ledger, ReadPlaces, settle_expected
+from sweep.ledger import ROOT_KEYS, Ledger, ReadPlaces
 from sweep.model import (
     FINDING_SCHEMA,
     REPLICA_SCHEMA,
+    REQUEST_SCHEMA,
     VERDICT_SCHEMA,
     FindingKind,
     Part,
@@ -56,30 +57,24 @@ from sweep.output import (
     Summary,
     SweepStore,
     SweepTable,
+    SweepTableWriter,
     SweepTotals,
-    container_ids_of,
     new_sweep_id,
-    write_atomically,
 )
-from sweep.runs import RUN_SCHEMA, settle
-from sweep.tally import Comparisons, rows_by_container, sort_by
+from sweep.pieces import StoredTable, unreadable_error
+from sweep.runs import RUN_SCHEMA
+from sweep.stages import CompareStage, ContainerStage, FindingsStage, requested_rows
 from sweep.trees import TreeJob, part_file
 from sweep.volumes import OpenVolumes, copy_part, open_volumes
 from sweep.work import (
     Plan,
-    Range,
-    StoredTable,
     SweepStage,
     WorkFolders,
     exclusive,
     number_of,
-    numbers_of,
     pairs_of,
     plan_key,
-    ranges,
-    rows_in_range,
     texts_of,
-    unreadable_error,
 )
 
 Int64s = npt.NDArray[np.int64]
@@ -266,7 +261,9 @@ class _Sweep:
                 self._progress.note(f"{len(done)} of {len(parts)} parts were read before")
             if wanted:
                 self._progress.begin("reading", sum(part.rows for part in wanted), "rows")
-                self._engine.fold(wanted, partial(_store, stage), self._progress.advance)
+                places = {name: stage.place(name, of) for name, of in _FOLDED.items()}
+                store = partial(_store, stage)
+                self._engine.fold(wanted, places, store, self._progress.advance)
             unread = {
                 part_id: reason
                 for note in stage.notes()
@@ -300,27 +297,63 @@ class _Sweep:
 
     def _compare(self, parts: Sequence[Part], folded: SweepStage) -> Summary:
         """Compare all containers, and write all tables except the summary."""
-        sweep_id = self._plan.sweep_id
-        totals, judged = SweepTotals(), self._work.path(self._plan, "judged.parquet")
-        with (
-            self._output.write_table(SweepTable.ROOTS, sweep_id) as roots,
-            write_atomically(judged, VERDICT_SCHEMA, self._disk) as verdicts,
-        ):
-            comparisons = Comparisons(roots, verdicts, totals)
-            unsettled, rows = self._compare_settled(folded, comparisons)
-            exact = self._sort(parts, unsettled, rows)
-            from_rows = exact.table("replicas", REPLICA_SCHEMA)
-            for wanted in ranges([from_rows]):
-                comparisons.add(from_rows.read(wanted))
-            inspected = self._inspect(parts, comparisons)
-            for decided in inspected.table("verdicts", VERDICT_SCHEMA).tables():
-                verdicts.add(decided)
+        totals = SweepTotals()
+        with self._write_tables(SweepTable.ROOTS) as roots:
+            inputs = {name: folded.table(name, schema) for name, schema in _FOLDED.items()}
+            compared = self._by_range("compared", CompareStage(), inputs, roots, totals)
+            exact = self._sort(parts, compared)
+            # The others, whose rows had to be sorted.
+            inputs = {"replicas": exact.table("replicas", REPLICA_SCHEMA)}
+            others = self._by_range("compared-sorted", CompareStage(), inputs, roots, totals)
+        candidates, judged, chosen = (
+            compared.table(name, schema).plus(others.table(name, schema))
+            for name, schema in (
+                ("candidates", REQUEST_SCHEMA),
+                ("judged", VERDICT_SCHEMA),
+                ("chosen", REPLICA_SCHEMA),
+            )
+        )
+        inspected = self._inspect(parts, candidates, chosen)
+        judged = judged.plus(inspected.table("verdicts", VERDICT_SCHEMA))
         notes = self._settle_expected(judged, totals)
-        stages = (self._work.stage(self._plan, "copied"), folded, exact, inspected)
-        summary = self._summary(parts, folded, comparisons, stages)
+        found = [self._work.stage(self._plan, "copied"), folded, exact, inspected]
+        findings = [stage.table("findings", FINDING_SCHEMA) for stage in found]
+        findings += [stage.table("faults", FINDING_SCHEMA) for stage in (compared, others)]
+        summary = self._summary(parts, folded, findings, totals)
         return replace(summary, notes=(*notes, *summary.notes))
 
-    def _settle_expected(self, judged: Path, totals: SweepTotals) -> tuple[str, ...]:
+    @contextmanager
+    def _write_tables(self, *tables: SweepTable) -> Iterator[Mapping[str, SweepTableWriter]]:
+        with ExitStack() as stack:
+            yield {
+                table.value: stack.enter_context(
+                    self._output.write_table(table, self._plan.sweep_id)
+                )
+                for table in tables
+            }
+
+    def _by_range(
+        self,
+        name: str,
+        work: ContainerStage,
+        inputs: Mapping[str, StoredTable],
+        writers: Mapping[str, SweepTableWriter],
+        totals: SweepTotals,
+        *,
+        key: str = "",
+    ) -> SweepStage:
+        """Run a stage for all containers. Its outputs that have a writer are tables of
+        the sweep; the others are tables of the returned stage.
+        """
+        stage = self._work.stage(self._plan, name)
+        places = {table: stage.place(table, schema) for table, schema in work.schemas.items()}
+        places |= {
+            table: self._output.place(SweepTable(table), self._plan.sweep_id) for table in writers
+        }
+        run_by_range(self._engine, stage, work, inputs, places, writers, totals, key=key)
+        return stage
+
+    def _settle_expected(self, judged: StoredTable, totals: SweepTotals) -> tuple[str, ...]:
         """Write the final verdicts, and the expected replicas that were not read.
         Returns notes on earlier sweeps.
         """
@@ -334,97 +367,56 @@ class _Sweep:
         places = ReadPlaces(
             frozenset(volumes), datanodes, self._plan.skipped, ledger.without_events
         )
-        roots = StoredTable([self._output.path(SweepTable.ROOTS, sweep_id)], ROOT_KEYS)
-        read = StoredTable([judged], VERDICT_SCHEMA)
-        with (
-            self._output.write_table(SweepTable.VERDICTS, sweep_id) as verdicts,
-            self._output.write_table(SweepTable.UNSEEN, sweep_id) as unseen,
-        ):
-            wanted = ranges([roots, read, *ledger.tables])
-            for settled, unread in settle_expected(
-                ledger, wanted, roots, read, places, self._request.gone
-            ):
-                verdicts.add(settled)
-                unseen.add(unread)
-                totals.add_verdicts(settled)
+        inputs = {
+            "roots": self._output.stored(SweepTable.ROOTS, sweep_id, ROOT_KEYS),
+            "judged": judged,
+            **ledger.inputs(self._work.stage(self._plan, "expected")),
+        }
+        stage = ledger.stage(places, self._request.gone)
+        with self._write_tables(SweepTable.VERDICTS, SweepTable.UNSEEN) as writers:
+            key = ledger.key(self._request.gone)
+            self._by_range("settled", stage, inputs, writers, totals, key=key)
         return ledger.notes
 
-    def _compare_settled(
-        self, folded: SweepStage, comparisons: Comparisons
-    ) -> tuple[Int64s, Int64s]:
-        """Compare the containers whose runs settle. Returns the others, whose rows must
-        be sorted, ascending, and the approximate number of rows of each.
+    def _sort(self, parts: Sequence[Part], compared: SweepStage) -> SweepStage:
+        """Compute the replicas of the containers whose runs did not settle, from their
+        sorted rows.
         """
-        runs, replicas = folded.table("runs", RUN_SCHEMA), folded.table("replicas", REPLICA_SCHEMA)
-        requested = Counter[int]()
-        for note in folded.notes():
-            requested.update(
-                dict(zip(numbers_of(note["exact"]), numbers_of(note["exact_rows"]), strict=True))
-            )
-        named = np.array(sorted(requested), np.int64)
-        ids, rows = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        for wanted in ranges([runs, replicas]):
-            pieces, whole = runs.read(wanted), replicas.read(wanted)
-            settled = settle(pieces)
-            # With both runs and replicas, neither has all rows of the container.
-            mixed = np.intersect1d(container_ids_of(pieces), container_ids_of(whole))
-            exact = np.union1d(np.union1d(settled.exact, _ids_in_range(named, wanted)), mixed)
-            counted = rows_by_container(pieces, whole)
-            ids.append(exact)
-            rows.append(
-                np.array(
-                    [max(1, counted.get(i, 0) + requested[i]) for i in exact.tolist()], np.int64
-                )
-            )
-            held = pa.concat_tables([settled.replicas, whole])
-            is_exact = pc.is_in(held["container_id"], value_set=pa.array(exact))
-            comparisons.add(held.filter(pc.invert(is_exact)))
-        return np.concatenate(ids), np.concatenate(rows)
-
-    def _sort(self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s) -> SweepStage:
-        """Compute the replicas of these containers from their sorted rows."""
         stage = self._work.stage(self._plan, "exact")
-        left = _unfinished(stage, container_ids)
-        if left.any():
-            container_ids, rows = container_ids[left], rows[left]
+        container_ids, rows = unfinished(compared.table("exact", REQUEST_SCHEMA), stage, "replicas")
+        if len(container_ids):
             self._progress.begin("sorting", len(container_ids), "containers")
-            for found in self._engine.exact(parts, container_ids, rows):
-                ids = container_ids_of(found.replicas)
-                stage.add(
-                    {"containers": ids.tolist()},
-                    {"replicas": found.replicas, "findings": found.findings},
-                )
-                self._progress.advance(len(ids))
+            places = {name: stage.place(name, of) for name, of in _SORTED.items()}
+            for found in self._engine.exact(parts, container_ids, rows, places):
+                stage.add({}, {"replicas": found.replicas, "findings": found.findings}, found.files)
+                self._progress.advance(found.containers)
         return stage
 
-    def _inspect(self, parts: Sequence[Part], comparisons: Comparisons) -> SweepStage:
+    def _inspect(
+        self, parts: Sequence[Part], candidates: StoredTable, replicas: StoredTable
+    ) -> SweepStage:
         """Decide the candidates by their rows."""
         stage = self._work.stage(self._plan, "inspected")
-        container_ids, rows, replicas = comparisons.candidates()
-        left = _unfinished(stage, container_ids)
-        if left.any():
-            container_ids, rows = container_ids[left], rows[left]
+        container_ids, rows = unfinished(candidates, stage, "verdicts")
+        if len(container_ids):
             self._progress.begin("comparing", len(container_ids), "containers")
-            for found in self._engine.inspect(parts, container_ids, rows, replicas):
-                ids = container_ids_of(found.verdicts)
-                stage.add(
-                    {"containers": ids.tolist()},
-                    {"verdicts": found.verdicts, "findings": found.findings},
-                )
-                self._progress.advance(len(ids))
+            places = {name: stage.place(name, of) for name, of in _INSPECTED.items()}
+            for found in self._engine.inspect(parts, container_ids, rows, replicas, places):
+                stage.add({}, {"verdicts": found.verdicts, "findings": found.findings}, found.files)
+                self._progress.advance(found.containers)
         return stage
 
     def _summary(
         self,
         parts: Sequence[Part],
         folded: SweepStage,
-        comparisons: Comparisons,
-        stages: Sequence[SweepStage],
+        findings: Sequence[StoredTable],
+        totals: SweepTotals,
     ) -> Summary:
-        """Find silent changes, write the findings, and return the summary with
+        """Find silent changes, write all findings, and return the summary with
         `seconds` 0.
         """
-        sweep_id, totals = self._plan.sweep_id, comparisons.totals
+        sweep_id = self._plan.sweep_id
         seen, notes = self._history.last_seen(self._output, sweep_id)
         of_agents, lost = export_findings(self._plan.manifests)
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
@@ -432,20 +424,19 @@ class _Sweep:
         silent = self._history.silent_changes_since(
             self._output,
             sweep_id,
+            self._changed,
             Gatherer(self._request.out / "work" / "spill"),
             parts,
             self._plan.manifests,
             seen,
         )
         loose = [
-            *comparisons.findings,
             pa.Table.from_pylist(unread, FINDING_SCHEMA),
             of_agents,
             self._volumes.findings,
             silent.findings,
         ]
-        tables = [stage.table("findings", FINDING_SCHEMA) for stage in stages]
-        self._write_findings(pa.concat_tables(loose), tables, totals)
+        self._write_findings(pa.concat_tables(loose), findings, totals)
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
@@ -468,6 +459,12 @@ class _Sweep:
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
 
+    def _changed(self, stage: ContainerStage, inputs: Mapping[str, StoredTable]) -> StoredTable:
+        """The replicas whose trees changed since the earlier sweeps in `inputs`."""
+        key = ",".join(inputs)
+        done = self._by_range("changed", stage, inputs, {}, SweepTotals(), key=key)
+        return done.table("changed", stage.schemas["changed"])
+
     def _gone(self, seen: Mapping[str, str]) -> Iterator[SkippedInput]:
         """The datanodes that were in an earlier sweep (`seen`: which) and are not in
         this one.
@@ -486,18 +483,19 @@ class _Sweep:
 
     def _write_trees(self, parts: Sequence[Part]) -> Sequence[str]:
         """Write the trees of all replicas; returns notes."""
-        sweep_id, rows = self._plan.sweep_id, Counter[int]()
-        others, ordered = [np.empty(0, np.int64)], False
+        sweep_id, ordered = self._plan.sweep_id, False
+        others = [REQUEST_SCHEMA.empty_table()]
         for piece in self._output.pieces(
             SweepTable.ROOTS, sweep_id, ["container_id", "path", "chunks", "blocks"]
         ):
             is_ordered = pc.equal(piece["path"], RootMethod.FILE_WISE.value)
-            unordered = np.unique(piece["container_id"].filter(pc.invert(is_ordered)).to_numpy())
-            others.append(unordered)
-            held = pc.is_in(piece["container_id"], value_set=pa.array(unordered))
-            rows.update(rows_by_container(RUN_SCHEMA.empty_table(), piece.filter(held)))
+            unordered = piece["container_id"].filter(pc.invert(is_ordered)).unique()
+            held = pc.is_in(piece["container_id"], value_set=unordered)
+            theirs = piece.filter(held)
+            rows = pc.add(theirs["chunks"], theirs["blocks"])
+            others.append(pa.table([theirs["container_id"], rows], schema=REQUEST_SCHEMA))
             ordered |= not pc.all(held).as_py()
-        ids = np.unique(np.concatenate(others))
+        container_ids, rows = requested_rows(pa.concat_tables(others))
         stage = self._work.stage(self._plan, "trees")
         done = {str(note["name"]) for note in stage.notes()}
         wanted = {
@@ -507,8 +505,8 @@ class _Sweep:
             self._output.trees(sweep_id),
             parts,
             tuple(wanted.values()),
-            ids,
-            np.array([max(1, rows[i]) for i in ids.tolist()], np.int64),
+            container_ids,
+            rows,
         )
         self._disk.make_folder(job.folder)
         self._progress.begin("writing trees", sum(part.rows for part in wanted.values()), "rows")
@@ -527,41 +525,40 @@ class _Sweep:
         )
 
     def _write_findings(
-        self, loose: pa.Table, stages: Sequence[StoredTable], totals: "SweepTotals"
+        self, loose: pa.Table, found: Sequence[StoredTable], totals: SweepTotals
     ) -> None:
         """Write all findings once, sorted by container, block and offset."""
-        with self._output.write_table(SweepTable.FINDINGS, self._plan.sweep_id) as writer:
-            for wanted in ranges(stages):
-                rows = pa.concat_tables(
-                    [rows_in_range(loose, wanted), *(stage.read(wanted) for stage in stages)]
-                )
-                rows = list_once(rows)
-                rows = sort_by(rows, "container_id", "block_id", "chunk_offset", "kind", "detail")
-                writer.add(rows)
-                totals.add_findings(rows)
+        stage = self._work.stage(self._plan, "loose")
+        stage.clear()
+        stage.add({}, {"findings": loose})
+        whole = reduce(StoredTable.plus, found, stage.table("findings", FINDING_SCHEMA))
+        with self._write_tables(SweepTable.FINDINGS) as writers:
+            # An earlier run may have found other silent changes.
+            key = fingerprint(repr(loose.to_pylist()).encode()).hex()
+            inputs = {"findings": whole}
+            self._by_range("listed", FindingsStage(), inputs, writers, totals, key=key)
 
 
-def _unfinished(stage: SweepStage, container_ids: Int64s) -> npt.NDArray[np.bool_]:
-    """Which of these containers have no entry in the stage."""
-    done = [i for note in stage.notes() for i in numbers_of(note["containers"])]
-    return ~np.isin(container_ids, np.array(done, np.int64))
-
-
-def _ids_in_range(container_ids: Int64s, wanted: Range) -> Int64s:
-    first = 0 if wanted.first is None else np.searchsorted(container_ids, wanted.first)
-    return container_ids[first : np.searchsorted(container_ids, wanted.last, "right")]
+# The tables of the stages that engines fill.
+_FOLDED = {"runs": RUN_SCHEMA, "replicas": REPLICA_SCHEMA, "requested": REQUEST_SCHEMA}
+_SORTED = {"replicas": REPLICA_SCHEMA, "findings": FINDING_SCHEMA}
+_INSPECTED = {"verdicts": VERDICT_SCHEMA, "findings": FINDING_SCHEMA}
 
 
 def _store(stage: SweepStage, wave: FoldedWave) -> None:
     note: JsonObject = {
         "part_ids": list(wave.part_ids),
         "rows": wave.rows,
-        "exact": wave.exact.tolist(),
-        "exact_rows": wave.exact_rows.tolist(),
         "skipped": dict(wave.skipped),
         "notes": list(wave.notes),
     }
-    stage.add(note, {"runs": wave.runs, "replicas": wave.replicas, "findings": wave.findings})
+    tables = {
+        "runs": wave.runs,
+        "replicas": wave.replicas,
+        "requested": wave.requested,
+        "findings": wave.findings,
+    }
+    stage.add(note, tables, wave.files)
 
 
 def _engine_notes(folded: SweepStage) -> tuple[str, ...]:

@@ -15,12 +15,14 @@ after its last row, so fragments count the rows that are marked deleted. Sums ar
 2^64.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from merkle.checksum import kernels_for
@@ -112,15 +114,18 @@ def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
 
     The caller must drop rows without datanode, volume or container ID.
     """
-    return fold_rows(
+    pieces = run_pieces(
         rows_of(dict(zip(batch.schema.names, batch.columns, strict=True)), batch.num_rows)
         for batch in batches
         if batch.num_rows
     )
+    return join(pa.concat_tables([RUN_SCHEMA.empty_table(), *pieces]))
 
 
-def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
-    """Like `fold_batches`, for rows as arrays."""
+def run_pieces(stretches: Iterable[Rows]) -> Iterator[pa.Table]:
+    """The runs (RUN_SCHEMA) of these rows, some at a time, which bounds memory. A
+    replica whose rows are consecutive has one run, in one of the pieces.
+    """
     pending: list[pa.Table] = []
     count, left = 0, 0
     for rows in stretches:
@@ -129,9 +134,16 @@ def fold_rows(stretches: Iterable[Rows]) -> pa.Table:
         # Joining costs time even if nothing joins. So wait until there are twice as
         # many runs as the last time left.
         if count > max(_PENDING_MAX, 2 * left):
-            pending = [join(pa.concat_tables(pending))]
-            count = left = pending[0].num_rows
-    return join(pa.concat_tables(pending)) if pending else RUN_SCHEMA.empty_table()
+            joined = join(pa.concat_tables(pending))
+            if 2 * joined.num_rows > _PENDING_MAX:
+                # The replica that was read last may continue.
+                last = pending[-1].slice(pending[-1].num_rows - 1)
+                continues = reduce(pc.and_, (pc.equal(joined[k], last[k][0]) for k in KEY))
+                yield joined.filter(pc.invert(continues))
+                joined = joined.filter(continues)
+            pending, count, left = [joined], joined.num_rows, joined.num_rows
+    if pending:
+        yield join(pa.concat_tables(pending))
 
 
 def join(runs: pa.Table) -> pa.Table:

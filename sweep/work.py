@@ -3,10 +3,11 @@ sweep can be resumed.
 
     <out>/work/<sweep id>/plan.json
     <out>/work/<sweep id>/<stage>/<number>/{note.json, <table>.parquet...}
+    <out>/work/<sweep id>/<stage>/.tasks/<table>/<table>-<unique>.parquet
 
 An entry of a stage is written to a temporary folder and then renamed, so it is complete
-or absent. Its tables ascend by container ID. So many entries can be read together range
-by range, in bounded memory.
+or absent. Its note names the files that tasks wrote for it. Tables ascend by container
+ID. So many entries can be read together range by range, in bounded memory.
 """
 
 import fcntl
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +29,6 @@ from merkle.replica import TreeSource
 from runtime.disk import Disk, disk_error
 from runtime.documents import parse_json
 from runtime.errors import BusyError, DiskError
-from sweep.errors import SweepWorkError
 from sweep.model import (
     Part,
     PartKind,
@@ -36,15 +37,15 @@ from sweep.output import (
     JsonObject,
     SkippedInput,
 )
+from sweep.pieces import StoredFile, StoredTable, TablePlace, unreadable_error
 
 _VERSION = 1
 # Volumes change, so rows read from one a day ago do not belong to this sweep.
 _RESUMED_WITHIN = timedelta(days=1)
 _ROW_GROUP = 1 << 15
-# Rows in one range, at about 300 bytes each.
-_RANGE_ROWS = 1_000_000
-# What pyarrow raises for a damaged file; ArrowInvalid is a ValueError.
-UNREADABLE = (OSError, ValueError, pa.ArrowException)
+_ID_MIN = -(1 << 63)
+# The folder of a stage for the files that tasks write: hidden from the list of entries.
+_TASKS = ".tasks"
 # What parsing damaged or foreign JSON raises.
 _INVALID_JSON = (
     ValueError,
@@ -183,9 +184,18 @@ class SweepStage:
         self._folder = folder
         self._disk = disk
 
-    def add(self, note: JsonObject, tables: Mapping[str, pa.Table]) -> None:
+    def place(self, name: str, schema: pa.Schema) -> TablePlace:
+        """Where tasks write the files of a table."""
+        return TablePlace(self._folder / _TASKS / name, schema)
+
+    def add(
+        self,
+        note: JsonObject,
+        tables: Mapping[str, pa.Table],
+        files: Mapping[str, Sequence[StoredFile]] = MappingProxyType({}),
+    ) -> None:
         """Store one entry, which is durable when this returns. Each table needs a
-        column `container_id`.
+        column `container_id`. `files` are those that tasks wrote, by table.
 
         Raises:
             DiskError: the entry cannot be written.
@@ -209,7 +219,9 @@ class SweepStage:
             except OSError as error:
                 raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
             self._disk.sync(path)
-        self._disk.replace(temporary / "note.json", json.dumps(note).encode())
+        named = {name: [asdict(file) for file in of_table] for name, of_table in files.items()}
+        whole = {**note, "tables": list(tables), "files": named}
+        self._disk.replace(temporary / "note.json", json.dumps(whole).encode())
         self._disk.rename(temporary, self._folder / f"{number:06}")
         self._disk.sync_folder(self._folder)
 
@@ -241,7 +253,28 @@ class SweepStage:
         Raises:
             SweepWorkError: a file of the table cannot be read.
         """
-        return StoredTable([entry / f"{name}.parquet" for entry in self._entries()], schema)
+        paths, files = list[Path](), dict[Path, StoredFile]()
+        for entry, note in zip(self._entries(), self.notes(), strict=True):
+            try:
+                if name in texts_of(note["tables"]):
+                    paths.append(entry / f"{name}.parquet")
+                for file in self.files(note).get(name, ()):
+                    files[self.place(name, schema).folder / file.name] = file
+            # Work of an earlier release has neither.
+            except (KeyError, TypeError, ValueError) as error:
+                raise unreadable_error(entry / "note.json", repr(error)) from error
+        return StoredTable(paths, schema, files)
+
+    def files(self, note: JsonObject) -> dict[str, list[StoredFile]]:
+        """The files that tasks wrote for an entry, by table.
+
+        Raises:
+            ValueError, TypeError, KeyError: the note is damaged.
+        """
+        named = note["files"]
+        if not isinstance(named, dict):
+            raise TypeError(f"{named!r} is not an object")
+        return {name: [StoredFile.of(one) for one in of_table] for name, of_table in named.items()}
 
     def _entries(self) -> list[Path]:
         if not self._disk.is_folder(self._folder):
@@ -251,135 +284,6 @@ class SweepStage:
             for name in self._disk.names(self._folder)
             if not name.startswith(".")
         ]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Container IDs from `first` to `last`, both inclusive. If `first` is None, the
-    range also has the rows without a container.
-    """
-
-    first: int | None
-    last: int
-
-
-def rows_in_range(rows: pa.Table, wanted: Range) -> pa.Table:
-    """The rows of a table in a range of container IDs."""
-    ids = rows["container_id"]
-    keep = pc.less_equal(ids, wanted.last)
-    if wanted.first is not None:
-        keep = pc.and_(keep, pc.greater_equal(ids, wanted.first))
-    return rows.filter(pc.fill_null(keep, wanted.first is None))
-
-
-class StoredTable:
-    """A table stored in several files, each ascending by container ID.
-
-    Raises:
-        SweepWorkError: a file cannot be read; raised by every method.
-    """
-
-    def __init__(self, paths: Sequence[Path], schema: pa.Schema) -> None:
-        self._schema = schema
-        self._paths = paths
-        self._files = [self._open(path) for path in paths]
-
-    def starts(self) -> Iterator[tuple[int, int]]:
-        """The least container ID and the number of rows of each row group, except those
-        without container IDs.
-        """
-        for file in self._files:
-            for i in range(file.metadata.num_row_groups):
-                statistics = _statistics(file, i)
-                if statistics is not None and statistics.has_min_max:
-                    yield statistics.min, file.metadata.row_group(i).num_rows
-
-    def tables(self) -> Iterator[pa.Table]:
-        """The whole table, file by file."""
-        for number, file in enumerate(self._files):
-            yield self._rows(number, range(file.metadata.num_row_groups))
-
-    def read(self, wanted: Range) -> pa.Table:
-        """All rows in this range, in any order."""
-        found = []
-        for number, file in enumerate(self._files):
-            groups = [
-                i for i in range(file.metadata.num_row_groups) if self._may_hold(file, i, wanted)
-            ]
-            if groups:
-                rows = self._rows(number, groups)
-                ids = rows["container_id"]
-                keep = pc.less_equal(ids, wanted.last)
-                if wanted.first is None:
-                    keep = pc.fill_null(keep, True)
-                else:
-                    keep = pc.fill_null(pc.and_(keep, pc.greater_equal(ids, wanted.first)), False)
-                found.append(rows.filter(keep))
-        return pa.concat_tables(found) if found else self._schema.empty_table()
-
-    def _open(self, path: Path) -> pq.ParquetFile:
-        try:
-            file = pq.ParquetFile(path, page_checksum_verification=True)
-            # Arrow ignores requested columns that the file lacks.
-            if missing := set(self._schema.names) - set(file.schema_arrow.names):
-                raise ValueError(f"it lacks {', '.join(sorted(missing))}")
-        except UNREADABLE as error:
-            raise unreadable_error(path, error) from error
-        return file
-
-    def _rows(self, number: int, groups: Sequence[int]) -> pa.Table:
-        try:
-            return (
-                self._files[number]
-                .read_row_groups(list(groups), columns=self._schema.names)
-                .cast(self._schema)
-            )
-        except UNREADABLE as error:
-            raise unreadable_error(self._paths[number], error) from error
-
-    def _may_hold(self, file: pq.ParquetFile, group: int, wanted: Range) -> bool:
-        statistics = _statistics(file, group)
-        if statistics is None:
-            return False
-        if wanted.first is None and statistics.null_count:
-            return True
-        return (
-            statistics.has_min_max
-            and statistics.min <= wanted.last
-            and (wanted.first is None or wanted.first <= statistics.max)
-        )
-
-
-def unreadable_error(path: Path, why: Exception | str) -> SweepWorkError:
-    """The error for a file of a sweep's own work that cannot be read."""
-    reason = why.message if isinstance(why, DiskError) else why
-    return SweepWorkError(
-        f"{path} cannot be read: {reason}", hint="--fresh starts over.", path=str(path)
-    )
-
-
-_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
-
-
-def ranges(tables: Sequence[StoredTable], rows_max: int = _RANGE_ROWS) -> list[Range]:
-    """Split all container IDs into ranges with about `rows_max` rows in these tables
-    together; returns at least one range.
-    """
-    found, first, count = list[Range](), None, 0
-    for least, rows in sorted(start for table in tables for start in table.starts()):
-        # A row group counts for the range in which it begins: it is small compared with
-        # a range.
-        if count + rows > rows_max and count and (first is None or least > first):
-            found.append(Range(first, least - 1))
-            first, count = least, 0
-        count += rows
-    return [*found, Range(first, _ID_MAX)]
-
-
-def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics | None:
-    """The statistics of the container IDs in a row group; None if it has no rows."""
-    place = file.schema_arrow.get_field_index("container_id")
-    return file.metadata.row_group(group).column(place).statistics
 
 
 def _plan(raw: dict[str, object]) -> Plan:
@@ -423,6 +327,11 @@ def texts_of(value: object) -> list[str]:
 def pairs_of(value: object) -> list[tuple[str, str]]:
     assert isinstance(value, dict)
     return list(value.items())
+
+
+def counts_of(value: object) -> dict[str, int]:
+    assert isinstance(value, dict)
+    return value
 
 
 def numbers_of(value: object) -> list[int]:

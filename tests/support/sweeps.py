@@ -1,19 +1,28 @@
 """Run sweeps in tests, and read what they left behind."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from merkle.replica import TreeSource
 from runtime.disk import Disk
-from sweep.engine import ContainerResults, FoldedWave, LocalEngine, SweepRequest
+from sweep.engine import (
+    ContainerResults,
+    Engine,
+    FoldedWave,
+    LocalEngine,
+    Places,
+    RangeResult,
+    SweepRequest,
+)
 from sweep.gather import Gatherer, Int64s
 from sweep.model import Part
 from sweep.output import Summary, SweepStore, SweepTable
+from sweep.pieces import RANGE_ROWS, Range, StoredTable
 from sweep.run import sweep
+from sweep.stages import ContainerStage
 from sweep.trees import PackedTreeFile, TreeJob
 
 # Few rows at a time, so that small clusters meet every limit.
@@ -49,8 +58,14 @@ class OnePartWaves:
     name = "local"
 
     def __init__(
-        self, scratch: Path, *, dies_after: int | None = None, group_rows: int = GROUP_ROWS
+        self,
+        scratch: Path,
+        *,
+        dies_after: int | None = None,
+        group_rows: int = GROUP_ROWS,
+        range_rows: int = RANGE_ROWS,
     ) -> None:
+        self.range_rows = range_rows
         self._engine = LocalEngine(Gatherer(scratch, threads=2, group_rows=group_rows))
         self._left = dies_after
         self.folded: list[str] = []
@@ -58,25 +73,40 @@ class OnePartWaves:
     def fold(
         self,
         parts: Sequence[Part],
+        places: Places,
         store: Callable[[FoldedWave], None],
         tell: Callable[[int], None],
     ) -> None:
         for part in parts:
             self.folded.append(part.part_id)
-            self._engine.fold([part], store, tell)
+            self._engine.fold([part], places, store, tell)
             self._live_on()
 
+    def by_range(
+        self,
+        stage: ContainerStage,
+        inputs: Mapping[str, StoredTable],
+        wanted: Sequence[Range],
+        places: Places,
+    ) -> Iterator[RangeResult]:
+        yield from self._engine.by_range(stage, inputs, wanted, places)
+
     def exact(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s
+        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, places: Places
     ) -> Iterator[ContainerResults]:
-        for judged in self._engine.exact(parts, container_ids, rows):
+        for judged in self._engine.exact(parts, container_ids, rows, places):
             yield judged
             self._live_on()
 
     def inspect(
-        self, parts: Sequence[Part], container_ids: Int64s, rows: Int64s, replicas: pa.Table
+        self,
+        parts: Sequence[Part],
+        container_ids: Int64s,
+        rows: Int64s,
+        replicas: StoredTable,
+        places: Places,
     ) -> Iterator[ContainerResults]:
-        for judged in self._engine.inspect(parts, container_ids, rows, replicas):
+        for judged in self._engine.inspect(parts, container_ids, rows, replicas, places):
             yield judged
             self._live_on()
 
@@ -97,7 +127,7 @@ def run(
     *tables: Path,
     volumes: Sequence[Path] = (),
     source: TreeSource = TreeSource.TREE,
-    engine: OnePartWaves | None = None,
+    engine: Engine | None = None,
     progress: Quiet | None = None,
     fresh: bool = False,
     keep: int = 30,

@@ -25,7 +25,7 @@ from runtime.errors import UsageError
 from runtime.exit_codes import ExitCode
 from sweep.engine import SweepRequest
 from sweep.files import fold_part
-from sweep.inputs import is_unchanged, table_parts
+from sweep.inputs import is_unchanged, rows_of_part, table_parts
 from sweep.output import Summary, SweepTable
 from sweep.run import sweep
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
@@ -575,3 +575,12 @@ def test_of_names_that_are_no_text_only_those_of_tables_matter(tmp_path: Path) -
     ):
         with pytest.raises(UsageError, match=r"d\\xe9.*: its name is not UTF-8 text"):
             sweep(request, OnePartWaves(tmp_path / "spill"), Quiet())
+
+
+def test_parts_are_cut_by_replicas_as_well_as_by_rows() -> None:
+    mebi = 1 << 20
+    assert rows_of_part(16 * mebi, 13_000) == 4 * mebi
+    assert rows_of_part(16 * mebi, 2 * mebi) == 2 * mebi
+    # Never less than a row group, which is read whole.
+    assert rows_of_part(16 * mebi, 8 * mebi) == mebi
+    assert rows_of_part(1000, 400, rows_max=300) == 300

@@ -1,0 +1,142 @@
+"""What a whole sweep of small replicas costs: `python -m benchmarks.bench_sweep_memory
+[--replicas N] [--engine spark|local] [--json]`.
+
+A replica has two chunks, the least that a sweep has to do per replica. Prints the CPU
+seconds of the whole process tree, and the peak memory of the driver's Python, of its
+JVM and of the largest Python worker. Memory is unique to the process (USS), sampled ten
+times a second. Each size wants a process of its own: memory that a process took once
+may stay with it.
+"""
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+
+from admin.demo.synthetic import SyntheticCluster, synthetic
+from benchmarks.bench_sweep import NullProgress
+from runtime.progress import ProgressSink
+from spark.engine import SparkEngine
+from spark.session import spark_session
+from sweep.engine import LocalEngine, SweepRequest
+from sweep.gather import Gatherer
+from sweep.run import sweep
+
+REPLICAS = 1_000_000
+THREADS = 2
+# Files of a synthetic cluster, one per datanode.
+DATANODES = 6
+
+
+class _Stages(NullProgress):
+    """Notes when each stage began, in seconds."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[str, float]] = []
+
+    def begin(self, what: str, total: int | None, unit: str) -> None:
+        self.begun.append((what, round(time.monotonic(), 1)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--replicas", type=int, default=REPLICAS)
+    parser.add_argument("--engine", choices=("spark", "local"), default="spark")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        found = measure(Path(folder), arguments.replicas, arguments.engine)
+    if arguments.json:
+        print(json.dumps(found, indent=1))
+    else:
+        for name, value in found.items():
+            print(f"{name:24} {value}")
+
+
+def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
+    """Make a cluster of this size and sweep it once."""
+    cluster = SyntheticCluster(
+        containers=replicas // 3, blocks=2, chunks=1, full=1, datanodes=DATANODES
+    )
+    # In a process of its own: generating takes more memory than the sweep.
+    if (child := os.fork()) == 0:
+        synthetic(folder / "table", cluster)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    progress: ProgressSink = _Stages()
+    with ExitStack() as stack:
+        if engine == "spark":
+            settings = {"spark.driver.memory": "2g"}
+            session = stack.enter_context(spark_session(f"local[{THREADS}]", settings=settings))
+            # Compile and start workers, which every sweep pays once.
+            session.range(1).mapInArrow(lambda batches: batches, "id long").count()
+            ours: LocalEngine | SparkEngine = SparkEngine(session)
+        else:
+            ours = LocalEngine(Gatherer(folder / "spill", threads=THREADS))
+        request = SweepRequest(folder / "out", (str(folder / "table"),))
+        with _peaks() as peaks:
+            cpu, wall = _cpu_s(), time.monotonic()
+            summary = sweep(request, ours, progress)
+            cpu, wall = _cpu_s() - cpu, time.monotonic() - wall
+    tables = sum(path.stat().st_size for path in (folder / "out").rglob("*.parquet"))
+    return {
+        "engine": engine,
+        "replicas": summary.replicas,
+        "diverged": len(summary.diverged),
+        "CPU s": round(cpu, 1),
+        "CPU us a replica": round(1e6 * cpu / summary.replicas, 2),
+        "wall s": round(wall, 1),
+        "tables MiB": tables >> 20,
+        **{f"{name} MiB": peak >> 20 for name, peak in peaks.items()},
+        "largest RSS MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+        "stages": getattr(progress, "begun", []),
+        "load": os.getloadavg()[0],
+    }
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and its descendants, including ended ones."""
+    ours, total = psutil.Process(), 0.0
+    for process in (ours, *ours.children(recursive=True)):
+        try:
+            total += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            continue
+    return total
+
+
+@contextmanager
+def _peaks() -> Iterator[dict[str, int]]:
+    """The peaks of memory, in bytes: of this process, of its JVM, of any worker."""
+    peaks, done = {"driver": 0, "JVM": 0, "worker": 0}, threading.Event()
+
+    def look() -> None:
+        ours = psutil.Process()
+        while not done.wait(0.1):
+            for process in (ours, *ours.children(recursive=True)):
+                try:
+                    name = "JVM" if "java" in process.name() else "worker"
+                    name = "driver" if process == ours else name
+                    peaks[name] = max(peaks[name], process.memory_full_info().uss)
+                except psutil.Error:
+                    continue
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()
+
+
+if __name__ == "__main__":
+    main()

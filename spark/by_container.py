@@ -1,0 +1,178 @@
+"""Read the rows of some containers again, on a Spark cluster: those whose rows must be
+sorted, and those whose replicas differ.
+
+    select rows of the parts  ->  exchange by group of containers  ->  judge each group
+
+A group has about as many rows as one task sorts at a time. The rows of a larger
+container form a group of their own, and are buffered on disk like all others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+
+from runtime.disk import Disk
+from spark.commits import Commit, SharedFolders
+from sweep.engine import ContainerResults, LocalEngine
+from sweep.exact import NULLABLE_ROWS
+from sweep.files import read_rows
+from sweep.gather import GROUP_ROWS, Gatherer, Int64s
+from sweep.inputs import table_parts
+from sweep.model import REPLICA_SCHEMA, Part
+from sweep.pieces import StoredTable, TableFileWriter
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# Rows and containers shuffled by one job, and so the most that a crash loses. Each job
+# reads all parts; its tasks map the list of its containers into memory.
+_GATHERED_ROWS_MAX = 256 << 20
+_GATHERED_CONTAINERS_MAX = 8 << 20
+
+# Times travel as integers: an unchecked one may overflow Spark's microseconds.
+ROW_SCHEMA = pa.schema(
+    [
+        *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in NULLABLE_ROWS),
+        # The group of containers that a row belongs to: Spark shuffles by it.
+        pa.field("gathered_in", pa.int32(), nullable=False),
+    ]
+)
+
+Judge: TypeAlias = Callable[
+    [LocalEngine, Sequence[Part], Int64s, Int64s], Iterator[ContainerResults]
+]
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerGroups:
+    """Containers in ascending order, each with its approximate number of rows; group i
+    begins at index `starts[i]`.
+    """
+
+    container_ids: Int64s
+    rows: Int64s
+    starts: Int64s
+
+    @classmethod
+    def stored(cls, path: Path) -> Self:
+        """Groups of about GROUP_ROWS rows of the containers in a file that
+        `store_containers` wrote.
+        """
+        container_ids, rows = np.load(path, mmap_mode="r")
+        _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
+        return cls(container_ids, rows, starts)
+
+    def of(self, batch: pa.RecordBatch) -> "NDArray[np.int32]":
+        """The group of each row."""
+        firsts = self.container_ids[self.starts]
+        indexes = np.searchsorted(firsts, batch["container_id"].to_numpy(), "right") - 1
+        groups: NDArray[np.int32] = indexes.astype(np.int32)
+        return groups
+
+    def judge(
+        self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[ContainerResults]:
+        """Judge the containers of a group. `batches` hold all of their rows, which are
+        buffered on disk.
+        """
+        members = slice(
+            self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None
+        )
+        ids, rows = self.container_ids[members], self.rows[members]
+        with TemporaryDirectory(prefix="treefold-") as scratch:
+            path = Path(scratch, "rows.parquet")
+            with pq.ParquetWriter(path, NULLABLE_ROWS) as writer:
+                for batch in batches:
+                    assert (batch["gathered_in"].to_numpy() == group).all()
+                    writer.write_table(
+                        pa.Table.from_batches([batch])
+                        .select(NULLABLE_ROWS.names)
+                        .cast(NULLABLE_ROWS)
+                    )
+            engine = LocalEngine(Gatherer(Path(scratch, "spill"), threads=1))
+            yield from judge(engine, table_parts([str(path)]).parts, ids, rows)
+
+
+def store_containers(path: Path, container_ids: Int64s, rows: Int64s, disk: Disk) -> None:
+    """Store containers for ContainerGroups.stored.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    buffer = BytesIO()
+    np.save(buffer, np.array([container_ids, rows]))
+    disk.replace(path, buffer.getvalue())
+
+
+def select_rows(parts: Sequence[Part], containers: Path, number: int) -> Iterator[pa.RecordBatch]:
+    """The rows (ROW_SCHEMA) of the stored containers in one of the parts.
+
+    Raises:
+        ChunkTableError: the part cannot be read any more.
+    """
+    groups = ContainerGroups.stored(containers)
+    for batch in read_rows(parts[number], groups.container_ids):
+        columns = [
+            column.cast(field.type)
+            for column, field in zip(batch.columns, ROW_SCHEMA, strict=False)
+        ]
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(groups.of(batch))], schema=ROW_SCHEMA)
+
+
+def judge_group(
+    judge: Judge,
+    containers: Path,
+    shared: SharedFolders,
+    batches: Iterable[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Judge the stored containers of one group, and write the results to files.
+
+    Raises:
+        FolderNotSharedError: this machine does not see the folders.
+        DiskError: a file cannot be written.
+    """
+    context = TaskContext.get()
+    assert context is not None
+    shared.check()
+    group, count = context.partitionId(), 0
+    writer = TableFileWriter(shared.places, Disk())
+    for found in ContainerGroups.stored(containers).judge(group, judge, batches):
+        tables = {"replicas": found.replicas, "verdicts": found.verdicts}
+        tables["findings"] = found.findings
+        writer.add({name: table for name, table in tables.items() if name in shared.places})
+        count += found.containers
+    yield Commit(group, count, files=writer.close()).batch()
+
+
+def sort_containers(
+    engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
+) -> Iterator[ContainerResults]:
+    return engine.exact(parts, ids, rows, {})
+
+
+def inspect_containers(
+    replicas: Sequence[Path],
+    engine: LocalEngine,
+    parts: Sequence[Part],
+    ids: Int64s,
+    rows: Int64s,
+) -> Iterator[ContainerResults]:
+    stored = StoredTable(replicas, REPLICA_SCHEMA)
+    return engine.inspect(parts, ids, rows, stored, {})
+
+
+def shuffles(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Containers and their rows in batches of one shuffle each."""
+    batch = np.maximum(
+        np.cumsum(rows) // _GATHERED_ROWS_MAX, np.arange(len(rows)) // _GATHERED_CONTAINERS_MAX
+    )
+    cuts = np.flatnonzero(batch[1:] != batch[:-1]) + 1
+    yield from zip(np.split(container_ids, cuts), np.split(rows, cuts), strict=True)

@@ -1,0 +1,289 @@
+"""Tables in several files, each written by one task, and read range by range.
+
+A task that fails, or that an engine runs twice, leaves files behind. So a file counts
+only when its name is committed: in the note of a stage (sweep.work) or in the manifest
+of a table (sweep.output). Readers take the committed names, and never list a folder.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from types import MappingProxyType
+from uuid import uuid4
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from runtime.disk import Disk
+from runtime.errors import DiskError
+from sweep.errors import SweepWorkError
+
+# Small enough that a range of containers reads little beside its own rows.
+_ROW_GROUP = 1 << 15
+# Rows in one range, at about 300 bytes each.
+RANGE_ROWS = 1_000_000
+# What pyarrow raises for a damaged file; ArrowInvalid is a ValueError.
+UNREADABLE = (OSError, ValueError, pa.ArrowException)
+# Rows between two samples of the container IDs in a file, and samples at least.
+_SAMPLED_EVERY = 1 << 12
+_SAMPLES_MIN = 16
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlace:
+    """Where the files of a table are written."""
+
+    folder: Path
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A durable file of a table. `starts` samples its container IDs: pairs of an ID and
+    the number of rows that it stands for, without the rows that have no ID.
+    """
+
+    name: str
+    rows: int
+    starts: tuple[tuple[int, int], ...] = ()
+
+    @classmethod
+    def of(cls, raw: Mapping[str, object]) -> "StoredFile":
+        """The file from its JSON object.
+
+        Raises:
+            ValueError, TypeError, KeyError: it is no such object.
+        """
+        name, rows, starts = str(raw["name"]), raw["rows"], raw["starts"]
+        if not isinstance(rows, int) or not isinstance(starts, list) or "/" in name:
+            raise TypeError(f"{raw!r} is not a file of a table")
+        return cls(name, rows, tuple((int(first), int(count)) for first, count in starts))
+
+
+class TableFileWriter:
+    """Writes at most one file of each table, and returns those with rows."""
+
+    def __init__(self, places: Mapping[str, TablePlace], disk: Disk) -> None:
+        self._places = places
+        self._disk = disk
+        self._open = dict[str, tuple[Path, pq.ParquetWriter]]()
+        self._rows = dict[str, int]()
+        self._starts = dict[str, list[tuple[int, int]]]()
+
+    def add(self, tables: Mapping[str, pa.Table]) -> None:
+        """Append rows to the files of these tables.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        for name, table in tables.items():
+            if table.num_rows:
+                self._add(name, table)
+
+    def close(self) -> dict[str, StoredFile]:
+        """Make the files durable.
+
+        Raises:
+            DiskError: a file cannot be written.
+        """
+        found = dict[str, StoredFile]()
+        for name, (path, writer) in self._open.items():
+            try:
+                writer.close()
+            except OSError as error:
+                raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
+            self._disk.sync(path)
+            self._disk.sync_folder(path.parent)
+            found[name] = StoredFile(path.name, self._rows[name], tuple(self._starts[name]))
+        self._open.clear()
+        return found
+
+    def discard(self) -> None:
+        """Remove the files that are not closed."""
+        for path, writer in self._open.values():
+            writer.close()
+            self._disk.remove(path)
+        self._open.clear()
+
+    def _add(self, name: str, table: pa.Table) -> None:
+        place = self._places[name]
+        try:
+            if name not in self._open:
+                self._disk.make_folder(place.folder)
+                # Unique: the file of another attempt must not be replaced.
+                path = place.folder / f"{name}-{uuid4().hex}.parquet"
+                self._open[name] = path, _writer(path, place.schema)
+                self._rows[name], self._starts[name] = 0, []
+            path, writer = self._open[name]
+            columns = table.select(place.schema.names).cast(place.schema)
+            writer.write_table(columns, row_group_size=_ROW_GROUP)
+        except OSError as error:
+            raise DiskError(
+                f"{place.folder} cannot be written: {error}", path=str(place.folder)
+            ) from error
+        self._rows[name] += table.num_rows
+        self._starts[name] += _starts_of(table["container_id"])
+
+
+def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
+
+
+def _starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
+    """Sampled container IDs of some rows, ascending, each with the number of rows that
+    it stands for.
+    """
+    ids = np.sort(container_ids.drop_null().to_numpy())
+    step = max(1, min(_SAMPLED_EVERY, len(ids) // _SAMPLES_MIN))
+    places = np.arange(0, len(ids), step)
+    counts = np.diff(np.append(places, len(ids)))
+    return list(zip(ids[places].tolist(), counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Container IDs from `first` to `last`, both inclusive. If `first` is None, the
+    range also has the rows without a container.
+    """
+
+    first: int | None
+    last: int
+
+
+_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
+_ALL = Range(None, _ID_MAX)
+
+
+def rows_in_range(rows: pa.Table, wanted: Range) -> pa.Table:
+    """The rows of a table in a range of container IDs."""
+    ids = rows["container_id"]
+    keep = pc.less_equal(ids, wanted.last)
+    if wanted.first is not None:
+        keep = pc.and_(keep, pc.greater_equal(ids, wanted.first))
+    return rows.filter(pc.fill_null(keep, wanted.first is None))
+
+
+class StoredTable:
+    """A table stored in several files, each about ascending by container ID.
+
+    Raises:
+        SweepWorkError: a file cannot be read; raised by every method.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        schema: pa.Schema,
+        files: Mapping[Path, StoredFile] = MappingProxyType({}),
+    ) -> None:
+        """Open the files `paths`. Those in `files` are opened only while they are
+        read.
+        """
+        self.schema = schema
+        self.paths = (*paths, *files)
+        self._files = dict(files)
+        self._open = {path: _open_stored(path, schema) for path in paths}
+        # A reader of Parquet serves one thread at a time.
+        self._lock = Lock()
+
+    def plus(self, other: "StoredTable") -> "StoredTable":
+        """Both tables as one, with this schema."""
+        opened, files = [*self._open, *other._open], {**self._files, **other._files}
+        return StoredTable(opened, self.schema, files)
+
+    def sizes(self) -> Iterator[tuple[Path, int]]:
+        """Each file and its number of rows."""
+        yield from ((path, file.metadata.num_rows) for path, file in self._open.items())
+        yield from ((path, file.rows) for path, file in self._files.items())
+
+    def starts(self) -> Iterator[tuple[int, int]]:
+        """Container IDs, each with the number of rows that it stands for: the least of
+        each row group, or samples. Rows without container IDs are left out.
+        """
+        yield from (start for file in self._files.values() for start in file.starts)
+        for file in self._open.values():
+            for i in range(file.metadata.num_row_groups):
+                statistics = _statistics(file, i)
+                if statistics is not None and statistics.has_min_max:
+                    yield statistics.min, file.metadata.row_group(i).num_rows
+
+    def tables(self) -> Iterator[pa.Table]:
+        """The whole table, file by file."""
+        for path in self.paths:
+            yield pa.concat_tables([self.schema.empty_table(), *self.pieces(path, _ALL)])
+
+    def read(self, wanted: Range) -> pa.Table:
+        """All rows in this range, in any order."""
+        found = [piece for path in self.paths for piece in self.pieces(path, wanted)]
+        return pa.concat_tables([self.schema.empty_table(), *found])
+
+    def pieces(self, path: Path, wanted: Range) -> Iterator[pa.Table]:
+        """The rows of one file in this range, a row group at a time."""
+        with self._lock:
+            file = self._open.get(path) or _open_stored(path, self.schema)
+            for group in range(file.metadata.num_row_groups):
+                if _may_hold(file, group, wanted):
+                    yield rows_in_range(_read_group(file, group, path, self.schema), wanted)
+
+
+def _open_stored(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+    try:
+        file = pq.ParquetFile(path, page_checksum_verification=True)
+        # Arrow ignores requested columns that the file lacks.
+        if missing := set(schema.names) - set(file.schema_arrow.names):
+            raise ValueError(f"it lacks {', '.join(sorted(missing))}")
+    except UNREADABLE as error:
+        raise unreadable_error(path, error) from error
+    return file
+
+
+def _read_group(file: pq.ParquetFile, group: int, path: Path, schema: pa.Schema) -> pa.Table:
+    try:
+        return file.read_row_group(group, columns=schema.names).cast(schema)
+    except UNREADABLE as error:
+        raise unreadable_error(path, error) from error
+
+
+def _may_hold(file: pq.ParquetFile, group: int, wanted: Range) -> bool:
+    statistics = _statistics(file, group)
+    if statistics is None:
+        return False
+    if wanted.first is None and statistics.null_count:
+        return True
+    return (
+        statistics.has_min_max
+        and statistics.min <= wanted.last
+        and (wanted.first is None or wanted.first <= statistics.max)
+    )
+
+
+def unreadable_error(path: Path, why: Exception | str) -> SweepWorkError:
+    """The error for a file of a sweep's own work that cannot be read."""
+    reason = why.message if isinstance(why, DiskError) else why
+    return SweepWorkError(
+        f"{path} cannot be read: {reason}", hint="--fresh starts over.", path=str(path)
+    )
+
+
+def ranges(tables: Iterable[StoredTable], rows_max: int = RANGE_ROWS) -> list[Range]:
+    """Split all container IDs into ranges with about `rows_max` rows in these tables
+    together; returns at least one range.
+    """
+    found, first, count = list[Range](), None, 0
+    for least, rows in sorted(start for table in tables for start in table.starts()):
+        # A row group counts for the range in which it begins: it is small compared with
+        # a range.
+        if count + rows > rows_max and count and (first is None or least > first):
+            found.append(Range(first, least - 1))
+            first, count = least, 0
+        count += rows
+    return [*found, Range(first, _ID_MAX)]
+
+
+def _statistics(file: pq.ParquetFile, group: int) -> pq.Statistics | None:
+    """The statistics of the container IDs in a row group; None if it has no rows."""
+    place = file.schema_arrow.get_field_index("container_id")
+    return file.metadata.row_group(group).column(place).statistics

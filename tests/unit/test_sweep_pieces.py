@@ -1,0 +1,139 @@
+"""Tables in several files: only what is committed is read, and ranges of containers are
+even however the files lie.
+"""
+
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runtime.disk import Disk
+from runtime.errors import DiskError
+from sweep.errors import SweepWorkError
+from sweep.model import REQUEST_SCHEMA
+from sweep.output import SweepStore, SweepTable
+from sweep.pieces import Range, StoredTable, TableFileWriter, TablePlace, ranges, rows_in_range
+from sweep.stages import requests
+
+SWEEP = "20260101T000000Z-0000"
+
+
+def unseen(*container_ids: int) -> pa.Table:
+    """Rows of the table `unseen`."""
+    schema = SweepStore(Path(), Disk()).place(SweepTable.UNSEEN, SWEEP).schema
+    row = {"datanode": "a", "volume": "v", "last_sweep": SWEEP, "reason": "lost"}
+    return pa.Table.from_pylist([row | {"container_id": i} for i in container_ids], schema)
+
+
+def write(store: SweepStore, *pieces: pa.Table) -> None:
+    """Write a table as tasks do, each piece in a file of its own."""
+    places = {"unseen": store.place(SweepTable.UNSEEN, SWEEP)}
+    with store.write_table(SweepTable.UNSEEN, SWEEP) as writer:
+        for piece in pieces:
+            task = TableFileWriter(places, Disk())
+            task.add({"unseen": piece})
+            for file in task.close().values():
+                writer.add_file(file)
+
+
+def test_the_committed_files_are_the_table_and_what_failed_tasks_left_is_not(
+    tmp_path: Path,
+) -> None:
+    store = SweepStore(tmp_path, Disk())
+    folder = store.path(SweepTable.UNSEEN, SWEEP).parent
+    failed = TableFileWriter({"unseen": store.place(SweepTable.UNSEEN, SWEEP)}, Disk())
+    failed.add({"unseen": unseen(7)})
+    failed.close()
+    (left,) = folder.iterdir()
+    write(store, unseen(1, 2), unseen(), unseen(3))
+    assert not left.exists()
+    # A task that nobody waits for any more ends later still.
+    failed.add({"unseen": unseen(9)})
+    failed.close()
+    assert ids_of(store.read(SweepTable.UNSEEN, SWEEP)) == [1, 2, 3]
+    assert len(store.files(SweepTable.UNSEEN, SWEEP)) == 3
+    stored = store.stored(SweepTable.UNSEEN, SWEEP, unseen().schema)
+    assert ids_of(stored.read(Range(2, 9))) == [2, 3]
+
+
+def test_a_reader_that_knows_no_manifest_refuses_the_table_by_its_version(tmp_path: Path) -> None:
+    store = SweepStore(tmp_path, Disk())
+    path = store.path(SweepTable.UNSEEN, SWEEP)
+    with store.write_table(SweepTable.UNSEEN, SWEEP) as writer:
+        writer.add(unseen(4))
+    assert pq.read_schema(path).metadata[b"treefold.sweep"] == b"1"
+    write(store, unseen(1))
+    assert pq.read_schema(path).metadata[b"treefold.sweep"] == b"2"
+    with store.write_table(SweepTable.UNSEEN, SWEEP) as writer:
+        writer.add(unseen(5))
+    # The manifest went with the files that it named.
+    assert [one.name for one in path.parent.iterdir()] == [path.name]
+    assert ids_of(store.read(SweepTable.UNSEEN, SWEEP)) == [5]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"files": [1]}', '{"files": [{"name": "../x", "rows": 1, "starts": []}]}']
+)
+def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
+    store = SweepStore(tmp_path, Disk())
+    write(store, unseen(1))
+    manifest = store.path(SweepTable.UNSEEN, SWEEP).with_name("_manifest.json")
+    manifest.write_text(text)
+    with pytest.raises(DiskError, match=r"_manifest\.json"):
+        store.read(SweepTable.UNSEEN, SWEEP)
+
+
+def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
+    task = TableFileWriter({"rows": TablePlace(tmp_path, REQUEST_SCHEMA)}, Disk())
+    task.add({"rows": rows_of([1])})
+    task.discard()
+    assert task.close() == {}
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_committed_file_that_is_gone_is_an_error_and_no_empty_table(tmp_path: Path) -> None:
+    table = stored(tmp_path, [[1, 2], [3]])
+    table.paths[0].unlink()
+    with pytest.raises(SweepWorkError, match="cannot be read"):
+        table.read(Range(None, 9))
+
+
+@given(st.lists(st.lists(st.integers(0, 400), max_size=60), max_size=8), st.integers(1, 50))
+def test_every_row_is_in_one_range_and_ranges_are_even(
+    tmp_path_factory: pytest.TempPathFactory, files: list[list[int]], rows_max: int
+) -> None:
+    """Also if each file has containers of the whole cluster, as exports have."""
+    table = stored(tmp_path_factory.mktemp("pieces"), [sorted(ids) for ids in files])
+    cut = ranges([table], rows_max)
+    held = [table.read(one) for one in cut]
+    assert sorted(i for rows in held for i in ids_of(rows)) == sorted(chain(*files))
+    whole = pa.concat_tables([REQUEST_SCHEMA.empty_table(), *table.tables()])
+    for one, rows in zip(cut, held, strict=True):
+        assert ids_of(rows_in_range(whole, one)) == ids_of(rows)
+        # Rows of one container are never divided, and samples stand for a few rows.
+        repeated = max((ids_of(rows).count(i) for i in set(ids_of(rows))), default=0)
+        assert rows.num_rows <= rows_max + repeated + 4 * len(files)
+
+
+def rows_of(ids: list[int]) -> pa.Table:
+    return requests(np.array(ids, np.int64), np.ones(len(ids), np.int64))
+
+
+def ids_of(table: pa.Table) -> list[int]:
+    found: list[int] = table["container_id"].to_pylist()
+    return found
+
+
+def stored(folder: Path, files: list[list[int]]) -> StoredTable:
+    """A table of REQUEST_SCHEMA with these containers in its files."""
+    found = {}
+    for ids in files:
+        task = TableFileWriter({"rows": TablePlace(folder, REQUEST_SCHEMA)}, Disk())
+        task.add({"rows": rows_of(ids)})
+        found |= {folder / file.name: file for file in task.close().values()}
+    return StoredTable([], REQUEST_SCHEMA, found)
