@@ -195,6 +195,9 @@ BUGS: dict[str, tuple[type | ModuleType, str, object]] = {
 }
 # Seeds of storms that show what is found in few of them.
 FIRST_SEEDS = {
+    "the lease is not checked": 47,
+    "what is open is acknowledged": 28,
+    "a master that restarts waits for nothing": 15,
     "a key that is gone settles a change": 269,
     "a rename out of a prefix is passed over": 41,
     "the log is followed too soon": 274,
