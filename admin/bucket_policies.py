@@ -265,7 +265,7 @@ def change(
     \b
     Exit status:
       0  ordered, or so already; 1 failed, 2 usage
-      6  refused: the verifier is not one of this target or does not answer, or the
+      6  refused: the verifier is not this target's or does not answer, or the
          replication was cancelled
       7  no master answers, 8 somebody else changed the replication meanwhile
     """

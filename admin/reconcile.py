@@ -124,13 +124,13 @@ def reconcile(
         return
     with command_result("reconcile", as_json=as_json) as answer:
         _check_files(plan_file, apply_file, has_ids=bool(arguments or all_diverged), wait=wait)
-        _check_files_of_cluster(scms := controller.status().scms, plan_file or apply_file)
         planned = load_plans(apply_file) if apply_file else None
         requested = (
             planned.container_ids
             if planned
             else requested_ids(controller, arguments, all_diverged, as_json=as_json)
         )
+        _check_files_of_cluster(scms := controller.status().scms, plan_file or apply_file)
         plans = planned.replicas if planned else ()
         outcomes = controller.reconcile(requested, dry_run=True, plans=plans)
         if any(o.ruling.eligibility in _UNKNOWN for o in outcomes):

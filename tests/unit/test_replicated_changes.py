@@ -185,7 +185,8 @@ def test_a_key_that_is_gone_when_its_change_is_applied_is_settled_by_a_later_one
     """OZ-087: it is no error, and acknowledged with the change that says so."""
     source, target = MemoryStore("memory:a", has_feed=True), MemoryStore("memory:b")
     replication = Replication(source.store(), target.store(), tmp_path)
-    replication.run(30)
+    # The first proof is over.
+    replication.run(100)
     source.write("brief", b"brief")
     # Gone, and its log does not say so yet.
     kept = source.objects.pop("brief")
@@ -202,6 +203,39 @@ def test_a_key_that_is_gone_when_its_change_is_applied_is_settled_by_a_later_one
     assert position is not None
     assert position.index == source.newest_index
     assert "brief" not in target.objects
+
+
+def test_a_comparison_settles_a_key_that_is_gone_and_of_which_the_log_says_no_more(
+    tmp_path: Path,
+) -> None:
+    source, target = MemoryStore("memory:a", has_feed=True), MemoryStore("memory:b")
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(30)
+    source.write("brief", b"brief")
+    del source.objects["brief"]
+    replication.run(100)
+    report = replication.engine.report()
+    assert (report.queued, report.differences) == (0, 0)
+    assert report.checkpoint.position is not None
+    assert report.checkpoint.position.index == source.newest_index
+
+
+def test_what_was_queued_for_prefixes_that_are_wanted_no_more_is_passed_over(
+    tmp_path: Path,
+) -> None:
+    source, target = MemoryStore("memory:a", has_feed=True), MemoryStore("memory:b")
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(100)
+    source.write("a/brief", b"brief")
+    del source.objects["a/brief"]
+    source.write("a/late", b"late")
+    source.write("b/k", b"k")
+    replication.engine.receive()
+    replication.change(prefixes=("b/",))
+    replication.run(30)
+    report = replication.engine.report()
+    assert target.bodies().keys() == {"b/k"}
+    assert report.queued == 0
 
 
 def test_a_delete_reads_nothing_of_an_object(tmp_path: Path) -> None:
