@@ -18,7 +18,9 @@ from google.protobuf.message import Message
 
 from merkle.replica import ContainerState
 from merkle.tree import ContainerId
+from ozone.errors import ManagerUnavailableError
 from ozone.hadoop_rpc import HadoopRpcClient
+from ozone.manager import ManagerClient
 from ozone.scm_client import ClusterContainer, ScmClient
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
@@ -85,6 +87,7 @@ class OzoneCluster:
         try:
             sizes = "--port-offset", str(self._offset), "--datanodes", str(self._datanodes)
             self._run(*sizes, "start")
+            eventually("the OM leads", self._om_leads)
         except BaseException:
             self._run("wipe")
             raise
@@ -93,6 +96,13 @@ class OzoneCluster:
     def __exit__(self, *_: object) -> None:
         if not self._is_kept:
             self._run("wipe")
+
+    def _om_leads(self) -> bool:
+        with closing(ManagerClient([self.om_address], user="test")) as manager:
+            try:
+                return bool(manager.s3_volume())
+            except ManagerUnavailableError:
+                return False
 
     def fetch(self) -> None:
         """Fetch the jars, unless they are there."""
