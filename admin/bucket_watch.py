@@ -86,9 +86,11 @@ def watch(
         probe = TargetProbe(clock, _kept_probe(parent))
         lines = _WatchLines(progress, as_json=as_json)
         progress.begin("watch", None, "changes")
-        report = None
+        report, is_first = None, True
         while report is None:
-            with open_store(target, may_write=True, create=True, memory=probe.memory) as theirs:
+            # Later a missing target is not made anew: its disk may not be mounted.
+            with open_store(target, may_write=True, create=is_first, memory=probe.memory) as theirs:
+                is_first = False
                 probe.note_opened()
                 engine = ReplicationEngine(
                     _policy(source, target, options),

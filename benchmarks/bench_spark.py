@@ -33,7 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
 
-from benchmarks.measure import Report, Samples
+from benchmarks.measure import Report, Samples, cpu_of_all_s
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
@@ -328,26 +328,14 @@ def _rounds(
         for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
             with _peak_worker() as peak:
-                cpu, wall = _cpu_s(), time.perf_counter()
+                cpu, wall = cpu_of_all_s(), time.perf_counter()
                 variant(session, table)
                 costs[name].wall_s.append(time.perf_counter() - wall)
-                costs[name].cpu_s.append(_cpu_s() - cpu)
+                costs[name].cpu_s.append(cpu_of_all_s() - cpu)
             costs[name].shuffled_bytes = _shuffled(session) - shuffled
             costs[name].worker_bytes = max(costs[name].worker_bytes, *peak)
             print(f"{name}: {costs[name].cpu_s[-1]:.1f} s of CPU", file=sys.stderr)
     return costs
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and its descendants, including ended ones."""
-    ours = psutil.Process()
-    total = 0.0
-    for process in (ours, *ours.children(recursive=True)):
-        try:
-            total += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return total
 
 
 @contextmanager

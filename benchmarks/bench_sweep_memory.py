@@ -23,6 +23,7 @@ import psutil
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.bench_sweep import NullProgress
+from benchmarks.measure import cpu_of_all_s
 from runtime.progress import ProgressSink
 from spark.engine import SparkEngine
 from spark.session import spark_session
@@ -83,9 +84,9 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
             ours = LocalEngine(Gatherer(folder / "spill", threads=THREADS))
         request = SweepRequest(folder / "out", (str(folder / "table"),))
         with _peaks() as peaks:
-            cpu, wall = _cpu_s(), time.monotonic()
+            cpu, wall = cpu_of_all_s(), time.monotonic()
             summary = sweep(request, ours, progress)
-            cpu, wall = _cpu_s() - cpu, time.monotonic() - wall
+            cpu, wall = cpu_of_all_s() - cpu, time.monotonic() - wall
     tables = sum(path.stat().st_size for path in (folder / "out").rglob("*.parquet"))
     return {
         "engine": engine,
@@ -100,17 +101,6 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
         "stages": getattr(progress, "begun", []),
         "load": os.getloadavg()[0],
     }
-
-
-def _cpu_s() -> float:
-    """CPU seconds of this process and its descendants, including ended ones."""
-    ours, total = psutil.Process(), 0.0
-    for process in (ours, *ours.children(recursive=True)):
-        try:
-            total += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return total
 
 
 @contextmanager

@@ -6,6 +6,7 @@ of a table (sweep.output). Readers take the committed names, and never list a fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -104,7 +105,9 @@ class TableFileWriter:
     def discard(self) -> None:
         """Remove the files that are not closed."""
         for path, writer in self._open.values():
-            writer.close()
+            # On a full disk its end cannot be written either.
+            with suppress(OSError):
+                writer.close()
             self._disk.remove(path)
         self._open.clear()
 
@@ -248,16 +251,16 @@ def _read_group(file: pq.ParquetFile, group: int, path: Path, schema: pa.Schema)
 
 
 def _may_hold(file: pq.ParquetFile, group: int, wanted: Range) -> bool:
-    statistics = _statistics(file, group)
+    statistics, rows = _statistics(file, group), file.metadata.row_group(group).num_rows
     if statistics is None:
-        return False
+        # What is not told is looked at.
+        return bool(rows)
     if wanted.first is None and statistics.null_count:
         return True
-    return (
-        statistics.has_min_max
-        and statistics.min <= wanted.last
-        and (wanted.first is None or wanted.first <= statistics.max)
-    )
+    if not statistics.has_min_max:
+        return bool(statistics.null_count != rows)
+    is_below = wanted.first is None or wanted.first <= statistics.max
+    return bool(statistics.min <= wanted.last and is_below)
 
 
 def unreadable_error(path: Path, why: Exception | str) -> SweepWorkError:

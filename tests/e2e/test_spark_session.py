@@ -30,12 +30,6 @@ def python_of_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBa
         yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
 
 
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" not in os.environ, reason="one process runs all tests")
-def test_all_tests_of_spark_share_a_process(request: pytest.FixtureRequest) -> None:
-    """Each process of the tests would start a Java of its own."""
-    assert request.node.nodeid.endswith("@spark")
-
-
 def test_tasks_run_on_our_own_interpreter(session: SparkSession) -> None:
     (row,) = session.range(1).mapInArrow(python_of_workers, "python string").collect()
     assert row.python == sys.executable

@@ -36,7 +36,7 @@ from replicator.syncer.rounds import RoundRunner
 from replicator.syncer.schedule import ChangeSchedule, Work
 from replicator.syncer.stages import NotePosition, Request, StageMachine
 from tests.support.replication_storm import ReplicationStorm
-from tests.support.weather import shows_a_bug, weather
+from tests.support.weather import all_in_flight, shows_a_bug, weather
 
 STEPS = 400
 SEEDS = 15
@@ -160,11 +160,6 @@ def no_way_out(change: Change, prefixes: Sequence[str]) -> Change | None:
     found = change_within(change, prefixes)
     is_out = change.kind is ChangeKind.RENAME and found and found.kind is ChangeKind.DELETE
     return None if is_out else found
-
-
-def all_in_flight(_key: str, _moved: set[str]) -> bool:
-    """Whatever a comparison finds was changed meanwhile."""
-    return True
 
 
 def no_backfill(self: StageMachine) -> list[Request]:

@@ -21,7 +21,7 @@ from replicator.verifier.key_applier import KeyApplier
 from replicator.verifier.run_fence import RunFence, RunUnknownError
 from replicator.verifier.values import KeyWrite, RunName, WriteOutcome
 from tests.support.verified_storm import VerifiedStorm
-from tests.support.weather import shows_a_bug, weather
+from tests.support.weather import all_in_flight, shows_a_bug, weather
 
 STEPS = 300
 SEEDS = 8
@@ -96,11 +96,6 @@ def finds_nothing(self: IndexProofs, *_given: object) -> Iterator[ProvenStep]:
     """What differs by the indexes is passed over."""
     del self
     yield from ()
-
-
-def all_in_flight(_key: str, _moved: set[str]) -> bool:
-    """Whatever a comparison finds was changed meanwhile."""
-    return True
 
 
 check = RunFence.check

@@ -47,3 +47,8 @@ def shows_a_bug(storms: Callable[[int], Storm], steps: int, seeds: Iterable[int]
         except (HistoryViolationError, AssertionError):
             return True
     return False
+
+
+def all_in_flight(_key: str, _moved: set[str]) -> bool:
+    """Whatever a comparison finds was changed meanwhile."""
+    return True

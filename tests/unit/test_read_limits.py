@@ -3,9 +3,10 @@ each of them only so much that it has not taken.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from typing import cast
 
 import grpc
 import pytest
@@ -48,6 +49,11 @@ class Call:
 
     def is_active(self) -> bool:
         return not self.ended.is_set()
+
+
+def shown(call: Call) -> grpc.ServicerContext:
+    """The call as what it stands for; nothing else of it is asked."""
+    return cast(grpc.ServicerContext, call)
 
 
 @dataclass
@@ -100,11 +106,13 @@ def service(source: MemorySource, found: ReadLimits) -> AgentService:
     return AgentService(source, MemoryScans(source), status, limits=found)
 
 
-def windows(agent: AgentService, call: Call) -> Iterator[bytes]:
+def windows(agent: AgentService, call: Call) -> Generator[bytes, None, None]:
     """A read of all of the block, in pieces of 1 MiB."""
     request = ReadWindowsRequest(container_id=NUMBER, block_id=BLOCK)
     request.ranges.add(offset=0, length_bytes=8 * MIB)
-    return agent.windows(request, call)  # type: ignore[arg-type]
+    found = agent.windows(request, shown(call))
+    assert isinstance(found, Generator)
+    return found
 
 
 def test_greedy_clients_that_take_nothing_have_only_their_share_under_way(
@@ -122,12 +130,15 @@ def test_greedy_clients_that_take_nothing_have_only_their_share_under_way(
         assert sum(map(len, windows(agent, Call("10.0.0.3")))) > 8 * MIB
         assert source.read_bytes == 12 * MIB
         # Each read that ends makes room for the next one of its host.
-        ended = 0
-        while ended < len(reads):
-            for read, one in zip(reads, begun, strict=True):
-                if one.done() and read.gi_frame is not None:  # type: ignore[attr-defined]
-                    read.close()  # type: ignore[attr-defined]
-                    ended += 1
+        left = list(zip(reads, begun, strict=True))
+
+        def have_ended() -> bool:
+            for read, one in [pair for pair in left if pair[1].done()]:
+                read.close()
+                left.remove((read, one))
+            return not left
+
+        wait_until(have_ended, "each read to have had its turn")
     assert source.read_bytes == (12 + 12) * MIB
 
 
@@ -149,11 +160,11 @@ def test_a_read_above_the_limit_is_served_alone() -> None:
     entered = threading.Event()
 
     def read_more() -> None:
-        with found.admitted(call, 1):  # type: ignore[arg-type]
+        with found.admitted(shown(call), 1):
             entered.set()
 
     with ThreadPoolExecutor(1) as pool:
-        with found.admitted(call, 4 * MIB):  # type: ignore[arg-type]
+        with found.admitted(shown(call), 4 * MIB):
             pool.submit(read_more)
             assert not entered.wait(0.3)
         assert entered.wait(10)

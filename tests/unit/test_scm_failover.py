@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -50,7 +51,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*words: str) -> tuple[int, dict[str, object]]:
+def run(*words: str) -> tuple[int, dict[str, Any]]:
     result = CliRunner().invoke(treefold, [*words, "--json"])
     return result.exit_code, json.loads(result.stdout)
 
@@ -156,10 +157,10 @@ def test_an_election_is_waited_for_whatever_name_a_leader_has(cluster: LiveTwin)
 def test_the_doctor_names_an_scm_that_does_not_answer(cluster: LiveTwin) -> None:
     """While another one leads, nothing else would show it until the next failover."""
     status, document = run("doctor", "--cluster", cluster.address)
-    assert (status, document["data"]["problems"]) == (0, [])  # type: ignore[index]
+    assert (status, document["data"]["problems"]) == (0, [])
     cluster.group.kill(2)
     status, document = run("doctor", "--cluster", cluster.address)
-    [problem] = document["data"]["problems"]  # type: ignore[index]
+    [problem] = document["data"]["problems"]
     assert status == 3
     assert problem.startswith(f"SCM {cluster.group.addresses[2]}: cannot connect")
 
@@ -262,7 +263,7 @@ def test_a_controller_goes_on_with_the_next_leader(cluster: LiveTwin, tmp_path: 
 
     def states() -> list[object]:
         _, document = run("job", "list", "--controller", server.address)
-        return [one["state"] for one in document["data"]["jobs"]]  # type: ignore[index]
+        return [one["state"] for one in document["data"]["jobs"]]
 
     try:
         wait_until(lambda: states() == ["DONE"], "the job to end")
@@ -281,13 +282,13 @@ def rescued() -> Iterator[RescueTwin]:
         yield found
 
 
-def rescue(twin: RescueTwin) -> tuple[int, dict[str, object]]:
+def rescue(twin: RescueTwin) -> tuple[int, dict[str, Any]]:
     return run("rescue", "1", "--cluster", twin.live.address, "--listen", "127.0.0.1:0", "--yes")
 
 
-def check_healed(twin: RescueTwin, status: int, document: dict[str, object]) -> None:
+def check_healed(twin: RescueTwin, status: int, document: dict[str, Any]) -> None:
     assert status == 0, document
-    [container] = document["data"]["containers"]  # type: ignore[index]
+    [container] = document["data"]["containers"]
     assert len(container["healed"]) == 3
     assert container["left"]
     real = {replica.peer for replica in twin.live.scm.replicas[ONE]}
@@ -318,9 +319,9 @@ def test_a_rescue_survives_the_death_of_the_leader(
     status, document = rescue(rescued)
     assert len(group.alive) == 2
     check_healed(rescued, status, document)
-    [container] = document["data"]["containers"]  # type: ignore[index]
+    [container] = document["data"]["containers"]
     assert container["untoldSCMs"] == [group.datanode_addresses[0]]
-    assert any("did not hear" in str(one) for one in document["warnings"])  # type: ignore[attr-defined]
+    assert any("did not hear" in str(one) for one in document["warnings"])
 
 
 @pytest.mark.usefixtures("home")

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -33,14 +34,14 @@ def _settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TREEFOLD_CONFIG", str(file))
 
 
-def sweep(cluster: LiveTwin, out: Path, *words: str) -> tuple[int, dict[str, object]]:
+def sweep(cluster: LiveTwin, out: Path, *words: str) -> tuple[int, dict[str, Any]]:
     given = ("sweep", "run", "--cluster", cluster.address, "--out", str(out), "--json", *words)
     done = CliRunner().invoke(treefold, given)
     assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
     return done.exit_code, json.loads(done.stdout)
 
 
-def rows_of(out: Path) -> dict[int, dict[str, object]]:
+def rows_of(out: Path) -> dict[int, dict[str, Any]]:
     """The rows of the last sweep's verdicts, by container."""
     import pyarrow.parquet as pq
 
@@ -128,7 +129,7 @@ def test_a_replica_that_scm_requires_and_does_not_know_is_missed_in_the_first_sw
         "1 of 3 expected replicas was not read: SCM requires 3 replicas, and 2 were read"
     )
     assert document["unseen"] == 5
-    assert document["cluster"]["incompleteContainers"] == 3  # type: ignore[index]
+    assert document["cluster"]["incompleteContainers"] == 3
     assert "unknown" in next(tmp_path.rglob("report*.html")).read_text()
 
 

@@ -137,3 +137,12 @@ def stored(folder: Path, files: list[list[int]]) -> StoredTable:
         task.add({"rows": rows_of(ids)})
         found |= {folder / file.name: file for file in task.close().values()}
     return StoredTable([], REQUEST_SCHEMA, found)
+
+
+@pytest.mark.parametrize("has_statistics", [True, False])
+def test_a_file_that_does_not_tell_its_ranges_is_read(tmp_path: Path, has_statistics: bool) -> None:
+    path = tmp_path / "rows.parquet"
+    pq.write_table(unseen(3, 5, 8), path, row_group_size=1, write_statistics=has_statistics)
+    stored = StoredTable([path], unseen().schema)
+    assert ids_of(stored.read(Range(4, 8))) == [5, 8]
+    assert ids_of(stored.read(Range(None, 4))) == [3]
