@@ -20,12 +20,11 @@ from replicator.replication import (
 )
 from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
-from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.folder import syncer_id
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.rounds import EngineLimits, follower_copies
-from replicator.syncer.target_probe import TargetProbe
+from replicator.syncer.target_probe import ProbeRecord, TargetProbe
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
@@ -83,7 +82,8 @@ def watch(
             from replicator.syncer.target_verifier import check_verifier
 
             check_verifier(verifier, target)
-        probe = TargetProbe(clock, _kept_probe(parent))
+        record = ProbeRecord(parent / _PROBE, Disk(), clock)
+        probe = TargetProbe(clock, record.text)
         lines = _WatchLines(progress, as_json=as_json)
         progress.begin("watch", None, "changes")
         report, is_first = None, True
@@ -107,9 +107,9 @@ def watch(
                     ),
                     verifier=verifier,
                 )
-                is_changed = _follow(engine, probe, target, parent, stop, lines)
+                is_changed = _follow(engine, probe, target, record, stop, lines)
                 if not is_changed:
-                    report = engine.report()
+                    report = record.told(engine.report())
         lines.show(report, is_last=True)
     _end(report)
 
@@ -118,38 +118,25 @@ def _follow(
     engine: ReplicationEngine,
     probe: TargetProbe,
     target: str,
-    parent: Path,
+    record: ProbeRecord,
     stop: StopSignals,
     lines: "_WatchLines",
 ) -> bool:
     """Work until the end; whether the target has to be opened again before."""
     with ReplicationThreads(engine, "watch") as threads:
-        _keep_probe(parent, probe.text)
+        record.keep(probe.text)
         while not stop.wait(_LOOK_S) and threads.is_alive():
+            record.keep(probe.text)
             report = engine.report()
-            lines.show(report)
+            lines.show(record.told(report))
             if report.condition is Condition.ERROR:
                 return False
             if probe.is_due:
                 is_changed = probe.has_changed(target)
-                _keep_probe(parent, probe.text)
+                record.keep(probe.text)
                 if is_changed:
                     return True
     return False
-
-
-def _kept_probe(folder: Path) -> str:
-    """What the last process knew of the target; it vouches for itself."""
-    path, disk = folder / _PROBE, Disk()
-    length_bytes = disk.length(path)
-    if length_bytes is None or length_bytes > PROBE_CHARACTERS_MAX:
-        return ""
-    return disk.read(path).decode(errors="replace")
-
-
-def _keep_probe(folder: Path, text: str) -> None:
-    if text != _kept_probe(folder):
-        Disk().replace(folder / _PROBE, text.encode())
 
 
 def _policy(source: str, target: str, options: WatchOptions) -> Policy:
@@ -205,7 +192,8 @@ def _sentence(report: ReplicationReport) -> str:
     if report.fault is not None:
         parts.append(f"{report.fault.value}: {report.message}")
     if report.failed:
-        parts.append(f"{report.failed} keys failed and are tried again")
+        named = "".join(f", such as {one.key!r}" for one in report.failed_keys[:1])
+        parts.append(f"{report.failed} keys failed and are tried again{named}")
     if report.differences is not None:
         found = f"{report.differences} differences" if report.differences else "equal"
         parts.append(f"last comparison: {found} (level {report.proof_level})")

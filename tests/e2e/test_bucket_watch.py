@@ -100,6 +100,41 @@ def test_a_second_one_is_refused_while_the_first_runs(tmp_path: Path, source: Lo
         assert "in use" in said
 
 
+def test_a_record_of_the_target_that_cannot_be_kept_ends_nothing(
+    tmp_path: Path, source: LocalBucket, moto_bucket: S3Bucket
+) -> None:
+    """It saves the next process questions: what is wrong is said, and all goes on."""
+    name, endpoint = moto_bucket.name, moto_bucket.endpoint
+    address = f"s3://{name}?endpoint_url=http://{endpoint.address}"
+
+    with endpoint.client() as client:
+
+        def await_objects(count: int) -> None:
+            wait_until(
+                lambda: client.list_objects_v2(Bucket=name)["KeyCount"] == count, "the objects"
+            )
+
+        with watching(tmp_path, target=address, environment=endpoint.environment) as process:
+            await_objects(3)
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+        (record,) = (tmp_path / "state").rglob("target-probe")
+        record.unlink()
+        # Not even root can write this.
+        (record / "in-the-way").mkdir(parents=True)
+        put(source, "late", b"late")
+        with watching(
+            tmp_path, "--json", target=address, environment=endpoint.environment
+        ) as process:
+            await_objects(4)
+            process.send_signal(signal.SIGTERM)
+            printed, _ = process.communicate(timeout=60)
+    assert process.returncode in (0, ExitCode.PARTLY)
+    last = json.loads(printed.splitlines()[-1])
+    assert (last["condition"], last["fault"]) == ("ACTIVE", "local_disk")
+    assert "target-probe" in last["message"]
+
+
 def test_what_does_not_go_together_is_refused(tmp_path: Path, source: LocalBucket) -> None:
     del source
     with watching(tmp_path, "--dry-run") as process:

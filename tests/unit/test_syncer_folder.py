@@ -1,16 +1,29 @@
 """The folder of one replication is told apart from others, and refused to others."""
 
+import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from replicator.replication import Checkpoint, Stage, SyncerId
+from replicator.replication import (
+    Checkpoint,
+    Condition,
+    ReplicationFault,
+    ReplicationReport,
+    Stage,
+    SyncerId,
+)
 from replicator.stores.port import FeedPosition, SnapshotFacts
+from replicator.stores.probe_memory import PROBE_CHARACTERS_MAX
 from replicator.syncer.folder import LOCK_FILE, SyncerFolder, folder_name, syncer_id
-from runtime.disk import Disk
+from replicator.syncer.target_probe import ProbeRecord
+from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, ConfigError
+from tests.support.disk import FailingDisk
+from tests.support.replications import StepClock
 
 A, B = "ozone://om:9862/vol-1/b", "ozone://far:9862/vol/1-b"
 names = st.text("ab-/%", min_size=1, max_size=6).filter(lambda text: text.strip("/"))
@@ -106,3 +119,40 @@ def test_a_syncer_keeps_its_identity(tmp_path: Path) -> None:
     (tmp_path / "one" / "syncer_uuid").write_text("no")
     with pytest.raises(ConfigError):
         syncer_id(tmp_path / "one", Disk())
+
+
+def test_a_record_of_the_target_that_cannot_be_written_is_said_and_no_old_one_is_left(
+    tmp_path: Path,
+) -> None:
+    """The next process must not take an old word for the newest one."""
+    path, clock, fails = tmp_path / "target-probe", StepClock(), [False]
+    disk = FailingDisk(
+        errno.ENOSPC, lambda operation, _: fails[0] and operation is not Operation.REMOVE
+    )
+    record = ProbeRecord(path, disk, clock)
+    fine = ReplicationReport(Condition.ACTIVE, Checkpoint())
+    record.keep("old")
+    assert (path.read_text(), record.told(fine)) == ("old", fine)
+    fails[0] = True
+    record.keep("new")
+    assert not path.exists()
+    told = record.told(fine)
+    assert (told.condition, told.fault) == (Condition.ACTIVE, ReplicationFault.LOCAL_DISK)
+    assert "target-probe" in told.message
+    worse = replace(fine, fault=ReplicationFault.TARGET_FULL)
+    assert record.told(worse) == worse
+    # It is tried again, and not at each look.
+    tries = len(disk.failed)
+    record.keep("new")
+    assert len(disk.failed) == tries
+    fails[0] = False
+    clock.pass_s(61)
+    record.keep("new")
+    assert ProbeRecord(path, disk, clock).text == "new"
+    assert record.told(fine) == fine
+
+
+def test_a_record_of_the_target_that_is_too_long_counts_for_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "target-probe"
+    path.write_bytes(bytes(PROBE_CHARACTERS_MAX + 1))
+    assert ProbeRecord(path, Disk(), StepClock()).text == ""
