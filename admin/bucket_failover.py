@@ -88,7 +88,7 @@ def failover(
         answer.print("No syncer can write to the target any more. Now move the clients:")
         for line in steps:
             answer.print(f"  {line}")
-        if missing.changes:
+        if missing.changes or missing.failed_count:
             answer.exit_status = ExitCode.FINDINGS
         if not missing.is_whole:
             answer.exit_status = ExitCode.PARTLY

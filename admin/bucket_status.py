@@ -1,5 +1,7 @@
 """`treefold bucket status` and `backlog`: how far replications are, what is missing."""
 
+from dataclasses import replace
+
 import click
 
 from admin.answer import json_option
@@ -7,7 +9,14 @@ from admin.bucket_output import counted
 from admin.command_result import command_result
 from admin.master_option import master_option
 from admin.option_types import WholeNumber
-from admin.replication_output import condition_text, master_json, status_lines, view_json
+from admin.replication_output import (
+    condition_text,
+    failed_key_json,
+    failed_key_lines,
+    master_json,
+    status_lines,
+    view_json,
+)
 from replicator.backlog import ReplicationBacklog, read_backlog
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
@@ -35,7 +44,7 @@ def status(*, master: MasterClient, policy_id: str | None, as_json: bool) -> Non
     \b
     Exit status:
       0  all that should run runs, and no difference is known
-      1  failed, 3 one stopped with an error, or differences are known
+      1  failed, 3 one stopped with an error, keys fail, or differences are known
       5  of one it is not known how it is, or no syncer has it
       7  no master answers
     """
@@ -66,7 +75,7 @@ def status_exit(views: list[ReplicationView]) -> int:
     """The exit status of `bucket status`: what is known to be wrong comes first."""
     for view in views:
         report = view.state.report
-        if view.condition is Condition.ERROR or (report and report.differences):
+        if view.condition is Condition.ERROR or (report and (report.differences or report.failed)):
             return ExitCode.FINDINGS
     unsure = any(view.condition in _UNSURE and not _is_stopped(view) for view in views)
     return ExitCode.PARTLY if unsure else 0
@@ -104,7 +113,8 @@ def _print_master(state: MasterStatus) -> None:
 @master_option
 def backlog(*, master: MasterClient, policy_id: str, limit: int, as_json: bool) -> None:
     """List changes of the source that the target is not known to have, from the
-    source's own log, oldest first.
+    source's own log, oldest first, and the keys that fail by themselves, with the
+    reason.
 
     \b
     Exit status:
@@ -116,7 +126,7 @@ def backlog(*, master: MasterClient, policy_id: str, limit: int, as_json: bool) 
         view = master.replication(policy_id_from(policy_id))
         found = backlog_of(view, limit)
         answer.data = {"replication": view_json(view), "backlog": backlog_json(found)}
-        if found.changes:
+        if found.changes or found.failed_count:
             answer.exit_status = ExitCode.FINDINGS
         if not found.is_whole:
             answer.exit_status = ExitCode.PARTLY
@@ -133,7 +143,10 @@ def backlog_of(view: ReplicationView, limit: int) -> ReplicationBacklog:
     policy, report = view.record.policy, view.state.report
     checkpoint = report.checkpoint if report else Checkpoint()
     with open_store(policy.source, may_write=False) as source:
-        return read_backlog(source, checkpoint, policy.prefixes, limit=limit)
+        found = read_backlog(source, checkpoint, policy.prefixes, limit=limit)
+    if report is None:
+        return found
+    return replace(found, failed=report.failed_keys, failed_count=report.failed)
 
 
 def backlog_json(found: ReplicationBacklog) -> JsonObject:
@@ -142,6 +155,8 @@ def backlog_json(found: ReplicationBacklog) -> JsonObject:
         "changes": [_change_json(one) for one in found.changes],
         "isWhole": found.is_whole,
         "reason": found.reason,
+        "failed": found.failed_count,
+        "failedKeys": [failed_key_json(one) for one in found.failed],
     }
 
 
@@ -168,6 +183,8 @@ def print_backlog(found: ReplicationBacklog) -> None:
     ]
     if rows:
         print_table(("INDEX", "CHANGE", "AT", "KEY"), rows, numbers=("INDEX",), folded=("KEY",))
+    for line in failed_key_lines(found.failed, found.failed_count):
+        print_line(line)
     if found.is_whole:
         print_line(f"not known to be at the target: {counted(len(rows), 'change')}")
     else:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from admin.bucket_output import counted
 from replicator.master.records import Holder
 from replicator.master.views import (
     MasterStatus,
@@ -9,7 +10,12 @@ from replicator.master.views import (
     missing_prefixes,
     rpo_ms,
 )
-from replicator.replication import Condition, ReplicationOptions, ReplicationReport
+from replicator.replication import (
+    Condition,
+    FailedKey,
+    ReplicationOptions,
+    ReplicationReport,
+)
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.eta import duration_text
 from runtime.json_numbers import exact
@@ -88,6 +94,7 @@ def report_json(report: ReplicationReport) -> JsonObject:
         "applied": report.applied,
         "duplicates": report.duplicates,
         "failed": report.failed,
+        "failedKeys": [failed_key_json(one) for one in report.failed_keys],
         "sentBytes": report.sent_bytes,
         "equalUpTo": position_json(report.proven_position),
         "provenAt": _time(report.proven_ms),
@@ -98,6 +105,19 @@ def report_json(report: ReplicationReport) -> JsonObject:
         "lagP50Milliseconds": report.lag_p50_ms,
         "lagP99Milliseconds": report.lag_p99_ms,
     }
+
+
+def failed_key_json(failed: FailedKey) -> JsonObject:
+    """A key that fails by itself, and why."""
+    return {"key": failed.key, "fault": failed.fault.value, "message": failed.message}
+
+
+def failed_key_lines(named: Sequence[FailedKey], count: int) -> Iterator[str]:
+    """Which keys fail, and why: those that are named, of so many."""
+    for one in named:
+        yield f"fails: {one.key!r}: {one.fault.value}: {one.message}"
+    if left := max(0, count - len(named)):
+        yield f"fails: {counted(left, 'other key' if named else 'key')}"
 
 
 def position_json(position: FeedPosition | None) -> JsonObject | None:
@@ -218,6 +238,7 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
         f"{report.queued} changes queued, {report.applied} applied, {report.duplicates} duplicates,"
         f" {report.failed} failed, {sent} sent"
     )
+    yield from failed_key_lines(report.failed_keys, report.failed)
 
 
 def _position_text(report: ReplicationReport) -> str:

@@ -44,7 +44,7 @@ class Checkpoint(_message.Message):
     def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., prefixes: _Optional[_Iterable[str]] = ..., compared: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms", "target_probe")
+    __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms", "target_probe", "failed_keys")
     CONDITION_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     FAULT_FIELD_NUMBER: _ClassVar[int]
@@ -63,6 +63,7 @@ class Report(_message.Message):
     LAG_P50_MS_FIELD_NUMBER: _ClassVar[int]
     LAG_P99_MS_FIELD_NUMBER: _ClassVar[int]
     TARGET_PROBE_FIELD_NUMBER: _ClassVar[int]
+    FAILED_KEYS_FIELD_NUMBER: _ClassVar[int]
     condition: str
     checkpoint: Checkpoint
     fault: str
@@ -81,7 +82,18 @@ class Report(_message.Message):
     lag_p50_ms: int
     lag_p99_ms: int
     target_probe: str
-    def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ..., target_probe: _Optional[str] = ...) -> None: ...
+    failed_keys: _containers.RepeatedCompositeFieldContainer[FailedKey]
+    def __init__(self, condition: _Optional[str] = ..., checkpoint: _Optional[_Union[Checkpoint, _Mapping]] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ..., queued: _Optional[int] = ..., applied: _Optional[int] = ..., duplicates: _Optional[int] = ..., failed: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., proven_position: _Optional[_Union[Position, _Mapping]] = ..., proven_ms: _Optional[int] = ..., proof_level: _Optional[str] = ..., differences: _Optional[int] = ..., oldest_unproven_ms: _Optional[int] = ..., last_applied_ms: _Optional[int] = ..., lag_p50_ms: _Optional[int] = ..., lag_p99_ms: _Optional[int] = ..., target_probe: _Optional[str] = ..., failed_keys: _Optional[_Iterable[_Union[FailedKey, _Mapping]]] = ...) -> None: ...
+
+class FailedKey(_message.Message):
+    __slots__ = ("key", "fault", "message")
+    KEY_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    key: str
+    fault: str
+    message: str
+    def __init__(self, key: _Optional[str] = ..., fault: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class Options(_message.Message):
     __slots__ = ("bytes_per_second", "queue_entries_max", "interval_s", "is_live", "newest_wins", "keeps_acls", "verifier")

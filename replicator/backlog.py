@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from replicator.replication import Checkpoint
+from replicator.replication import Checkpoint, FailedKey
 from replicator.stores.errors import FeedGapError
 from replicator.stores.port import Change, Store
 
@@ -11,11 +11,15 @@ from replicator.stores.port import Change, Store
 class ReplicationBacklog:
     """Changes after a checkpoint's position, oldest first. `is_whole` says that there
     are no others; otherwise `reason` says why it is not known, or that there are more.
+    `failed` are keys that fail by themselves, as far as the syncer names them, whatever
+    the log says: `failed_count` is how many there are.
     """
 
     changes: tuple[Change, ...]
     is_whole: bool
     reason: str = ""
+    failed: tuple[FailedKey, ...] = ()
+    failed_count: int = 0
 
 
 def read_backlog(

@@ -15,7 +15,7 @@ from replicator.difference import Action, Decision, DecisionRules, KeyState, Nee
 from replicator.hashing import ContentHasher, WholeCrc, declared_crc, with_whole
 from replicator.ledger import LedgerRow, PairLedger
 from replicator.listing import JoinedKey, join_keys, list_resumed, lists_key
-from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import ObjectFacts, Store
 from replicator.stores.stamps import same_stamp
 from runtime.errors import OperationInterruptedError
@@ -53,6 +53,7 @@ class DecidedKey:
 
 
 _Decided: TypeAlias = "DecidedKey | Future[DecidedKey]"
+_Revision: TypeAlias = tuple[LedgerRow | None, LedgerRow | None]
 
 
 class KeyComparison:
@@ -71,9 +72,13 @@ class KeyComparison:
         sleep: Sleep,
         backoff: Backoff,
         is_cancelled: Callable[[], bool],
+        fails_alone: Callable[[StoreError], bool] = lambda _: False,
         crossing: Crossing | None = None,
     ) -> None:
-        """`crossing` is that of the ledger's rows; None for all that both can keep."""
+        """`fails_alone` says of an error that it is of one object: that counts as
+        different, and the others are compared. `crossing` is that of the ledger's rows;
+        None for all that both can keep.
+        """
         self._source = source
         self._target = target
         self._ledger = ledger
@@ -82,6 +87,7 @@ class KeyComparison:
         self._sleep = sleep
         self._backoff = backoff
         self._is_cancelled = is_cancelled
+        self._fails_alone = fails_alone
         between = Crossing.between(source.capabilities, target.capabilities)
         self._crossing = crossing or between
         self._gone = 0
@@ -98,15 +104,15 @@ class KeyComparison:
             StoreError: a side did not answer.
             OperationInterruptedError: the sync is being interrupted.
         """
-        learned = list[LedgerRow]()
-        decided = self._settled(self._decide(state, is_listed=False), learned)
-        self._ledger.save_rows(learned)
+        decided = self._decide(state, is_listed=False)
+        row = self._learned(decided)
+        self._ledger.save_rows([row] if row is not None else [])
         return decided
 
     def decisions(self, prefix: str, *, start_after: str = "") -> Iterator[DecidedKey]:
         """Every key after `start_after` that exists at a side, ascending, with what
         must happen. Afterwards the ledger has what was found equal, and no row of a key
-        that is gone.
+        that is gone, but for keys that others have changed there meanwhile.
 
         Raises:
             StoreError: a listing is not complete, or a side did not answer.
@@ -119,11 +125,11 @@ class KeyComparison:
         )
         damaged = self._ledger.damaged()
         waiting = deque[_Decided]()
-        learned, gone = list[LedgerRow](), list[str]()
+        learned, gone = list[_Revision](), list[_Revision]()
         self._gone = 0
         for one in joined:
             if one.source is None and one.target is None:
-                gone.append(one.key)
+                gone.append((one.row, None))
                 continue
             stamp = damaged.get(one.key)
             is_damaged = stamp is not None and one.target is not None and stamp.agrees(one.target)
@@ -132,8 +138,8 @@ class KeyComparison:
                 yield self._settled(waiting.popleft(), learned)
         while waiting:
             yield self._settled(waiting.popleft(), learned)
-        self._ledger.save_rows(learned)
-        self._ledger.forget(gone)
+        self._ledger.revise(learned)
+        self._ledger.revise(gone)
         self._gone = len(gone)
 
     def _listing(self, store: Store, prefix: str, start_after: str) -> Iterator[ObjectFacts]:
@@ -152,21 +158,34 @@ class KeyComparison:
         decision = decide(state, self._rules)
         if decision.needs is None:
             return DecidedKey(state, decision)
-        return self._readers.submit(self._decide, state)
+        return self._readers.submit(self._decide_listed, state)
 
-    def _settled(self, one: _Decided, learned: list[LedgerRow]) -> DecidedKey:
+    def _settled(self, one: _Decided, learned: list[_Revision]) -> DecidedKey:
         decided = one.result() if isinstance(one, Future) else one
-        row = _learned_row(decided)
-        is_known = self._rules.copies_unproven or decided.decision.level > EvidenceLevel.LISTED
-        # A verification of unknown content must not replace what an earlier sync knew.
-        if row is not None and is_known:
-            learned.append(row)
+        row = self._learned(decided)
+        if row is not None:
+            learned.append((decided.state.row, row))
             if len(learned) >= _ROWS_AT_ONCE:
-                self._ledger.save_rows(learned)
+                self._ledger.revise(learned)
                 learned.clear()
         return decided
 
-    def _decide(self, state: KeyState, *, is_listed: bool = True) -> DecidedKey:
+    def _learned(self, decided: DecidedKey) -> LedgerRow | None:
+        """What is to be recorded of a key that was compared."""
+        row = _learned_row(decided)
+        is_known = self._rules.copies_unproven or decided.decision.level > EvidenceLevel.LISTED
+        # A verification of unknown content must not replace what an earlier sync knew.
+        return row if is_known else None
+
+    def _decide_listed(self, state: KeyState) -> DecidedKey:
+        try:
+            return self._decide(state, is_listed=True)
+        except StoreError as error:
+            if not self._fails_alone(error):
+                raise
+            return DecidedKey(state, Decision(Action.COPY, f"not comparable: {error.message}"))
+
+    def _decide(self, state: KeyState, *, is_listed: bool) -> DecidedKey:
         for _ in range(_READS_MAX):
             decision = decide(state, self._rules)
             if decision.needs is None:

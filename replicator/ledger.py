@@ -312,15 +312,35 @@ class PairLedger:
         self._commit(change)
 
     def save_rows(self, rows: Sequence[LedgerRow]) -> None:
-        """Record what a comparison found equal; windows go unless the row has them."""
+        """Record what was found equal; windows go unless the row has them."""
 
         def change(connection: sqlite3.Connection) -> None:
             for row in rows:
-                _insert(connection, "objects", _row_values(row))
-                if not row.has_windows:
-                    _remove(connection, "windows", row.key.encode())
+                _save_row(connection, row)
 
         if rows:
+            self._commit(change)
+
+    def revise(self, found: Sequence[tuple[LedgerRow | None, LedgerRow | None]]) -> None:
+        """Record what a comparison has found: for each key its row when that began, and
+        the new one; None is no row. Where the row is another one by now, that is newer
+        than what was found, and stays.
+        """
+
+        def change(connection: sqlite3.Connection) -> None:
+            for before, after in found:
+                row = before or after
+                assert row is not None
+                name = row.key.encode()
+                known = connection.execute(f"{_SELECT_ROWS} WHERE key = ?", (name,)).fetchone()
+                if (_ledger_row(known) if known is not None else None) != before:
+                    continue
+                if after is not None:
+                    _save_row(connection, after)
+                else:
+                    _forget_key(connection, name)
+
+        if found:
             self._commit(change)
 
     def forget(self, keys: Sequence[str]) -> None:
@@ -328,8 +348,7 @@ class PairLedger:
 
         def change(connection: sqlite3.Connection) -> None:
             for key in keys:
-                for table in ("objects", "windows", "damaged"):
-                    _remove(connection, table, key.encode())
+                _forget_key(connection, key.encode())
 
         if keys:
             self._commit(change)
@@ -521,6 +540,17 @@ def _sent_part(values: Sequence[object]) -> SentPart:
 def _insert_part(connection: sqlite3.Connection, key: bytes, sent: SentPart) -> None:
     part = sent.part
     _insert(connection, "parts", (key, part.number, part.size_bytes, part.etag, sent.blake3))
+
+
+def _save_row(connection: sqlite3.Connection, row: LedgerRow) -> None:
+    _insert(connection, "objects", _row_values(row))
+    if not row.has_windows:
+        _remove(connection, "windows", row.key.encode())
+
+
+def _forget_key(connection: sqlite3.Connection, key: bytes) -> None:
+    for table in ("objects", "windows", "damaged"):
+        _remove(connection, table, key)
 
 
 def _forget_upload(connection: sqlite3.Connection, key: bytes) -> None:

@@ -10,6 +10,9 @@ from typing import NewType
 
 from replicator.stores.port import FeedPosition, SnapshotFacts
 
+# A report crosses with each heartbeat.
+FAILED_KEYS_MAX = 20
+
 PolicyId = NewType("PolicyId", str)
 SyncerId = NewType("SyncerId", str)
 
@@ -132,6 +135,15 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class FailedKey:
+    """A key that fails by itself, and is tried again while others go on."""
+
+    key: str
+    fault: ReplicationFault
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicationReport:
     """What a syncer says of one replication with each heartbeat (OZ-047).
 
@@ -141,6 +153,7 @@ class ReplicationReport:
     counts from it. `lag_p50_ms` and `lag_p99_ms` are of changes applied lately, from
     the store's record of a change to the target's answer. `target_probe` is what the
     target was found to do, as text of a ProbeMemory: the next syncer need not ask.
+    `failed_keys` names the first FAILED_KEYS_MAX of those that `failed` counts.
     """
 
     condition: Condition
@@ -161,3 +174,4 @@ class ReplicationReport:
     lag_p50_ms: int | None = None
     lag_p99_ms: int | None = None
     target_probe: str = ""
+    failed_keys: tuple[FailedKey, ...] = ()

@@ -16,9 +16,11 @@ from protos import replication_pb2 as pb
 from replicator.master.records import SyncerCapacity
 from replicator.master.syncer_rules import Assignment, Caller, HeldReport, Registration
 from replicator.replication import (
+    FAILED_KEYS_MAX,
     Checkpoint,
     Condition,
     DesiredState,
+    FailedKey,
     Policy,
     PolicyId,
     ReplicationFault,
@@ -42,6 +44,8 @@ _NAME_MAX = 128
 _ADDRESS_MAX = 2_048
 # S3's limit; a key in UTF-8 may be that long.
 _KEY_BYTES_MAX = 1_024
+# Why one key fails: an answer has many of them.
+_KEY_MESSAGE_MAX = 200
 _NUMBER_MAX = (1 << 63) - 1
 # The end of the year 9999: later times cannot be written down.
 _TIME_MS_MAX = 253_402_300_799_999
@@ -144,6 +148,16 @@ def report_to(report: ReplicationReport) -> pb.Report:
         lag_p50_ms=report.lag_p50_ms,
         lag_p99_ms=report.lag_p99_ms,
         target_probe=report.target_probe,
+        failed_keys=[
+            pb.FailedKey(
+                key=one.key,
+                fault=one.fault.value,
+                message=_printable(one.message)[:_KEY_MESSAGE_MAX],
+            )
+            for one in report.failed_keys
+            # Stores of S3 have no longer ones; of such a key only the number is told.
+            if len(one.key.encode()) <= _KEY_BYTES_MAX
+        ],
     )
 
 
@@ -173,7 +187,15 @@ def report_from(message: pb.Report) -> ReplicationReport:
         lag_p50_ms=_known(message, "lag_p50_ms"),
         lag_p99_ms=_known(message, "lag_p99_ms"),
         target_probe=_probe_from(message.target_probe),
+        failed_keys=tuple(map(_failed_key_from, message.failed_keys[:FAILED_KEYS_MAX])),
     )
+
+
+def _failed_key_from(message: pb.FailedKey) -> FailedKey:
+    if len(message.key.encode()) > _KEY_BYTES_MAX:
+        raise UsageError(f"a key that failed has over {_KEY_BYTES_MAX} bytes")
+    fault = _one_of(ReplicationFault, message.fault)
+    return FailedKey(message.key, fault, _text(message.message, "message", _KEY_MESSAGE_MAX))
 
 
 def _probe_from(text: str) -> str:

@@ -2,12 +2,15 @@
 
 The comparison only finds keys. Whatever differs is applied as a change is, in order
 with other changes of the key, so that it may run beside them. It stops and goes on at
-the key up to which all is done.
+the key up to which all is done. A thread that does nothing else reads the keys, a page
+at a time: however slowly a store lists them, nobody waits for it.
 """
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 from replicator.comparison import DecidedKey, EqualityTally, KeyComparison
@@ -17,10 +20,11 @@ from replicator.ledger import PairLedger
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.schedule import Work
 from replicator.syncer.workers import ChangeWorkers
+from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
 
-# Keys compared before others get their turn.
-_KEYS_AT_ONCE = 200
+# Keys that are read at a time.
+_PAGE_KEYS = 200
 # Differences that may wait to be applied.
 WAITING_MAX = 500
 NAMED_MAX = 1_000
@@ -52,6 +56,13 @@ class Comparing(Protocol):
     def is_done(self) -> bool:
         """Whether all was compared, and what differed is done or held back."""
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the last `advance` has found nothing to do."""
+
+    def cancel(self) -> None:
+        """End what runs: nobody wants it any more."""
+
     def advance(self) -> None:
         """Compare a little more.
 
@@ -73,18 +84,23 @@ class StoreComparing:
         ledger: PairLedger,
         clock: Clock,
         *,
+        reader: Executor,
+        wake: Callable[[], None],
         prefixes: Sequence[str],
         start_after: str,
         spares_foreign: bool,
         new_cut: Callable[[str], CutCheck] | None = None,
     ) -> None:
-        """With `spares_foreign` only keys that were copied before are deleted.
-        `new_cut` watches for what changes meanwhile.
+        """`reader` reads the keys, and calls `wake` when some are there. With
+        `spares_foreign` only keys that were copied before are deleted. `new_cut`
+        watches for what changes meanwhile.
         """
         self._comparison = comparison
         self._workers = workers
         self._ledger = ledger
         self._clock = clock
+        self._reader = reader
+        self._wake = wake
         self._prefixes = prefixes
         self._spares_foreign = spares_foreign
         self._new_cut = new_cut
@@ -99,7 +115,8 @@ class StoreComparing:
         self._read_key = start_after
         self._was_watched = new_cut is not None
         self._decided = self._decisions(start_after)
-        self._is_read = False
+        self._page: Future[list[DecidedKey]] | None = None
+        self._is_read = self._is_waiting = self._is_cancelled = False
         self.last_key = start_after
         """Every key up to this one is done."""
 
@@ -109,34 +126,34 @@ class StoreComparing:
         return self._is_read and not self._waiting
 
     @property
-    def is_full(self) -> bool:
+    def is_waiting(self) -> bool:
+        """See Comparing."""
+        return self._is_waiting
+
+    @property
+    def _is_full(self) -> bool:
         """Whether what differs has to be applied before more keys are compared."""
         return self._is_read or self._differing >= WAITING_MAX
 
+    def cancel(self) -> None:
+        """See Comparing. The request that is under way ends by itself."""
+        self._is_cancelled = True
+
     def advance(self) -> None:
-        """Compare some keys, and note what has been applied since.
+        """Take in what was read, and note what has been applied since.
 
         Raises:
             SnapshotLostError: the snapshot is gone.
             StoreError: a listing is not complete, or a side did not answer.
             OperationInterruptedError: it is interrupted.
         """
-        for _ in range(_KEYS_AT_ONCE):
-            if self.is_full:
-                break
-            try:
-                decided = next(self._decided, None)
-            except BaseException:
-                # A generator that has failed looks as if it had come to its end.
-                self._decided = self._decisions(self._read_key)
-                self._was_watched = False
-                raise
-            if decided is None:
-                self._is_read = True
-                break
-            self._read_key = decided.state.key
+        page = self._next_page()
+        for decided in page or ():
             self._take(decided)
-        self._settle()
+        if page is not None:
+            self._read_key = page[-1].state.key if page else self._read_key
+            self._is_read = len(page) < _PAGE_KEYS
+        self._is_waiting = not self._settle() and page is None
 
     def result(self) -> ComparisonFindings:
         """What was found; once it is done."""
@@ -147,6 +164,32 @@ class StoreComparing:
             self._tally.level_text,
             self._in_flight if self._was_watched else None,
         )
+
+    def _next_page(self) -> list[DecidedKey] | None:
+        """What was read of the next keys; None where that is still under way."""
+        if self._page is None and not self._is_full:
+            decided = self._decided
+            self._page = self._reader.submit(lambda: self._read(decided))
+            self._page.add_done_callback(lambda _: self._wake())
+        if self._page is None or not self._page.done():
+            return None
+        taken, self._page = self._page, None
+        try:
+            return taken.result()
+        except BaseException:
+            # A generator that has failed looks as if it had come to its end.
+            self._decided = self._decisions(self._read_key)
+            self._was_watched = False
+            raise
+
+    def _read(self, decided: Iterator[DecidedKey]) -> list[DecidedKey]:
+        """Read the next keys, in the thread of the reader."""
+        found = list[DecidedKey]()
+        for one in islice(decided, _PAGE_KEYS):
+            if self._is_cancelled:
+                raise OperationInterruptedError("the comparison is not wanted any more")
+            found.append(one)
+        return found
 
     def _decisions(self, start_after: str) -> Iterator[DecidedKey]:
         for prefix in self._prefixes:
@@ -191,12 +234,15 @@ class StoreComparing:
             case _:
                 return Change(0, state.key, "", ChangeKind.PUT)
 
-    def _settle(self) -> None:
+    def _settle(self) -> bool:
+        """Note what is done or held back, in order; whether there was something."""
+        before = len(self._waiting)
         while self._waiting:
             key, work = self._waiting[0]
             if work is not None:
                 if not work.is_done and not self._workers.is_held(work):
-                    return
+                    break
                 self._differing -= 1
             self._waiting.popleft()
             self.last_key = key
+        return len(self._waiting) < before

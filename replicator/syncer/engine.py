@@ -113,7 +113,8 @@ class ReplicationEngine:
             raise
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
-        threads = {"change": copies, "reader": copies, "lister": 1, "properties": READS_MAX}
+        threads = {"change": copies, "reader": copies, "properties": READS_MAX}
+        threads |= {"lister": 1, "comparer": 1}
         self._executors = {name: new_executor(count, name) for name, count in threads.items()}
         fenced = fenced_store(target, lease)
         if self._verifier is not None:
@@ -137,24 +138,7 @@ class ReplicationEngine:
             self._proofs = IndexProofs(
                 self._verifier, self._ledger, self._folder.path, clock, new_executor
             )
-        tools = Tools(
-            source=source,
-            target=target,
-            ledger=self._ledger,
-            rate=self._rate,
-            readers=self._executors["reader"],
-            lister=self._executors["lister"],
-            property_readers=self._executors["properties"],
-            new_executor=new_executor,
-            sleep=self._sleep,
-            backoff=self._limits.backoff,
-            is_stopped=self._stop.is_set,
-            wake=self._note_news,
-            copier_limits=self._limits.copier,
-            copy_limits=self._limits.copy,
-            verifier=self._verifier,
-            proofs=self._proofs,
-        )
+        tools = self._tools(target, new_executor)
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
             self._executors["change"],
@@ -197,6 +181,29 @@ class ReplicationEngine:
                 clock=clock,
                 limits=self._limits,
             )
+
+    def _tools(self, target: Store, new_executor: NewExecutor) -> Tools:
+        """What all phases share."""
+        return Tools(
+            source=self._source,
+            target=target,
+            ledger=self._ledger,
+            rate=self._rate,
+            readers=self._executors["reader"],
+            lister=self._executors["lister"],
+            comparer=self._executors["comparer"],
+            property_readers=self._executors["properties"],
+            new_executor=new_executor,
+            sleep=self._sleep,
+            backoff=self._limits.backoff,
+            is_stopped=self._stop.is_set,
+            wake=self._note_news,
+            fails_alone=self._fails_alone,
+            copier_limits=self._limits.copier,
+            copy_limits=self._limits.copy,
+            verifier=self._verifier,
+            proofs=self._proofs,
+        )
 
     @property
     def is_over(self) -> bool:
@@ -295,7 +302,7 @@ class ReplicationEngine:
         numbers, workers, capture = self._tally.numbers(), self._workers, self._capture
         waiting = self._waiting or workers.waiting or self._receive_verdict()
         stopped = self._stopped or workers.stopped
-        trouble = stopped or waiting or (workers.key_fault if workers.held else None)
+        trouble = stopped or waiting or workers.key_fault
         if trouble is None and self._verifier is not None:
             # All goes on without it.
             trouble = self._verifier.trouble
@@ -318,6 +325,7 @@ class ReplicationEngine:
             last_applied_ms=numbers.last_applied_ms,
             lag_p50_ms=numbers.lag_p50_ms,
             lag_p99_ms=numbers.lag_p99_ms,
+            failed_keys=workers.failed_keys,
         )
 
     def _condition(self, stopped: FaultVerdict | None, waiting: FaultVerdict | None) -> Condition:
@@ -427,6 +435,10 @@ class ReplicationEngine:
             except ReconcileError:
                 answers = False
         return verdict(error, source_answers=answers)
+
+    def _fails_alone(self, error: StoreError) -> bool:
+        """Whether an error is of one object, so that others go on."""
+        return not isinstance(error, SnapshotLostError) and self._judge(error).is_of_key
 
     def _receive_verdict(self) -> FaultVerdict | None:
         """Why the log cannot be read, where that is all that is wrong."""

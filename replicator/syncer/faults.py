@@ -56,9 +56,9 @@ def verdict(error: ReconcileError, *, source_answers: bool) -> FaultVerdict:
     if words & _FULL:
         return FaultVerdict(fault.TARGET_FULL, text)
     if words & _FORBIDDEN:
-        return FaultVerdict(
-            fault.SOURCE_FORBIDDEN if is_of_source else fault.TARGET_FORBIDDEN, text
-        )
+        forbidden = fault.SOURCE_FORBIDDEN if is_of_source else fault.TARGET_FORBIDDEN
+        # A source that answers forbids this object alone.
+        return FaultVerdict(forbidden, text, is_of_key=is_of_source and source_answers)
     if words & _MISSING:
         return FaultVerdict(fault.SOURCE_MISSING if is_of_source else fault.TARGET_MISSING, text)
     if reason in _OF_KEYS:

@@ -10,7 +10,8 @@ from replicator.syncer.comparing import Comparing
 from replicator.syncer.lease import Lease
 from replicator.syncer.prefixes import ALL, change_within, without_nested
 from replicator.syncer.queue import ChangeQueue
-from replicator.syncer.rounds import FIRST_PROOF_S, EngineLimits, RoundRunner
+from replicator.syncer.round_proofs import FIRST_PROOF_S
+from replicator.syncer.rounds import EngineLimits, RoundRunner
 from replicator.syncer.schedule import Work
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
 from replicator.syncer.workers import ChangeWorkers
@@ -68,6 +69,8 @@ class LogFollower:
         """Begin again with what is not acknowledged."""
         self._taken.clear()
         self._queue.rewind()
+        if self._proving is not None:
+            self._proving.cancel()
         self._release, self._proving = 0, None
 
     def follow(self) -> bool:
@@ -98,9 +101,9 @@ class LogFollower:
         if now_s - self._base_s >= _BASE_AGE_S:
             self._base_s = now_s
             self._rounds.tell(IntervalPassed())
-        is_proving = self._proving is not None
-        if is_proving:
-            self._prove()
+        has_compared = False
+        if self._proving is not None:
+            has_compared = self._prove(self._proving)
         elif now_s >= self._prove_s and not self._rounds.is_busy and self._is_all_taken:
             self._prove_s = now_s + self._prove_every_s
             self._proof_at = self._machine.checkpoint.position
@@ -110,7 +113,7 @@ class LogFollower:
             self._proof_settles = schedule.unsettled()
             prefixes = without_nested(self._rounds.policy.prefixes) or ALL
             self._proving = self._rounds.compare(phase, prefixes, watched=False)
-        return bool(taken) or (is_proving and self._proof_polls is None)
+        return bool(taken) or has_compared
 
     def finish(self) -> None:
         """Record what is done, and begin nothing: the process ends.
@@ -176,20 +179,19 @@ class LogFollower:
         self._rounds.tell(ChangesApplied(FeedPosition(log.log, index)))
         return True
 
-    def _prove(self) -> None:
+    def _prove(self, proving: Comparing) -> bool:
         """Compare a little more; once all was compared, wait until the log was read up
-        to then, which tells what had moved.
+        to then, which tells what had moved. Whether there was something to do.
         """
-        proving, capture = self._proving, self._capture
-        assert proving is not None
+        capture = self._capture
         if not proving.is_done:
             proving.advance()
-            return
+            return not proving.is_waiting
         if self._proof_polls is None:
             self._proof_polls = capture.polls
         # The reading after next has begun after the last key was looked at.
         if capture.polls < self._proof_polls + 2:
-            return
+            return False
         self._proving, noted = None, capture.noted()
         moved = noted | self._proof_moved if noted is not None else None
         result = proving.result()
@@ -203,6 +205,7 @@ class LogFollower:
             # The log may never tell that they are gone: while it was read, others may
             # have been wanted.
             self._workers.schedule.settle(self._proof_settles)
+        return True
 
 
 class _AppliedSinceBase:

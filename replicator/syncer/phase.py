@@ -14,9 +14,10 @@ from replicator.key_copy import KeyCopier, PatchObject
 from replicator.ledger import PairLedger
 from replicator.origin import OriginMarks
 from replicator.replication import ReplicationOptions
-from replicator.stores.errors import SnapshotLostError
+from replicator.stores.errors import SnapshotLostError, StoreError
 from replicator.stores.port import SnapshotFacts, Store
 from replicator.syncer.applier import ChangeApplier
+from replicator.syncer.source_reader import SourceReader
 from replicator.syncer.two_way import SupersededKeys, TwoWayRules
 from runtime.rate_limit import RateLimiter
 from runtime.retry import Backoff, Sleep, call_with_retry
@@ -32,9 +33,10 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Tools:
     """What all phases of a replication share. `target` is fenced. `lister` reads pages
-    of listings and `property_readers` properties in rounds, so that neither waits for
-    other reads. `wake` ends a wait for something to do. With a verifier small writes go
-    through that, and `proofs` compares by indexes.
+    of listings and `property_readers` properties in rounds, and `comparer` the pages of
+    a comparison, so that none waits for another. `wake` ends a wait for something to
+    do. `fails_alone` says of an error that it is of one object, and others go on. With
+    a verifier small writes go through that, and `proofs` compares by indexes.
     """
 
     source: Store
@@ -43,12 +45,14 @@ class Tools:
     rate: RateLimiter
     readers: Executor
     lister: Executor
+    comparer: Executor
     property_readers: Executor
     new_executor: NewExecutor
     sleep: Sleep
     backoff: Backoff
     is_stopped: Callable[[], bool]
     wake: Callable[[], None]
+    fails_alone: Callable[[StoreError], bool]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
     verifier: "TargetVerifier | None" = None
@@ -88,6 +92,7 @@ class SyncPhase:
             assert snapshots is not None
             view = snapshots.open(snapshot)
             source = replace(source, lister=view.lister, reader=view.reader, feed=None)
+        source = replace(source, reader=SourceReader(source.reader))
         self.source = source
 
         self.crossing = crossing = tools.crossing(options)
@@ -115,6 +120,7 @@ class SyncPhase:
                 sleep=tools.sleep,
                 backoff=tools.backoff,
                 is_cancelled=tools.is_stopped,
+                fails_alone=tools.fails_alone,
                 crossing=crossing,
             )
             for trusts_times in (True, False)

@@ -2,7 +2,7 @@
 
 A listing of S3 shows no change of tags. So each object is asked for its properties, as
 far as time allows, beside the rounds that list: neither waits for the other. What is
-another object by now, or gone, is left to those.
+another object by now, or gone, is looked at: the last round may have been before that.
 """
 
 from collections import deque
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 
 from replicator.ledger import LedgerRow
-from replicator.stores.errors import ObjectMissingError, PreconditionFailedError
+from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.schedule import SettledTimes, Work
@@ -116,8 +116,8 @@ class PropertyReads:
         self._left_s = min(self._left_s, _SAVED_S_MAX)
 
     def _digest(self, row: LedgerRow) -> bytes | None:
-        """Of the properties of just this object; None where it is another one by now,
-        or none: the next listing finds that.
+        """Of the properties of just this object, empty where it alone cannot be read;
+        None where it is another one by now, or none.
         """
         tools, phase, facts = self._tools, self._phase, row.source.facts(row.key)
         if tools.is_stopped():
@@ -128,6 +128,11 @@ class PropertyReads:
             )
         except (ObjectMissingError, PreconditionFailedError):
             return None
+        except StoreError as error:
+            if not tools.fails_alone(error):
+                raise
+            # Whoever applies it meets the same, and tries it again while others go on.
+            return b""
 
     def _compare(self) -> int:
         """Compare what has come; how many keys that were."""
@@ -145,7 +150,7 @@ class PropertyReads:
             self._reads.popleft()
             self._compared_key = row.key
             count += 1
-            if digest is not None and digest != row.properties:
+            if digest != row.properties:
                 change = Change(0, row.key, "", ChangeKind.PUT, facts=row.source.facts(row.key))
                 if (work := self._touch(change)) is not None:
                     self._works.append(work)

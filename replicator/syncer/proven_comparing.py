@@ -64,6 +64,17 @@ class ProvenComparing:
         return self._is_read and not self._waiting
 
     @property
+    def is_waiting(self) -> bool:
+        """See Comparing; a comparison by indexes waits within `advance`."""
+        return self._listed is not None and self._listed.is_waiting
+
+    def cancel(self) -> None:
+        """See Comparing."""
+        if self._listed is not None:
+            self._listed.cancel()
+        self._proofs.cancel()
+
+    @property
     def last_key(self) -> str:
         """See Comparing; a comparison by indexes begins anew after a crash."""
         return self._listed.last_key if self._listed is not None else ""

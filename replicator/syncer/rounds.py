@@ -14,19 +14,19 @@ from typing import assert_never
 
 from replicator.copier import CopierLimits
 from replicator.copy_task import CopyLimits
-from replicator.cut import CutCheck
 from replicator.hashing import blake3_of
 from replicator.replication import Checkpoint, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
 from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
-from replicator.syncer.comparing import Comparing, StoreComparing
+from replicator.syncer.comparing import Comparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.lease import Lease
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.prefixes import uncovered
 from replicator.syncer.proof import ProofState
+from replicator.syncer.round_proofs import RoundProofs, begin_comparison
 from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
     ApplyDifference,
@@ -54,12 +54,6 @@ from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff
 
-# A first proof need not wait as long as the later ones: it also finds what a syncer did
-# that had the lease before.
-FIRST_PROOF_S = 5.0
-# A comparison that did not prove equality is repeated after this time, then after twice
-# as long each time: on a bucket that is written to, none may ever do.
-_PROOF_RETRY_S = 60.0
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
 # Small objects that are written at once for each larger one: each waits for its answer
@@ -131,23 +125,29 @@ class RoundRunner:
         self._saved_stage = machine.checkpoint.stage
         self._compared: tuple[str, ...] | None = None
         self._source_rounds: SourceRounds | None = None
-        self._unproven = 0
         self._phase: SyncPhase | None = None
         self._comparing: Comparing | None = None
         self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
-        self._prove_s = self._began_s + min(FIRST_PROOF_S, limits.prove_every_s)
+        self._proofs = RoundProofs(clock, limits.prove_every_s)
         self.policy = policy
         """What the operator wants now."""
         self._is_ahead = self._may_go_ahead()
-        self.proof = ProofState()
-        """What the last comparison has shown."""
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
         self.applied_changes: Callable[[], list[Change]] = list
         """What to look at besides a difference: the target is ahead of its base."""
         self.on_phase_end: Callable[[], None] = lambda: None
         """Called when what was taken from the queue has to be taken again."""
+
+    @property
+    def proof(self) -> ProofState:
+        """What the last comparison has shown."""
+        return self._proofs.state
+
+    @proof.setter
+    def proof(self, state: ProofState) -> None:
+        self._proofs.state = state
 
     @property
     def is_busy(self) -> bool:
@@ -206,7 +206,8 @@ class RoundRunner:
             self.tell(event)
         rounds, waits = self._source_rounds, self._is_waiting or isinstance(request, AwaitInterval)
         has_read = rounds is not None and rounds.advance_beside()
-        return has_read or is_done or event is not None or not waits
+        has_compared = self._compare_beside()
+        return has_read or has_compared or is_done or event is not None or not waits
 
     def lose_snapshot(self) -> bool:
         """Note that the snapshot that is being applied is gone; whether one was."""
@@ -290,6 +291,9 @@ class RoundRunner:
             self._tools.proofs.cancel()
         self._workers.end()
         self._settle_source_rounds()
+        if self._comparing is not None:
+            self._comparing.cancel()
+        self._proofs.cancel()
         phase, self._phase, self._comparing = self._phase, None, None
         self._is_difference_open = False
         self._source_rounds, self._compared = None, None
@@ -303,60 +307,16 @@ class RoundRunner:
         """Begin to compare; with `watched` what changes meanwhile is counted. With a
         verifier it is done by indexes, from the first key on.
         """
-        policy, proofs = self.policy, self._tools.proofs
-        spares_foreign = policy.options.newest_wins or not self._limits.deletes_extras
-
-        def listed() -> StoreComparing:
-            return self._compare_listings(
-                phase, prefixes, start_after, spares_foreign=spares_foreign, watched=watched
-            )
-
-        if proofs is None:
-            return listed()
-        # gRPC takes most of the start of a process.
-        from replicator.syncer.index_proofs import ProofRequest
-        from replicator.syncer.proven_comparing import ProvenComparing
-
-        kept = (phase.source.capabilities, self._tools.target.capabilities)
-        request = ProofRequest(
-            phase.source,
-            prefixes,
-            may_delete=all(one.lists_all_keys for one in kept),
-            spares_foreign=spares_foreign,
-            must_settle=watched,
-            needs_rows=watched and phase.snapshot is None,
-        )
-        return ProvenComparing(
-            proofs, request, self._workers, phase.applier, self._clock, listed=listed
-        )
-
-    def _compare_listings(
-        self,
-        phase: SyncPhase,
-        prefixes: tuple[str, ...],
-        start_after: str,
-        *,
-        spares_foreign: bool,
-        watched: bool,
-    ) -> StoreComparing:
-        def new_cut(prefix: str) -> CutCheck:
-            return CutCheck(
-                phase.source,
-                self._tools.target,
-                prefix,
-                rows_are_fresh=False,
-                retried=self._tools.retried,
-            )
-
-        return StoreComparing(
-            phase.comparison,
+        spares_foreign = self.policy.options.newest_wins or not self._limits.deletes_extras
+        return begin_comparison(
+            self._tools,
+            phase,
             self._workers,
-            self._tools.ledger,
             self._clock,
             prefixes=prefixes,
             start_after=start_after,
             spares_foreign=spares_foreign,
-            new_cut=new_cut if watched else None,
+            watched=watched,
         )
 
     def _carry_out(self, request: Request) -> tuple[bool, Event | None]:
@@ -437,12 +397,11 @@ class RoundRunner:
 
     def _reads_source_alone(self, request: CompareStores) -> bool:
         """Whether this round needs no look at the target: a comparison of this process
-        has shown what both sides hold, and another is not due.
+        has shown what both sides hold.
         """
         is_known = self._compared == request.prefixes and not request.start_after
-        is_early = self._is_round_under_way or self._clock.monotonic_s() < self._prove_s
         # Before the log is followed, all that a round has found must be applied.
-        return is_known and is_early and request.snapshot is None and not self._follows
+        return is_known and request.snapshot is None and not self._follows
 
     def _read_source(self, request: CompareStores) -> tuple[bool, Event | None]:
         rounds, compared = self._source_rounds, self._compared
@@ -497,7 +456,6 @@ class RoundRunner:
         if comparing is None:
             if self._reads_source_alone(request):
                 return self._read_source(request)
-            self._is_ahead = self._is_ahead and self._clock.monotonic_s() < self._prove_s
             if self._is_ahead:
                 self._go_ahead(request)
                 return False, None
@@ -511,28 +469,49 @@ class RoundRunner:
             )
         comparing.advance()
         if not comparing.is_done or not (is_live or self._workers.has_only_held):
+            self._is_waiting = comparing.is_waiting
             return False, self._progressed(comparing)
         self._comparing, result = None, comparing.result()
         if is_live:
             return True, WorkDone()
         is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
-        if not request.start_after and not is_first:
-            self.proof = self.proof.after(
-                result, position=None, moved=set(), failed=self._workers.held
-            )
-        is_proven = self.proof.proven_ms == result.began_ms
-        self._unproven = 0 if is_proven else self._unproven + 1
-        retry_s = _PROOF_RETRY_S * 2 ** min(self._unproven - 1, 10)
-        every_s = self._limits.prove_every_s
-        # A source with snapshots is compared again only when that is due.
-        is_enough = is_proven or request.snapshot is not None
-        wait_s = every_s if is_enough else min(retry_s, every_s)
-        self._prove_s = self._clock.monotonic_s() + wait_s
+        self._proofs.note(
+            result,
+            moved=set(),
+            failed=self._workers.held,
+            is_whole=not request.start_after and not is_first,
+            is_final=request.snapshot is not None,
+        )
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         event = self._round_done(as_of, is_resumed=bool(request.start_after))
         if not is_first and not request.start_after and request.snapshot is None:
             self._compared = request.prefixes
         return True, event
+
+    def _compare_beside(self) -> bool:
+        """Beside rounds of the source alone, compare a little of both sides when that
+        is due; whether there was something to do.
+        """
+        proofs, rounds, phase = self._proofs, self._source_rounds, self._phase
+        if rounds is None or phase is None or not (self._is_ahead or self._compared is not None):
+            return False
+        comparing = proofs.beside
+        if comparing is None:
+            if not proofs.is_due:
+                return False
+            rounds.note_keys()
+            comparing = proofs.beside = self.compare(phase, rounds.prefixes, watched=True)
+        comparing.advance()
+        if not comparing.is_done:
+            return not comparing.is_waiting
+        proofs.beside, result, failed = None, comparing.result(), self._workers.held
+        proofs.note(result, moved=rounds.noted(), failed=failed)
+        # What has failed is not at the target, whatever the ledger says.
+        rounds.await_works(self._workers.schedule.pending())
+        if not failed:
+            self.equal_as_of_ms = max(result.began_ms, self.equal_as_of_ms or 0)
+        self._is_ahead, self._compared = False, rounds.prefixes
+        return True
 
     def _progressed(self, comparing: Comparing) -> Event | None:
         now_s = self._clock.monotonic_s()
@@ -581,14 +560,15 @@ class RoundRunner:
 
     def _is_proof_due(self) -> bool:
         """Whether all is to be compared, although a difference would do."""
-        return not self._follows and self._clock.monotonic_s() >= self._prove_s
+        return not self._follows and self._proofs.is_due
 
     def _note_begin(self) -> None:
         if self._machine.checkpoint.stage is not Stage.LIVE:
             self._began_s = self._clock.monotonic_s()
 
     def _round_done(self, as_of_ms: int, *, is_resumed: bool) -> Event:
-        if not is_resumed:
+        # What fails by itself is not at the target.
+        if not is_resumed and not self._workers.held:
             self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
         self.end_phase()
         return WorkDone()

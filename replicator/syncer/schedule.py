@@ -56,6 +56,17 @@ class Work:
             return key.startswith(self.names)
         return key in self.names
 
+    def holds_up(self, other: "Work") -> bool:
+        """Whether another one waits for this, or for one that does."""
+        seen, left = {id(self)}, [self]
+        while left:
+            later = [one for one in left.pop().blocks if id(one) not in seen]
+            if any(one is other for one in later):
+                return True
+            seen.update(map(id, later))
+            left += later
+        return False
+
 
 class SettledTimes:
     """Up to when all is at the target, as one look after the other shows: each counts

@@ -13,7 +13,7 @@ listing does not show (tags, where a stamp does not cover them) is read beside.
 
 import math
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import islice, takewhile
@@ -38,6 +38,8 @@ _WAITING_MAX = 500
 # Keys that stay different with good reason, such as a newer object at the target. Of
 # more than these some are looked at in every round.
 _SETTLED_MAX = 10_000
+# Keys that are noted while both sides are compared.
+_NOTED_MAX = 100_000
 
 
 @dataclass(slots=True, eq=False)
@@ -106,8 +108,10 @@ class SourceRounds:
                 tools, phase, clock, prefixes=prefixes, interval_s=interval_s, touch=self._touch
             )
         self._found = dict[str, _Found]()
+        self._noted: set[str] | None = None
         self._listed = SettledTimes()
-        self._works = deque[Work]()
+        # Keys that have failed before may not be found by a listing of the source.
+        self._works = deque(workers.schedule.pending())
         self._joined: Iterator[JoinedKey] | None = None
         self._page: Future[_Page] | None = None
         self._read_key = ""
@@ -158,6 +162,20 @@ class SourceRounds:
         read_ms = self._properties.settled.as_of_ms
         return None if read_ms is None else min(listed_ms, read_ms)
 
+    def note_keys(self) -> None:
+        """From now on note which keys are found, and those that wait to be applied."""
+        waiting = self._workers.schedule.pending()
+        self._noted = {name for work in waiting for name in work.names}
+
+    def noted(self) -> set[str] | None:
+        """The keys since `note_keys`, and no more from now on; None for too many."""
+        noted, self._noted = self._noted, None
+        return noted
+
+    def await_works(self, works: Iterable[Work]) -> None:
+        """Count no round that is not read to its end before these are applied."""
+        self._works.extend(works)
+
     def advance(self) -> bool:
         """Take in what was read of this round, or begin one; whether it is read to its
         end.
@@ -206,14 +224,15 @@ class SourceRounds:
         self._began_ms = self._clock.now_ms()
         self._spent_s = 0.0
         # What was found beside is not found again, and has to be applied first.
-        self._works, self._beside_works = self._beside_works, deque()
+        self._works += self._beside_works
+        self._beside_works = deque()
         self._changed_before, self._changed = self._changed, []
         self._pages, self._read_key = [], ""
         self._joined = self._keys("")
 
     def _end(self) -> None:
         self._listed.add(self._began_ms, self._works)
-        self._joined = None
+        self._works, self._joined = deque(), None
         changed = [*self._changed_before, *self._changed]
         busy = [page for page in self._pages if any(map(page.has, changed))]
         self._busy = busy if len(busy) <= _BUSY_SHARE_MAX * len(self._pages) else []
@@ -341,6 +360,10 @@ class SourceRounds:
         is_known = known is not None and _is_same(known.facts, change.facts)
         if known is not None and is_known and not (known.work.is_done and known.work.has_effect):
             return None
+        if self._noted is not None:
+            self._noted.add(change.key)
+            if len(self._noted) > _NOTED_MAX:
+                self._noted = None
         work = self._workers.schedule.touch(change, now_ms=self._clock.now_ms())
         self._found.pop(change.key, None)
         self._found[change.key] = _Found(change.facts, work)

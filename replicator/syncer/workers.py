@@ -8,11 +8,13 @@ attempt can mend stops everything until somebody has looked at it.
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import islice
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from merkle.errors import ReconcileError
+from replicator.replication import FAILED_KEYS_MAX, FailedKey
 from replicator.stores.errors import SnapshotLostError, StoreError
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.applier import ChangeApplier, Effect, Outcome
@@ -34,6 +36,15 @@ _KEY_WAIT_S = 5.0
 _KEY_WAIT_MAX_S = 600.0
 # More keys than these have one cause, which somebody should look at.
 _HELD_MAX = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What failed by itself, why, and when it is tried again."""
+
+    due_s: float
+    work: Work
+    verdict: FaultVerdict
 
 
 class ChangeWorkers:
@@ -60,7 +71,7 @@ class ChangeWorkers:
         self._wait_s = wait_s
         self._running = dict[_Applying, list[Work]]()
         self._ended = SimpleQueue[_Applying | None]()
-        self._held = list[tuple[float, Work]]()
+        self._held = list[_Held]()
         self._applier: ChangeApplier | None = None
         self._not_before_s = 0.0
         self._failures = 0
@@ -69,8 +80,6 @@ class ChangeWorkers:
         """Why everything waits now."""
         self.stopped: FaultVerdict | None = None
         """Why nothing is begun any more."""
-        self.key_fault: FaultVerdict | None = None
-        """Of the key that failed last."""
         self.lost: LeaseLostError | SnapshotLostError | None = None
         """What ends this phase."""
 
@@ -85,6 +94,20 @@ class ChangeWorkers:
         return len(self._held)
 
     @property
+    def key_fault(self) -> FaultVerdict | None:
+        """Of the key that failed last, of those that are tried again."""
+        held = self._held
+        return held[-1].verdict if held else None
+
+    @property
+    def failed_keys(self) -> tuple[FailedKey, ...]:
+        """Up to FAILED_KEYS_MAX of those that are tried again."""
+        return tuple(
+            FailedKey(one.work.change.key, one.verdict.fault, one.verdict.message)
+            for one in islice(self._held, FAILED_KEYS_MAX)
+        )
+
+    @property
     def has_only_held(self) -> bool:
         """Whether all is done but for what failed, or waits behind it."""
         return not self._running and not self.schedule.has_ready
@@ -95,13 +118,13 @@ class ChangeWorkers:
         return max(0, WINDOW - len(self.schedule))
 
     def is_held(self, work: Work) -> bool:
-        """Whether this has failed by itself and waits."""
-        return any(one is work for _, one in self._held)
+        """Whether this has failed by itself and waits, or waits behind what has."""
+        return any(one.work is work or one.work.holds_up(work) for one in self._held)
 
     def begin(self, applier: ChangeApplier) -> None:
         """Begin a phase with the keys that are held back, and nothing else."""
         assert self.is_idle
-        keys = [work.change for _, work in self._held]
+        keys = [one.work.change for one in self._held]
         self.schedule, self._held = ChangeSchedule(), []
         self._applier, self.lost, self.waiting = applier, None, None
         self._not_before_s, self._failures = 0.0, 0
@@ -114,7 +137,7 @@ class ChangeWorkers:
     def resume(self) -> None:
         """Try everything again now."""
         self.stopped, self.waiting, self._not_before_s = None, None, 0.0
-        self._held = [(0.0, work) for _, work in self._held]
+        self._held = [replace(one, due_s=0.0) for one in self._held]
 
     def end(self) -> None:
         """End the phase: take back what was not begun, and wait for what runs."""
@@ -145,9 +168,9 @@ class ChangeWorkers:
         now_s = self._clock.monotonic_s()
         if self._applier is None or now_s < self._not_before_s:
             return
-        due = [one for one in self._held if one[0] <= now_s]
-        self._held = [one for one in self._held if one[0] > now_s]
-        for _, work in due:
+        due = [one.work for one in self._held if one.due_s <= now_s]
+        self._held = [one for one in self._held if one.due_s > now_s]
+        for work in due:
             # Its facts may be old by now: what counts is what the source has.
             work.change = replace(work.change, facts=None)
             self.schedule.give_back(work)
@@ -221,10 +244,9 @@ class ChangeWorkers:
             return 0
         verdict = self._judge(outcome)
         if verdict.is_of_key and self.held < _HELD_MAX:
-            self.key_fault = verdict
             wait_s = min(_KEY_WAIT_S * 2 ** min(work.tries, 10), _KEY_WAIT_MAX_S)
             work.tries += 1
-            self._held.append((self._clock.monotonic_s() + wait_s, work))
+            self._held.append(_Held(self._clock.monotonic_s() + wait_s, work, verdict))
             return 0
         self.schedule.give_back(work)
         if verdict.waits:

@@ -19,6 +19,7 @@ from replicator.ledger import LedgerRow
 from replicator.replication import ReplicationOptions
 from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import Change, ObjectProperties
+from replicator.syncer.comparing import StoreComparing
 from replicator.syncer.property_reads import PropertyReads
 from replicator.syncer.schedule import SettledTimes, Work
 from replicator.syncer.source_rounds import SourceRounds
@@ -51,10 +52,15 @@ class Rounds:
             self.target.store(),
             folder,
             options=ReplicationOptions(interval_s=0.5),
-            limits=replace(step_limits(), page_keys=self.rng.choice((3, 1_000))),
+            limits=replace(
+                step_limits(),
+                page_keys=self.rng.choice((3, 1_000)),
+                # Comparisons mend what rounds do not see.
+                prove_every_s=4.0 if seed % 3 == 1 else 3_600.0,
+            ),
             clock=self.clock,
             later=self.later,
-            run_later=frozenset({"change", "lister", "properties"}),
+            run_later=frozenset({"change", "lister", "comparer", "properties"}),
         )
         self.source.faults = self.target.faults = StoreFaults(self._before)
 
@@ -123,8 +129,9 @@ def test_no_change_is_missing_before_the_time_that_is_reported(tmp_path: Path) -
 
 
 def skips_deletes(self: SourceRounds, change: Change) -> Work | None:
-    """What a listing lacks is passed over."""
-    return touch(self, change) if change.facts is not None else None
+    """What the source lacks is passed over."""
+    has_key = self._source.reader.facts(change.key) is not None
+    return touch(self, change) if has_key else None
 
 
 def counts_at_once(self: SettledTimes, as_of_ms: int, _works: deque[Work]) -> None:
@@ -132,14 +139,20 @@ def counts_at_once(self: SettledTimes, as_of_ms: int, _works: deque[Work]) -> No
     add(self, as_of_ms, deque())
 
 
-def reads_no_properties(self: PropertyReads, row: LedgerRow) -> None:
+def reads_no_properties(self: PropertyReads, row: LedgerRow) -> bytes:
     """New tags are not seen."""
-    del self, row
+    del self
+    return row.properties
 
 
 def reads_some_properties(self: PropertyReads, key: str) -> Iterator[LedgerRow]:
-    """Those of the last keys are not seen."""
-    return islice(rows_after(self, key), 8)
+    """Those of all keys but the first are not seen."""
+    return islice(rows_after(self, key), 1)
+
+
+def is_done_once_read(self: StoreComparing) -> bool:
+    """A comparison counts before what it has found is applied."""
+    return self._is_read
 
 
 touch, add, rows_after = SourceRounds._touch, SettledTimes.add, PropertyReads._rows_after
@@ -148,6 +161,7 @@ BUGS: dict[str, tuple[type, str, object]] = {
     "a round counts too soon": (SettledTimes, "add", counts_at_once),
     "properties are not read": (PropertyReads, "_digest", reads_no_properties),
     "some properties are not read": (PropertyReads, "_rows_after", reads_some_properties),
+    "a comparison counts too soon": (StoreComparing, "is_done", property(is_done_once_read)),
 }
 
 

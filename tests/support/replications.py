@@ -160,7 +160,7 @@ class Replication:
 
     def failed_keys(self) -> set[str]:
         """The keys that failed and are tried again later."""
-        return {name for _, work in self.engine._workers._held for name in work.names}
+        return {name for one in self.engine._workers._held for name in one.work.names}
 
     def kill(self) -> None:
         """End as a killed process does: nothing is finished, locks are free."""

@@ -6,6 +6,7 @@ OZ-076 by snapshots, OZ-108 to OZ-111 by the log) and more.
 """
 
 import errno
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,11 +22,12 @@ from replicator.replication import (
 )
 from replicator.stores.errors import StoreError, StoreUnavailableError, UnsupportedObjectError
 from replicator.stores.local_database import StoreFullError
+from replicator.stores.port import ObjectProperties
 from replicator.syncer.lease import LeaseLostError, LocalLease
 from runtime.disk import Operation
 from tests.support.bucket_sync import LIMITS
 from tests.support.disk import FailingDisk
-from tests.support.memory_store import MemoryStore
+from tests.support.memory_store import MemoryStore, StoreFaults
 from tests.support.replications import Replication, failing, held
 
 BIG = bytes(LIMITS.part_bytes * 4)
@@ -62,6 +64,17 @@ def begun(
 def whole_bytes(source: MemoryStore) -> int:
     """The bytes of all objects: what crosses if each crosses once."""
     return sum(len(one.body) for one in source.objects.values())
+
+
+def failing_for(store: MemoryStore, error: StoreError, name: str, key: str) -> Callable[[], None]:
+    """Let an operation fail for one key until the returned function is called."""
+
+    def before(operation: str, of_key: str) -> None:
+        if (operation, of_key) == (name, key):
+            raise error
+
+    store.faults = replace(store.faults, before=before)
+    return lambda: setattr(store, "faults", StoreFaults())
 
 
 @way_of_all
@@ -169,6 +182,93 @@ def test_one_key_that_fails_does_not_hold_up_others(tmp_path: Path) -> None:
     replication.run(100, seconds=1.0)
     assert held(target) == held(source)
     assert replication.engine.report().failed == 0
+
+
+FORBIDDEN = StoreError("no tags of it for you", status=403, s3_code="AccessDenied")
+
+
+@way_of_all
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (StoreError("its tags are gone"), ReplicationFault.OBJECT_FAILED),
+        (FORBIDDEN, ReplicationFault.SOURCE_FORBIDDEN),
+    ],
+)
+def test_an_object_that_cannot_be_read_holds_up_itself_alone(
+    way: str, error: StoreError, fault: ReplicationFault, tmp_path: Path
+) -> None:
+    """It is named, and tried again, and nobody says meanwhile that all is equal."""
+    source, target, replication = begun(way, tmp_path)
+    replication.run(400, seconds=10.0)
+    before = replication.engine.report()
+    assert before.differences == 0
+
+    mend = failing_for(source, error, "properties", "b")
+    failed_ms = replication.clock.ms
+    source.touch("b", ObjectProperties(tags=(("team", "x"),)))
+    source.write("d", b"d")
+    source.write("a", b"another")
+    source.remove("c")
+    # Long enough for a comparison.
+    replication.run(500, seconds=10.0)
+    assert {key: one.body for key, one in target.objects.items()} == {
+        "a": b"another", "b": b"b", "d": b"d",
+    }  # fmt: skip
+    report = replication.engine.report()
+    assert (report.condition, report.failed, report.fault) == (Condition.ACTIVE, 1, fault)
+    (named,) = report.failed_keys
+    assert (named.key, named.fault) == ("b", fault)
+    assert error.message in named.message
+    assert report.differences != 0
+    assert (report.proven_ms or 0) <= failed_ms
+    assert report.oldest_unproven_ms is not None
+    assert report.oldest_unproven_ms <= failed_ms
+    mend()
+    replication.run(500, seconds=10.0)
+    assert held(target) == held(source)
+    mended = replication.engine.report()
+    assert (mended.failed, mended.failed_keys, mended.differences) == (0, (), 0)
+    assert (mended.oldest_unproven_ms or 0) > report.oldest_unproven_ms
+
+
+@way_of_all
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_an_object_that_the_first_copy_cannot_compare_does_not_hold_up_others(
+    way: str, side: str, tmp_path: Path
+) -> None:
+    has_feed, has_snapshots = WAYS[way]
+    source = MemoryStore("memory:a", has_feed=has_feed, has_snapshots=has_snapshots)
+    target = MemoryStore("memory:b")
+    for key in ("a", "b", "c"):
+        source.write(key, key.encode())
+    # Of the same content, so that properties decide.
+    target.write("b", b"b")
+    store = source if side == "source" else target
+    mend = failing_for(store, StoreError("its tags are gone"), "properties", "b")
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(100, seconds=10.0)
+    assert target.bodies() == source.bodies()
+    report = replication.engine.report()
+    assert (report.condition, report.failed) == (Condition.ACTIVE, 1)
+    assert [one.key for one in report.failed_keys] == ["b"]
+    assert (report.proven_ms, report.oldest_unproven_ms) == (None, None)
+    assert report.checkpoint.stage is not Stage.INITIAL_BATCH
+    mend()
+    replication.run(300, seconds=10.0)
+    report = replication.engine.report()
+    assert (report.failed, report.differences) == (0, 0)
+    assert report.oldest_unproven_ms is not None
+
+
+def test_a_source_that_forbids_everything_stops_it(tmp_path: Path) -> None:
+    """It is no fault of one object where a listing is forbidden, too."""
+    source, _, replication = begun("rounds", tmp_path)
+    failing(source, FORBIDDEN, EVERYTHING)
+    replication.run(40, seconds=10.0)
+    report = replication.engine.report()
+    assert report.fault is ReplicationFault.SOURCE_FORBIDDEN
+    assert report.condition is Condition.ERROR
 
 
 def test_more_than_a_thousand_keys_that_fail_stop_all(tmp_path: Path) -> None:

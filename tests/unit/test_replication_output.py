@@ -8,24 +8,32 @@ import pytest
 
 from admin.bucket_failover import way_back_policy, why_not_back
 from admin.bucket_policies import prechecked
-from admin.bucket_status import backlog_json, status_exit
+from admin.bucket_status import backlog_json, print_backlog, status_exit
 from admin.client_steps import client_steps
 from admin.cluster_status import ClusterAnswer, Health, exit_status_of, health_of, problems_of
 from admin.master_status import MasterAnswer, lines_of_masters, masters_json, problems_of_masters
 from admin.policy_options import rate_of
 from admin.replication_output import position_json, status_lines, view_json
 from proof.item import EvidenceLevel
-from replicator.backlog import read_backlog
+from replicator.backlog import ReplicationBacklog, read_backlog
 from replicator.master.config import MasterConfig
 from replicator.master.messages import checked_answer
 from replicator.master.view_messages import status_from, status_to, view_from, view_to
 from replicator.master.views import ReplicationView, rpo_ms
-from replicator.replication import Checkpoint, Condition, DesiredState, ReplicationFault
+from replicator.replication import (
+    FAILED_KEYS_MAX,
+    Checkpoint,
+    Condition,
+    DesiredState,
+    FailedKey,
+    ReplicationFault,
+)
 from replicator.stores.port import FeedPosition, ObjectFacts
 from replicator.verify import KeyDifferenceKind, VerifiedKey
 from replicator.way_back import NAMED_MAX, way_back
 from runtime.config import load
 from runtime.errors import ConfigError, RemoteProtocolError, UsageError
+from runtime.exit_codes import ExitCode
 from tests.support.master_records import A_HOLDER, A_STATUS, A_VIEW, P1, report
 from tests.support.memory_store import MemoryStore
 
@@ -47,6 +55,9 @@ def with_report(view: ReplicationView, **changes: object) -> ReplicationView:
 def test_a_view_and_a_status_cross_the_wire_whole() -> None:
     assert view_from(view_to(A_VIEW)) == A_VIEW
     assert status_from(status_to(A_STATUS)) == A_STATUS
+    named = FailedKey("k", ReplicationFault.OBJECT_FAILED, "its tags are gone")
+    failing = with_report(A_VIEW, failed=2, failed_keys=(named,))
+    assert view_from(view_to(failing)) == failing
 
 
 def test_a_time_that_cannot_be_written_down_is_refused() -> None:
@@ -268,6 +279,39 @@ def test_a_backlog_is_what_the_source_changed_since() -> None:
     document = backlog_json(some)
     assert document["isWhole"] is False
     assert json.loads(json.dumps(document)) == document
+
+
+def test_keys_that_fail_by_themselves_are_named_and_no_more_than_a_few(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    failed = tuple(
+        FailedKey(f"k{number}", ReplicationFault.OBJECT_FAILED, "its tags are gone")
+        for number in range(FAILED_KEYS_MAX)
+    )
+    view = with_report(FINE, failed=FAILED_KEYS_MAX + 3, failed_keys=failed)
+    assert status_exit([view]) == ExitCode.FINDINGS
+    lines = list(status_lines(view))
+    assert "fails: 'k0': object_failed: its tags are gone" in lines
+    assert "fails: 3 other keys" in lines
+    document = view_json(view)["report"]
+    assert isinstance(document, dict)
+    assert document["failedKeys"][1] == {
+        "key": "k1", "fault": "object_failed", "message": "its tags are gone",
+    }  # fmt: skip
+    found = ReplicationBacklog((), True, failed=failed, failed_count=FAILED_KEYS_MAX + 3)
+    assert backlog_json(found)["failed"] == FAILED_KEYS_MAX + 3
+    print_backlog(found)
+    assert "fails: 'k19': object_failed" in capsys.readouterr().out
+
+
+def test_a_key_too_long_for_a_message_is_counted_only() -> None:
+    fault = ReplicationFault.OBJECT_FAILED
+    long, short = (FailedKey(key, fault, "no\n" + "x" * 999) for key in ("k" * 1_025, "k"))
+    view = with_report(FINE, failed=2, failed_keys=(long, short))
+    report = view_from(view_to(view)).state.report
+    assert report is not None
+    assert report.failed == 2
+    assert report.failed_keys == (FailedKey("k", fault, "no?" + "x" * 197),)
 
 
 def test_a_backlog_that_cannot_be_known_says_why() -> None:

@@ -1,18 +1,27 @@
 """Rounds without a log read the source alone, and send only what the ledger lacks."""
 
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from replicator.replication import Policy, ReplicationOptions, Stage
+from replicator.replication import (
+    Condition,
+    DesiredState,
+    Policy,
+    ReplicationOptions,
+    Stage,
+)
 from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LocalLease
+from replicator.syncer.rounds import EngineLimits
 from replicator.syncer.threads import ReplicationThreads
 from runtime.rate_limit import SystemClock
 from tests.support.memory_store import MEMORY, MemoryStore
@@ -28,6 +37,26 @@ from tests.support.replications import (
 from tests.support.waiting import wait_until
 
 KEYS = 60
+
+
+@contextmanager
+def at_work(
+    source: MemoryStore, target: MemoryStore, folder: Path, limits: EngineLimits
+) -> Iterator[ReplicationEngine]:
+    """A replication in its own threads."""
+    engine = ReplicationEngine(
+        Policy(POLICY, "memory:a", "memory:b", options=ReplicationOptions(interval_s=0.1)),
+        source.store(),
+        target.store(),
+        parent=folder,
+        syncer=SYNCER,
+        lease=LocalLease(),
+        checkpoint=None,
+        clock=SystemClock(),
+        limits=limits,
+    )
+    with ReplicationThreads(engine, "test"):
+        yield engine
 
 
 def rounds(
@@ -283,17 +312,7 @@ def test_properties_that_come_slowly_delay_no_new_object(tmp_path: Path) -> None
             assert answers.wait(60)
 
     source.faults = replace(source.faults, before=before)
-    engine = ReplicationEngine(
-        Policy(POLICY, "memory:a", "memory:b", options=ReplicationOptions(interval_s=0.1)),
-        source.store(),
-        target.store(),
-        parent=tmp_path,
-        syncer=SYNCER,
-        lease=LocalLease(),
-        checkpoint=None,
-        clock=SystemClock(),
-    )
-    with ReplicationThreads(engine, "test"):
+    with at_work(source, target, tmp_path, EngineLimits()) as engine:
         wait_until(lambda: engine.report().differences == 0, "the first comparison")
         is_slow.set()
         wait_until(lambda: source.calls.count("list") > 10, "some rounds")
@@ -304,6 +323,101 @@ def test_properties_that_come_slowly_delay_no_new_object(tmp_path: Path) -> None
         is_slow.clear()
         answers.set()
         wait_until(lambda: held(target) == held(source), "the tag")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator["Gate"]:
+    gate = Gate(tmp_path)
+    yield gate
+    gate.opened.set()
+
+
+class Gate:
+    """A target that answers no listing while it is closed, as a comparison needs it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.opened, self.reached = threading.Event(), threading.Event()
+        self.opened.set()
+        self.source = MemoryStore("memory:a", replace(MEMORY, stamps_cover_properties=True))
+        self.target = MemoryStore("memory:b")
+        for number in range(KEYS):
+            self.source.write(f"k{number:03}", b"x%d" % number)
+        self.target.faults = replace(self.target.faults, before=self._before)
+
+    def close(self) -> None:
+        """The next listing waits."""
+        self.reached.clear()
+        self.opened.clear()
+
+    def _before(self, name: str, _key: str) -> None:
+        if name == "list" and not self.opened.is_set():
+            self.reached.set()
+            assert self.opened.wait(60)
+
+
+def test_a_change_does_not_wait_for_a_comparison(gate: "Gate") -> None:
+    """Both sides are listed beside the rounds, however long that takes."""
+    source, target = gate.source, gate.target
+    with at_work(source, target, gate.folder, EngineLimits(prove_every_s=2.0)) as engine:
+        wait_until(lambda: engine.report().proven_ms is not None, "the first comparison")
+        gate.close()
+        assert gate.reached.wait(60)
+        for number in range(20):
+            began_s = time.monotonic()
+            source.write(f"new{number}", b"new")
+            wait_until(partial(target.objects.__contains__, f"new{number}"), "a new object")
+            assert time.monotonic() - began_s <= 5
+        source.remove("k001")
+        wait_until(lambda: "k001" not in target.objects, "a delete")
+        proven_ms = engine.report().proven_ms
+        gate.opened.set()
+        # What came meanwhile is in flight: it is no difference, and not proven by this.
+        wait_until(
+            lambda: (engine.report().proven_ms or 0) > (proven_ms or 0), "a proof", timeout_s=90
+        )
+        assert engine.report().differences == 0
+    assert held(target) == held(source)
+
+
+def test_a_pause_ends_a_comparison_at_once_and_a_resume_goes_on_with_it(gate: "Gate") -> None:
+    source, target = gate.source, gate.target
+    with at_work(source, target, gate.folder, EngineLimits(prove_every_s=2.0)) as engine:
+        wait_until(lambda: engine.report().proven_ms is not None, "the first comparison")
+        gate.close()
+        assert gate.reached.wait(60)
+        policy = Policy(POLICY, "memory:a", "memory:b", options=ReplicationOptions(interval_s=0.1))
+        began_s = time.monotonic()
+        engine.change(replace(policy, desired=DesiredState.PAUSED))
+        wait_until(lambda: engine.report().condition is Condition.PAUSED, "a pause")
+        assert time.monotonic() - began_s <= 2
+        target.write("k001", b"foreign")
+        target.calls.clear()
+        gate.opened.set()
+        time.sleep(0.5)
+        # The request that was under way has come to its end, and no other follows.
+        assert target.calls.count("list") <= 1
+        assert target.objects["k001"].body == b"foreign"
+        engine.change(policy)
+        wait_until(lambda: held(target) == held(source), "a repair")
+
+
+def test_a_comparison_reads_no_more_than_what_may_wait(tmp_path: Path) -> None:
+    """Its memory is bounded: what differs is applied before more is read."""
+    later, target = LaterExecutor(), MemoryStore("memory:b")
+    source = MemoryStore("memory:a", has_feed=False, page_keys=100)
+    for number in range(1_000):
+        source.write(f"k{number:03}", b"x")
+    replication = Replication(source.store(), target.store(), tmp_path, later=later)
+    replication.run(50)
+    # Nothing is applied yet.
+    read = source.calls.count("list")
+    assert 5 <= read <= 9
+    for _ in range(30):
+        while later.waiting:
+            later.run()
+        replication.step()
+    assert read < source.calls.count("list") <= 12
 
 
 class _SlowListing(MemoryStore):
