@@ -1,6 +1,7 @@
 """`treefold bucket sync --watch`: keep a target equal to its source until stopped."""
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,9 +20,11 @@ from replicator.replication import (
     Stage,
 )
 from replicator.stores.address import canonical_address
+from replicator.stores.local_database import NotABucketError
 from replicator.stores.opening import open_store
+from replicator.stores.port import Store
 from replicator.syncer.engine import ReplicationEngine
-from replicator.syncer.folder import syncer_id
+from replicator.syncer.folder import folder_name, has_checkpoint, syncer_id
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.rounds import EngineLimits, follower_copies
 from replicator.syncer.target_probe import ProbeRecord, TargetProbe
@@ -86,12 +89,9 @@ def watch(
         probe = TargetProbe(clock, record.text)
         lines = _WatchLines(progress, as_json=as_json)
         progress.begin("watch", None, "changes")
-        report, is_first = None, True
+        report = None
         while report is None:
-            # Later a missing target is not made anew: its disk may not be mounted.
-            with open_store(target, may_write=True, create=is_first, memory=probe.memory) as theirs:
-                is_first = False
-                probe.note_opened()
+            with _opened_target(ours.address, target, parent, probe) as theirs:
                 engine = ReplicationEngine(
                     _policy(source, target, options),
                     ours,
@@ -112,6 +112,32 @@ def watch(
                     report = record.told(engine.report())
         lines.show(report, is_last=True)
     _end(report)
+
+
+@contextmanager
+def _opened_target(source: str, target: str, parent: Path, probe: TargetProbe) -> Iterator[Store]:
+    """The target, which is made once: where it is missing later, its disk may not be
+    mounted.
+
+    Raises:
+        NotABucketError: it is gone.
+        ReconcileError: it cannot be opened.
+    """
+    is_new = not has_checkpoint(parent, source, target, Disk())
+    with ExitStack() as opened:
+        opening = open_store(target, may_write=True, create=is_new, memory=probe.memory)
+        try:
+            theirs = opened.enter_context(opening)
+        except NotABucketError as error:
+            if is_new:
+                raise
+            hint = (
+                "It was followed to there before. Is its disk mounted? To copy all anew,"
+                f" remove {parent / folder_name(source, target)}."
+            )
+            raise NotABucketError(error.message, hint=hint, **error.facts) from error
+        probe.note_opened()
+        yield theirs
 
 
 def _follow(

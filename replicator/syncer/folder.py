@@ -132,6 +132,15 @@ def folder_name(source: str, target: str) -> str:
     return f"{name[: _NAME_BYTES_MAX - 33]}.{digest}"
 
 
+def has_checkpoint(parent: Path, source: str, target: str, disk: Disk) -> bool:
+    """Whether a replication of this pair has recorded below `parent` how far it is.
+
+    Raises:
+        DiskError: the folder cannot be read.
+    """
+    return disk.length(parent / folder_name(source, target) / _CHECKPOINT) is not None
+
+
 def syncer_id(parent: Path, disk: Disk) -> SyncerId:
     """The UUID of the syncer that works below this folder; made at its first start, and
     the same ever after (OZ-035).

@@ -89,6 +89,30 @@ def test_changes_cross_until_it_is_stopped(tmp_path: Path, source: LocalBucket) 
     assert "following the log" in said
 
 
+def test_a_target_is_made_once_and_not_anew_where_it_is_gone(
+    tmp_path: Path, source: LocalBucket
+) -> None:
+    """Its disk may not be mounted: the one below would be filled."""
+    target, away = tmp_path / "b", tmp_path / "away"
+
+    def follow_until(count: int) -> None:
+        with watching(tmp_path) as process:
+            wait_until(lambda: len(sizes(tmp_path)) == count, "the objects")
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=20)
+
+    follow_until(3)
+    target.rename(away)
+    with watching(tmp_path) as process:
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == ExitCode.FAILED
+    assert "mounted" in said
+    assert not target.exists()
+    away.rename(target)
+    put(source, "late", b"late")
+    follow_until(4)
+
+
 def test_a_second_one_is_refused_while_the_first_runs(tmp_path: Path, source: LocalBucket) -> None:
     """OZ-143."""
     del source
