@@ -543,10 +543,11 @@ class RoundRunner:
             for change in self.applied_changes():
                 self._workers.schedule.touch(change, now_ms=now_ms)
             self._is_difference_open = True
-        schedule, now_ms = self._workers.schedule, self._clock.now_ms()
+        schedule = self._workers.schedule
         taken = self._difference.take(self._workers.room)
         for one in taken:
-            schedule.add(one, now_ms=now_ms)
+            # No snapshot tells when; it was after its base: the lag is no longer.
+            schedule.add(one, now_ms=request.base.created_ms)
         self._difference.acknowledge(schedule.done_through)
         if taken or not self._workers.has_only_held:
             return False, None

@@ -11,12 +11,17 @@ from pathlib import Path
 
 import pytest
 
+from ozone.manager_values import BucketLayout
 from replicator.stores.local import LocalBucket
 from replicator.stores.local_database import NotABucketError
 from replicator.stores.port import ObjectProperties, WriteCondition
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
+from tests.support.ozone_buckets import OzoneBuckets
+from tests.support.ozone_twin_service import TwinService
 from tests.support.s3_servers import S3Bucket
+from tests.support.stores import keys
+from tests.support.stores import put as put_object
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
@@ -25,11 +30,15 @@ pytestmark = pytest.mark.e2e
 
 @contextmanager
 def watching(
-    folder: Path, *options: str, target: str = "", environment: Mapping[str, str] | None = None
+    folder: Path,
+    *options: str,
+    source: str = "",
+    target: str = "",
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[subprocess.Popen[str]]:
-    target = target or f"local:{folder / 'b'}"
+    source, target = source or f"local:{folder / 'a'}", target or f"local:{folder / 'b'}"
     command = [sys.executable, "-m", "admin.cli", "bucket", "sync", "--watch", *options]
-    command += ["--state", str(folder / "state"), f"local:{folder / 'a'}", target]
+    command += ["--state", str(folder / "state"), source, target]
     with subprocess.Popen(
         command,
         env={**os.environ, **(environment or {})},
@@ -111,6 +120,26 @@ def test_a_target_is_made_once_and_not_anew_where_it_is_gone(
     away.rename(target)
     put(source, "late", b"late")
     follow_until(4)
+
+
+def test_a_syncer_comes_and_goes_without_its_source_taking_notice(tmp_path: Path) -> None:
+    """OZ-034: it is another process than OM and gateway, which serve their clients
+    before, while and after it runs.
+    """
+    with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
+        store = buckets.fresh(BucketLayout.OBJECT_STORE)
+        address = buckets.address(buckets.place(store)[1])
+        environment = service.s3_endpoint.environment
+        for number, end in enumerate((signal.SIGKILL, signal.SIGTERM)):
+            put_object(store, f"before{number}")
+            with watching(tmp_path, source=address, environment=environment) as process:
+                put_object(store, f"beside{number}")
+                wait_until(lambda: len(sizes(tmp_path)) == len(keys(store)), "all objects")
+                process.send_signal(end)
+                process.communicate(timeout=30)
+        put_object(store, "after")
+        assert len(keys(store)) == 5
+    assert sizes(tmp_path).keys() == {"before0", "beside0", "before1", "beside1"}
 
 
 def test_a_second_one_is_refused_while_the_first_runs(tmp_path: Path, source: LocalBucket) -> None:

@@ -4,7 +4,7 @@ cannot is named.
 
 import random
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +14,18 @@ from merkle.checksum import Buffer
 from replicator.copy_task import CopyLimits
 from replicator.stores.errors import StoreUnavailableError, UnsupportedObjectError
 from replicator.stores.port import ObjectProperties, Store, UploadedPart, UploadId, UploadWriter
+from replicator.stores.s3 import open_s3
 from tests.support.bucket_sync import SyncRunner
-from tests.support.stores import ANYTHING, ContractStore, content, current, local_store, s3_store
+from tests.support.s3_servers import S3Endpoint
+from tests.support.stores import (
+    ANYTHING,
+    ContractStore,
+    content,
+    current,
+    local_store,
+    s3_client,
+    s3_store,
+)
 
 pytestmark = pytest.mark.e2e
 
@@ -199,3 +209,27 @@ class CuttingUploads:
         if self.parts < 0:
             raise StoreUnavailableError("the connection was cut")
         return part
+
+
+def test_a_copy_has_the_storage_class_of_its_target(
+    moto_server: S3Endpoint, tmp_path: Path
+) -> None:
+    """OZ-033: whatever its source had, also where it crosses in parts. On Ozone the
+    storage class of a request is the replication of its key.
+    """
+    buckets = [moto_server.fresh_bucket() for _ in range(2)]
+    bodies = {"small": b"x", "large": bytes(11 * MIB)}
+    with moto_server.client() as client, closing(s3_client(moto_server)) as ours:
+        for key, body in bodies.items():
+            client.put_object(
+                Bucket=buckets[0].name, Key=key, Body=body, StorageClass="STANDARD_IA"
+            )
+        source, target = (
+            open_s3(f"s3://{one.name}/", may_write=True, client=ours) for one in buckets
+        )
+        assert runner((source, target), tmp_path)().copied == 2
+        classes = [
+            [client.head_object(Bucket=one.name, Key=key).get("StorageClass") for key in bodies]
+            for one in buckets
+        ]
+    assert classes == [["STANDARD_IA"] * 2, [None] * 2]

@@ -305,6 +305,25 @@ def test_a_command_line_that_cannot_be_meant_is_a_usage_error(
         refused(code, 2, *words.split(), stdin=stdin)
 
 
+@pytest.mark.parametrize("command", ["bucket add --insecure --yes", "bucket sync --watch"])
+@pytest.mark.parametrize(
+    ("target", "code"),
+    [
+        ("", "click"),
+        ("ozone://om:9862", "usage"),
+        ("ozone://om:9862/volume", "usage"),
+        ("ozone:///volume/bucket", "usage"),
+    ],
+)
+def test_a_replication_needs_service_volume_and_bucket_of_its_target(
+    command: str, target: str, code: str, tmp_path: Path
+) -> None:
+    """OZ-062: at a master as at the start of a process; nothing is made."""
+    source = f"local:{tmp_path / 'a'}"
+    with unchanged(tmp_path):
+        refused(code, 2, *command.split(), source, *([target] if target else []))
+
+
 @pytest.mark.parametrize("words", UNREACHABLE)
 def test_a_controller_that_does_not_answer_is_unreachable(words: str) -> None:
     refused("controller_unavailable", 7, *words.split(), "--controller", NOWHERE)

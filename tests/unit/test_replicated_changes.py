@@ -12,14 +12,14 @@ from ozone.manager_values import BucketLayout
 from replicator.origin import unmarked
 from replicator.replication import Condition, ReplicationOptions, Stage
 from replicator.stores.errors import StoreUnavailableError
-from replicator.stores.port import ObjectProperties, Store
+from replicator.stores.port import ChangeBatch, FeedPosition, ObjectProperties, Store
 from tests.support.bucket_commands import write_large
-from tests.support.memory_store import MemoryStore
+from tests.support.memory_store import MemoryFeed, MemoryStore, StoreFaults
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.ozone_follower import OzoneFollower
 from tests.support.ozone_twin_service import TwinService
-from tests.support.replications import LaterExecutor, Replication, held
-from tests.support.stores import ANYTHING, current, put
+from tests.support.replications import LaterExecutor, Replication, failing, held
+from tests.support.stores import ANYTHING, content, current, keys, put
 
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
 
@@ -109,11 +109,13 @@ def test_a_difference_goes_on_where_it_was_when_its_process_was_killed(tmp_path:
 def test_a_difference_of_ozone_leads_to_the_new_snapshot_exactly(
     layout: BucketLayout, buckets: OzoneBuckets, tmp_path: Path
 ) -> None:
-    """OZ-059, OZ-060, OZ-066: with chains of renames, two keys that change places, what
-    was renamed and changed, and what was deleted and made again.
+    """OZ-053, OZ-059, OZ-060, OZ-066: by the names that keys have in their bucket, with
+    chains of renames, two keys that change places, what was renamed and changed, and
+    what was deleted and made again.
     """
     store = buckets.fresh(layout)
-    for key in ("one", "two", "left", "right", "moved", "again", "gone", "brief", "stays"):
+    names = ("again", "brief", "gone", "left", "moved", "one", "right", "stays", "two")
+    for key in names:
         put(store, f"d/{key}", key.encode() * 100)
     target = MemoryStore("memory:b", renames=True)
     options = ReplicationOptions(is_live=False, interval_s=1.0)
@@ -124,6 +126,7 @@ def test_a_difference_of_ozone_leads_to_the_new_snapshot_exactly(
     made.start()
     follower = OzoneFollower(store, target, made)
     follower.settle()
+    assert target.bodies() == {f"d/{key}": key.encode() * 100 for key in names}
     made.run(40)
     rename(store, "d/two", "d/three")
     rename(store, "d/one", "d/two")
@@ -152,7 +155,9 @@ def rename(store: Store, old: str, new: str) -> None:
 def test_acls_and_tags_cross_by_the_log_of_ozone_without_data(
     layout: BucketLayout, buckets: OzoneBuckets, tmp_path: Path
 ) -> None:
-    """OZ-027 to OZ-029, OZ-114, OZ-117; an object in parts has its ETag there, too."""
+    """OZ-027 to OZ-029, OZ-086, OZ-114, OZ-117: its bytes and properties come from the
+    source; an object in parts has its ETag there, too.
+    """
     source, target = buckets.fresh(layout), buckets.fresh(layout)
     replication = Replication(source, target, tmp_path)
     given = ObjectProperties(metadata=(("colour", "blue"),), tags=(("a", "b"),))
@@ -165,6 +170,8 @@ def test_acls_and_tags_cross_by_the_log_of_ozone_without_data(
         found = target.reader.properties(key)
         found = replace(found, metadata=unmarked(found.metadata))
         assert found == source.reader.properties(key)
+        bodies = [content(one, current(one, key)) for one in (source, target)]
+        assert bodies[0] == bodies[1]
         assert current(target, key).etag == current(source, key).etag
     acl = (("group:staff", "rl"), ("user:alice", "rw"))
     for wanted in (acl, ()):
@@ -177,6 +184,153 @@ def test_acls_and_tags_cross_by_the_log_of_ozone_without_data(
     assert target.reader.properties("d/key").tags == (("a", "c"),)
     assert replication.engine.report().sent_bytes == report.sent_bytes
     assert replication.engine.report().failed == 0
+
+
+def test_clients_of_a_source_wait_for_no_syncer_and_no_target(
+    buckets: OzoneBuckets, tmp_path: Path
+) -> None:
+    """OZ-007: they are answered while the target is down, the queue is full, and the
+    syncer has ended. All of it crosses later.
+    """
+    source, target = buckets.fresh(FLAT), MemoryStore("memory:b")
+    options = ReplicationOptions(queue_entries_max=2)
+    replication = Replication(source, target.store(), tmp_path, options)
+    replication.run(60)
+    mend = failing(target, StoreUnavailableError("503"), {"put", "facts", "delete", "list"})
+    for number in range(6):
+        put(source, f"k{number}", b"x")
+        replication.step()
+    assert replication.engine.report().queued == 2
+    replication.engine.close()
+    put(source, "late", b"late")
+    assert source.writer.delete(["k0"]) == []
+    expected = ["k1", "k2", "k3", "k4", "k5", "late"]
+    assert keys(source) == expected
+    assert target.bodies() == {}
+    mend()
+    replication.start()
+    replication.run(60)
+    assert sorted(target.bodies()) == expected
+
+
+def positions(source: MemoryStore) -> tuple[Store, list[FeedPosition]]:
+    """A store, and after what its log was read, in order."""
+    store, asked = source.store(), list[FeedPosition]()
+    feed = store.feed
+    assert feed is not None
+
+    class Noting(MemoryFeed):
+        def read(self, after: FeedPosition) -> ChangeBatch:
+            asked.append(after)
+            return super().read(after)
+
+    return replace(store, feed=Noting(source)), asked
+
+
+def test_a_log_is_followed_from_where_the_snapshot_was_made(tmp_path: Path) -> None:
+    """OZ-052, OZ-077: by the next syncer, too, from the record alone; nothing that came
+    meanwhile is lost, and nothing is sent twice.
+    """
+    source = MemoryStore("memory:a", has_feed=True, has_snapshots=True)
+    target = MemoryStore("memory:b")
+    for number in range(30):
+        source.write(f"k{number:02}", b"old")
+    made = source.newest_index
+    mend = failing(target, StoreUnavailableError("503"), {"put"})
+    first = Replication(source.store(), target.store(), tmp_path / "one")
+    first.run(5)
+    checkpoint = first.engine.report().checkpoint
+    assert checkpoint.snapshot is not None
+    assert checkpoint.snapshot.position == FeedPosition(source.log, made)
+    first.kill()
+    for number in range(5):
+        source.write(f"new{number}", b"new")
+    source.remove("k00")
+    mend()
+    store, asked = positions(source)
+    again = Replication(store, target.store(), tmp_path / "two", checkpoint=checkpoint)
+    again.run(60)
+    assert asked[0] == checkpoint.position == FeedPosition(source.log, made)
+    assert held(target) == held(source)
+    assert target.payload == 30 * len(b"old") + 5 * len(b"new")
+
+
+def test_a_log_is_read_on_from_the_last_index_that_was_acknowledged(tmp_path: Path) -> None:
+    """OZ-088: by another syncer, from what the master has."""
+    source, target = MemoryStore("memory:a", has_feed=True), MemoryStore("memory:b")
+    first = Replication(source.store(), target.store(), tmp_path / "one")
+    first.run(30)
+    for number in range(5):
+        source.write(f"k{number}", b"x")
+    first.run(30)
+    acknowledged = first.engine.report().checkpoint
+    assert acknowledged.position == FeedPosition(source.log, 5)
+    failing(target, StoreUnavailableError("503"), {"put"})
+    source.write("late", b"late")
+    first.run(30)
+    assert first.engine.report().checkpoint.position == acknowledged.position
+    first.kill()
+    target.faults = StoreFaults()
+    store, asked = positions(source)
+    again = Replication(store, target.store(), tmp_path / "two", checkpoint=acknowledged)
+    again.run(30)
+    assert asked[0] == acknowledged.position
+    assert held(target) == held(source)
+    assert again.engine.report().checkpoint.position == FeedPosition(source.log, 6)
+
+
+def test_a_first_copy_goes_on_behind_the_last_key_in_its_folder(tmp_path: Path) -> None:
+    """OZ-064: the folder has no copy of the snapshot, but how far that was read."""
+    source = MemoryStore("memory:a", has_snapshots=True, page_keys=100)
+    target = MemoryStore("memory:b")
+    for number in range(900):
+        source.write(f"k{number:03}", b"")
+    later = LaterExecutor()
+    first = Replication(source.store(), target.store(), tmp_path, later=later)
+    while not first.engine.report().checkpoint.last_key:
+        first.step(1.0)
+        while later.waiting:
+            later.run()
+    last_key = first.engine.report().checkpoint.last_key
+    first.kill()
+    looked = set[str]()
+
+    def before(name: str, key: str) -> None:
+        if name == "facts":
+            looked.add(key)
+
+    target.faults = replace(target.faults, before=before)
+    again = Replication(source.store(), target.store(), tmp_path)
+    while again.engine.report().checkpoint.base is None:
+        again.step(1.0)
+    assert source.snapshots_made == 1
+    assert looked
+    assert min(looked) > last_key
+    assert held(target) == held(source)
+
+
+def test_the_lag_by_snapshots_is_at_least_that_of_each_change(tmp_path: Path) -> None:
+    """OZ-072: at most the interval and the time of two rounds."""
+    source, target, replication = by_snapshots(tmp_path)
+    clock = replication.clock
+    source._now_ms = clock.now_ms
+    replication.run(20, seconds=10.0)
+    assert replication.engine.report().lag_p50_ms is None
+    before = replication.engine.report().checkpoint.base
+    while replication.engine.report().checkpoint.base == before:
+        replication.step(1.0)
+    # Just after a snapshot: the next one has it, an interval later.
+    source.write("new", b"new")
+    source.touch("k01", ObjectProperties(tags=(("team", "x"),)))
+    written_ms = clock.ms
+    while held(target) != held(source):
+        replication.step(1.0)
+    lag_ms = clock.ms - written_ms
+    replication.run(5)
+    interval_s = ReplicationOptions().interval_s
+    report = replication.engine.report()
+    assert report.lag_p50_ms is not None
+    assert lag_ms - 1_000 <= report.lag_p50_ms <= 1_000 * (interval_s + 10)
 
 
 def test_a_key_that_is_gone_when_its_change_is_applied_is_settled_by_a_later_one(

@@ -181,6 +181,25 @@ def test_a_second_process_of_a_syncer_waits_for_the_first(one: OneMaster) -> Non
         first.beat()
 
 
+def test_a_replication_in_rounds_has_one_syncer_too(one: OneMaster) -> None:
+    """OZ-061: another one gets no work of it, and cannot report for it."""
+    first, second = OneSyncer(one, "s1").register(), OneSyncer(one, "s2").register()
+    one.add(policy(P1, ReplicationOptions(is_live=False)))
+    one.master.tick()
+    for syncer in (first, second):
+        syncer.beat()
+    holder, other = (first, second) if first.epoch() is not None else (second, first)
+    epoch = holder.epoch()
+    assert epoch is not None
+    assert other.epoch() is None
+    held = other.held(report(3), epoch=epoch)
+    with pytest.raises(LeaseLostError):
+        one.master.save_report(other.caller, held)
+    holder.save(report(3))
+    with pytest.raises(BusyError):
+        OneSyncer(one, holder.caller.syncer_id, session="b").register()
+
+
 def test_a_process_that_registers_again_begins_anew(one: OneMaster) -> None:
     syncer = working(one)
     before = syncer.epoch()
