@@ -69,12 +69,13 @@ class DecisionRules:
     """What holds for all keys of a run.
 
     `stamps_cover_properties`: the source's stamp changes with any property that
-    crosses, so that an unchanged stamp needs no reading. `may_delete` is False also
-    where a listing was not complete. `copies_unproven`: an object of unknown content is
-    copied where its time or stamp suggests that it changed. A verification does not,
-    and finds no difference that it does not know. With `trusts_times` one that is older
-    at the source is taken for equal; a key of which it is known that it was changed is
-    not.
+    crosses, so that an unchanged stamp needs no reading. `reads_target_properties`:
+    others set properties at the target, and its stamp does not show it. `may_delete` is
+    False also where a listing was not complete. `copies_unproven`: an object of unknown
+    content is copied where its time or stamp suggests that it changed. A verification
+    does not, and finds no difference that it does not know. With `trusts_times` one
+    that is older at the source is taken for equal; a key of which it is known that it
+    was changed is not.
     """
 
     may_delete: bool
@@ -82,6 +83,7 @@ class DecisionRules:
     patches: bool
     copies_unproven: bool = True
     trusts_times: bool = True
+    reads_target_properties: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,8 +162,8 @@ def _with_properties(state: KeyState, rules: DecisionRules, equal: Decision) -> 
     ours, theirs = state.source_properties, state.target_properties
     # A row without a digest was taken while other properties crossed.
     row = row if row is not None and row.properties else None
-    if row is not None and theirs is None and row.target.agrees(target):
-        theirs = row.properties
+    if row is not None and theirs is None and not rules.reads_target_properties:
+        theirs = row.properties if row.target.agrees(target) else None
     if row is not None and ours is None and rules.stamps_cover_properties:
         ours = row.properties if row.source.agrees(source) else None
     if ours is None:

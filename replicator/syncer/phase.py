@@ -108,7 +108,7 @@ class SyncPhase:
             is_cancelled=tools.is_stopped,
             new_executor=tools.new_executor,
         )
-        rules = _rules(source, tools.target)
+        rules = _rules(source, tools.target, has_two_ways=options.newest_wins)
         # Of what a comparison passes over nothing says that it was changed.
         self.comparison, of_changes = (
             KeyComparison(
@@ -169,12 +169,14 @@ class SyncPhase:
         )
 
 
-def _rules(source: Store, target: Store) -> DecisionRules:
+def _rules(source: Store, target: Store, *, has_two_ways: bool) -> DecisionRules:
     both = source.capabilities, target.capabilities
     return DecisionRules(
         may_delete=all(one.lists_all_keys for one in both),
         stamps_cover_properties=source.capabilities.stamps_cover_properties,
         patches=target.capabilities.copies_ranges,
+        # The other direction may not see what this one leaves to it.
+        reads_target_properties=has_two_ways and not target.capabilities.stamps_cover_properties,
     )
 
 

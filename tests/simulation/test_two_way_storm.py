@@ -53,6 +53,9 @@ def test_buckets_come_to_rest_and_lose_no_newer_write(
         ("ab", 50),
         # A look by the ledger's row began the wait for the other direction anew.
         ("ab", 119),
+        # Tags set just after a copy had brought others: one direction left them to the
+        # other, which did not look at its target's properties.
+        ("ab", 1_511),
         # A ring where two sides had set tags of one object at once.
         ("abc", 20_273),
     ],

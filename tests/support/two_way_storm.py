@@ -134,17 +134,8 @@ class TwoWayStorm:
         return [key for key in KEYS if len({self._state(one.get(key)) for one in kept}) > 1]
 
     def are_settled(self) -> bool:
-        """Whether all buckets have the same objects. In a ring tags that two sides have
-        changed at once may differ, and a comparison says so.
-        """
-        kept = [one.objects for one in self.stores.values()]
-        differing = self.differing()
-        bodies = [{one[key].body if key in one else None for one in kept} for key in differing]
-        if any(len(one) > 1 for one in bodies):
-            return False
-        reports = (link.replication.engine.report() for link in self.links)
-        is_told = len(self.links) > 2 and any(one.differences for one in reports)
-        return not differing or is_told
+        """Whether all buckets have the same objects, with the same properties."""
+        return not self.differing()
 
     def trace_of(self, key: str | None) -> list[str]:
         """What happened, to all keys: they are few."""
