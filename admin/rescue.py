@@ -168,7 +168,8 @@ def _rescue_all(
     with RescueFolder(state_home() / "rescue" / _folder_name(identity), Disk()) as rescues:
         if not options.listen:
             host = _local_address(directory.leader_address).rpartition(":")[0]
-            options = replace(options, listen=f"{host}:{_port_of(rescues.node())}")
+            node = rescues.node(lambda one: is_free(host.strip("[]"), _port_of(one)))
+            options = replace(options, listen=f"{host}:{_port_of(node)}")
         run = _Run(directory, rescues, options, answer, identity.cluster_id)
         if ids is None:
             run.clean()
@@ -203,6 +204,17 @@ def _port_of(node: PeerId) -> int:
     of the first registration of a UUID.
     """
     return _PORT_FIRST + int(node.replace("-", ""), 16) % _PORTS
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nobody listens at a port of this machine now."""
+    try:
+        with socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET
+        ):
+            return True
+    except OSError:
+        return False
 
 
 def _local_address(scm_address: str) -> str:

@@ -62,6 +62,8 @@ _THREADS = 8
 _SERVER_THREADS = 8
 _SERVER_LIMITS = CallLimits(idle_s=15, stream_s=300)
 _NODE_FILE = "node.json"
+# UUIDs among which one is looked for that fits.
+_NODES_DRAWN = 100
 _PROGRAM = "treefold rescue"
 
 
@@ -131,15 +133,17 @@ class RescueFolder:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def node(self) -> PeerId:
-        """The UUID with which rescues join this cluster, made on first use.
+    def node(self, fits: Callable[[PeerId], bool] = lambda _: True) -> PeerId:
+        """The UUID with which rescues join this cluster, made on first use: one that
+        `fits`, if some do.
 
         Raises:
             ConfigError: the file has no UUID.
         """
         path = self._folder / _NODE_FILE
         if self._disk.length(path) is None:
-            document = {"schema_version": 1, "uuid": str(uuid.uuid4())}
+            drawn = [PeerId(str(uuid.uuid4())) for _ in range(_NODES_DRAWN)]
+            document = {"schema_version": 1, "uuid": next(filter(fits, drawn), drawn[0])}
             self._disk.replace(path, json.dumps(document).encode() + b"\n")
         try:
             found = parse_json(self._disk.read(path))

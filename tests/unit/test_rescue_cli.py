@@ -3,6 +3,7 @@ alone.
 """
 
 import json
+import socket
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,11 @@ import pytest
 from click.testing import CliRunner
 
 from admin.cli import treefold
+from admin.rescue import is_free
 from live.rescue_runner import RescueFolder
 from merkle.columns import encode_tree
 from merkle.record import BlockRecord
-from merkle.replica import ContainerState
+from merkle.replica import ContainerState, PeerId
 from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.scm_client import NodeHealth
 from protos import ozone_heartbeat_pb2 as beat
@@ -233,6 +235,27 @@ def test_clean_withdraws_what_a_killed_rescue_left(cluster: RescueTwin, home: Pa
     assert cluster.extra_replicas(1) == []
     assert not list((home / "CID-twin").glob("container-*"))
     assert replicas[0].records
+
+
+def test_the_port_of_a_rescue_is_one_that_nobody_has(tmp_path: Path) -> None:
+    """Its UUID gives it, for ever: SCM keeps the ports of the first registration."""
+    seen = list[PeerId]()
+
+    def fits(node: PeerId) -> bool:
+        seen.append(node)
+        return len(seen) == 3
+
+    with RescueFolder(tmp_path, Disk()) as rescues:
+        node = rescues.node(fits)
+        assert node == seen[2]
+        # It is the cluster's by now.
+        assert rescues.node(lambda _: False) == node
+    with RescueFolder(tmp_path / "other", Disk()) as rescues:
+        assert rescues.node(lambda _: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert not is_free("127.0.0.1", port)
+    assert is_free("127.0.0.1", port)
 
 
 def test_all_staged_chunks_are_read_back_from_every_replica(cluster: RescueTwin) -> None:
