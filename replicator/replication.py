@@ -12,6 +12,8 @@ from replicator.stores.port import FeedPosition, SnapshotFacts
 
 # A report crosses with each heartbeat.
 FAILED_KEYS_MAX = 20
+# Of a key that a report or a checkpoint names; stores of S3 have no longer ones.
+KEY_BYTES_MAX = 1_024
 
 PolicyId = NewType("PolicyId", str)
 SyncerId = NewType("SyncerId", str)

@@ -17,6 +17,7 @@ from replicator.master.records import SyncerCapacity
 from replicator.master.syncer_rules import Assignment, Caller, HeldReport, Registration
 from replicator.replication import (
     FAILED_KEYS_MAX,
+    KEY_BYTES_MAX,
     Checkpoint,
     Condition,
     DesiredState,
@@ -42,8 +43,6 @@ _PREFIXES_MAX, _PREFIXES_BYTES_MAX = 100, 16 << 10
 PAGE = 500
 _NAME_MAX = 128
 _ADDRESS_MAX = 2_048
-# S3's limit; a key in UTF-8 may be that long.
-_KEY_BYTES_MAX = 1_024
 # Why one key fails: an answer has many of them.
 _KEY_MESSAGE_MAX = 200
 _NUMBER_MAX = (1 << 63) - 1
@@ -113,8 +112,8 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
     Raises:
         UsageError: it is invalid.
     """
-    if len(message.last_key.encode()) > _KEY_BYTES_MAX:
-        raise UsageError(f"the key of a checkpoint has over {_KEY_BYTES_MAX} bytes")
+    if len(message.last_key.encode()) > KEY_BYTES_MAX:
+        raise UsageError(f"the key of a checkpoint has over {KEY_BYTES_MAX} bytes")
     return Checkpoint(
         _one_of(Stage, message.stage),
         _snapshot_from(message.base) if message.HasField("base") else None,
@@ -155,8 +154,8 @@ def report_to(report: ReplicationReport) -> pb.Report:
                 message=_printable(one.message)[:_KEY_MESSAGE_MAX],
             )
             for one in report.failed_keys
-            # Stores of S3 have no longer ones; of such a key only the number is told.
-            if len(one.key.encode()) <= _KEY_BYTES_MAX
+            # Of another key only the number is told.
+            if len(one.key.encode()) <= KEY_BYTES_MAX
         ],
     )
 
@@ -192,8 +191,8 @@ def report_from(message: pb.Report) -> ReplicationReport:
 
 
 def _failed_key_from(message: pb.FailedKey) -> FailedKey:
-    if len(message.key.encode()) > _KEY_BYTES_MAX:
-        raise UsageError(f"a key that failed has over {_KEY_BYTES_MAX} bytes")
+    if len(message.key.encode()) > KEY_BYTES_MAX:
+        raise UsageError(f"a key that failed has over {KEY_BYTES_MAX} bytes")
     fault = _one_of(ReplicationFault, message.fault)
     return FailedKey(message.key, fault, _text(message.message, "message", _KEY_MESSAGE_MAX))
 

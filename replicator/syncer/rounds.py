@@ -15,7 +15,7 @@ from typing import assert_never
 from replicator.copier import CopierLimits
 from replicator.copy_task import CopyLimits
 from replicator.hashing import blake3_of
-from replicator.replication import Checkpoint, Policy, Stage
+from replicator.replication import KEY_BYTES_MAX, Checkpoint, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
 from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
@@ -518,9 +518,11 @@ class RoundRunner:
         if self._machine.is_live or now_s - self._progress_s < _PROGRESS_S:
             return None
         self._progress_s = now_s
-        if self._workers.held or not comparing.last_key:
+        key = comparing.last_key
+        # No record holds a longer key: an earlier one will do.
+        if self._workers.held or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             return None
-        return WorkProgressed(comparing.last_key)
+        return WorkProgressed(key)
 
     def _apply_difference(self, request: ApplyDifference) -> tuple[bool, Event | None]:
         snapshots = self._tools.source.snapshots

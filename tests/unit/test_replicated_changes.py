@@ -10,7 +10,7 @@ import pytest
 
 from ozone.manager_values import BucketLayout
 from replicator.origin import unmarked
-from replicator.replication import Condition, ReplicationOptions, Stage
+from replicator.replication import KEY_BYTES_MAX, Condition, ReplicationOptions, Stage
 from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import ChangeBatch, FeedPosition, ObjectProperties, Store
 from tests.support.bucket_commands import write_large
@@ -307,6 +307,29 @@ def test_a_first_copy_goes_on_behind_the_last_key_in_its_folder(tmp_path: Path) 
     assert looked
     assert min(looked) > last_key
     assert held(target) == held(source)
+
+
+def test_a_key_that_no_record_can_hold_is_not_recorded(tmp_path: Path) -> None:
+    """Stores of Ozone have longer keys than a master takes; an earlier one will do."""
+    source = MemoryStore("memory:a", has_snapshots=True)
+    target = MemoryStore("memory:b")
+    for number in range(450):
+        # Each page of a comparison but the last one ends with a long one.
+        tail = "x" * KEY_BYTES_MAX if number % 200 == 199 else ""
+        for store in (source, target):
+            store.write(f"k{number:03}{tail}", b"x")
+    later = LaterExecutor()
+    replication = Replication(
+        source.store(), target.store(), tmp_path, later=later, run_later=frozenset({"comparer"})
+    )
+    seen = set[str]()
+    for _ in range(20):
+        replication.step(6.0)
+        seen.add(replication.engine.report().checkpoint.last_key)
+        while later.waiting:
+            later.run()
+    assert replication.engine.report().checkpoint.base is not None
+    assert max(map(len, seen)) <= KEY_BYTES_MAX
 
 
 def test_the_lag_by_snapshots_is_at_least_that_of_each_change(tmp_path: Path) -> None:
