@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import click
+from click.shell_completion import CompletionItem
 
+from chunktable.files import AnyPath, ObjectPath, path_of
 from runtime.errors import DiskError
 
 
@@ -44,3 +46,28 @@ class LocalPath(click.Path):
                 ctx,
             )
         return super().convert(value, param, ctx)
+
+
+class OutPath(click.ParamType):
+    """A local folder, or the address of one in a bucket."""
+
+    name = "path"
+
+    def convert(
+        self, value: str | AnyPath, param: click.Parameter | None, ctx: click.Context | None
+    ) -> AnyPath:
+        """The path; another address than one of S3 is an error."""
+        if isinstance(value, Path | ObjectPath):
+            return value
+        if "://" in value:
+            return path_of(value)
+        return Path(os.fsdecode(_FOLDER.convert(value, param, ctx)))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Folders of this machine."""
+        return _FOLDER.shell_complete(ctx, param, incomplete)
+
+
+_FOLDER = LocalPath(file_okay=False, path_type=Path)

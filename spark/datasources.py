@@ -7,22 +7,26 @@
 Both have the columns of the chunk table and one more, `findings`. Input that cannot be
 read yields a row whose `findings` is a text and whose other columns hold what is known;
 it does not fail the job. In every other row `findings` is null. Filters on
-`container_id` and `datanode` are applied before files are opened; Spark checks the rows
-again.
+`container_id`, `datanode`, `volume` and `state` are applied before files are opened;
+Spark checks the rows again. Spark asks a source for all columns of its schema: a schema
+of some columns (`.schema(...)`) makes the others be left out where they are read.
 """
 
 import os
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
+    EqualNullSafe,
     EqualTo,
     Filter,
     GreaterThan,
@@ -63,6 +67,10 @@ SCHEMA = pa.schema(
     ]
 )
 
+# Columns of text whose filters keep files from being opened.
+_TEXTS = frozenset({"datanode", "volume", "state"})
+# A stored tree does not tell its replica's state.
+_TREE_STATE = ReplicaState.CLOSED
 # Tree files are small; fewer would not pay for starting a task.
 _PARTITION_FILES_MAX = 512
 # Each partition opens a shadow of the volume's database; fewer containers would not pay
@@ -71,13 +79,62 @@ _PARTITION_CONTAINERS_MAX = 256
 
 
 def register(session: SparkSession) -> None:
-    """Register both sources with a session and enable filter pushdown."""
+    """Register both sources with a session and enable filter pushdown.
+
+    Spark plans a source in a Python worker on the driver's machine, and reads it in
+    those of executors. Neither is this interpreter, and the first `python3` of the PATH
+    may have no packages: so workers get `spark.pyspark.python` or PYSPARK_PYTHON if it
+    is set, and otherwise this interpreter where all run on this machine.
+    """
     session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    # A server of Spark Connect has an interpreter of its own.
+    if not is_remote():
+        _choose_python(session)
     for source in (OzoneTree, OzoneVolume):
         session.dataSource.register(source)
 
 
-class OzoneTree(DataSource):
+def _choose_python(session: SparkSession) -> None:
+    context = session.sparkContext
+    chosen = context.getConf().get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
+    if chosen is None and str(context.master).startswith("local"):
+        chosen = sys.executable
+    context.pythonExec = chosen or context.pythonExec
+    # For a bare interpreter on the driver's machine, where the executors' packages are
+    # not. It ignores paths that do not exist.
+    ours = [path for path in sys.path if path and Path(path).is_dir()]
+    given = context.environment.get("PYTHONPATH", "")
+    context.environment["PYTHONPATH"] = os.pathsep.join([given, *ours] if given else ours)
+
+
+class _Source(DataSource):
+    """What both sources have."""
+
+    # The names of their options, in lower case, as Spark passes them.
+    known: ClassVar[frozenset[str]]
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options that `load` and `option` gave.
+
+        Raises:
+            UsageError: there is no path, or an unknown option.
+        """
+        super().__init__(options)
+        given = {name.lower(): value for name, value in options.items()}
+        if unknown := sorted(given.keys() - self.known - {"path", "paths"}):
+            raise _refusal(
+                f"{self.name()} has no option {', '.join(unknown)}",
+                f"Its options are {', '.join(sorted(self.known))}.",
+            )
+        self.given = given
+        self.paths = _paths(given)
+
+    def schema(self) -> StructType:
+        """The columns of the chunk table, and `findings`."""
+        return from_arrow_schema(SCHEMA)
+
+
+class OzoneTree(_Source):
     """`.tree` files: one, or all below a folder.
 
     The container ID comes from the file's name, otherwise from the tree. The datanode
@@ -86,54 +143,57 @@ class OzoneTree(DataSource):
     of its replica: the state is CLOSED, and BCS ID and replica index are 0.
     """
 
+    known = frozenset({"datanode", "volume"})
+
     @classmethod
     def name(cls) -> str:
         """The format's name in Spark."""
         return "ozonetree"
 
-    def schema(self) -> StructType:
-        """The columns of the chunk table, and `findings`."""
-        return from_arrow_schema(SCHEMA)
-
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the paths in the options.
+        """A reader of these columns.
 
         Raises:
-            UsageError: no path is given.
+            UsageError: the source has no such columns.
         """
-        options = dict(self.options)
-        return TreeReader(
-            _paths(self.options), options.get("datanode", ""), options.get("volume", "")
-        )
+        datanode, volume = self.given.get("datanode", ""), self.given.get("volume", "")
+        return TreeReader(self.paths, _columns(self.name(), schema), datanode, volume)
 
 
-class OzoneVolume(DataSource):
+class OzoneVolume(_Source):
     """Ozone volumes, opened read-only; each path is the root of one.
 
     The option `source` is a value of merkle.replica.TreeSource: where the checksums
     come from.
     """
 
+    known = frozenset({"source"})
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options that `load` and `option` gave.
+
+        Raises:
+            UsageError: there is no path, an unknown option, or no such source.
+        """
+        super().__init__(options)
+        source = self.given.get("source", TreeSource.TREE.value)
+        sources = [one.value for one in TreeSource]
+        if source not in sources:
+            raise _refusal(f"ozonevolume has no source {source!r}", f"It is {', '.join(sources)}.")
+        self.source = TreeSource(source)
+
     @classmethod
     def name(cls) -> str:
         """The format's name in Spark."""
         return "ozonevolume"
 
-    def schema(self) -> StructType:
-        """The columns of the chunk table, and `findings`."""
-        return from_arrow_schema(SCHEMA)
-
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the volumes in the options.
+        """A reader of these columns.
 
         Raises:
-            UsageError: no path is given.
-            ValueError: `source` is not a TreeSource.
+            UsageError: the source has no such columns.
         """
-        return _VolumeReader(
-            _paths(self.options),
-            TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
-        )
+        return _VolumeReader(self.paths, _columns(self.name(), schema), self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +203,17 @@ class RowFilter:
     first: int = -(2**63)
     last: int = 2**63 - 1
     containers: frozenset[int] | None = None
-    datanodes: frozenset[str] | None = None
+    # By column: those of _TEXTS.
+    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def narrowed(self, by: Filter) -> "RowFilter":
         """This filter and one more; a filter of another kind or column changes
         nothing.
         """
         match by:
-            case EqualTo(("container_id",), int(value)):
+            case EqualTo(("container_id",), int(value)) | EqualNullSafe(
+                ("container_id",), int(value)
+            ):
                 return self._only_containers({value})
             case In(("container_id",), values):
                 return self._only_containers({value for value in values if isinstance(value, int)})
@@ -162,10 +225,10 @@ class RowFilter:
                 return replace(self, last=min(self.last, value - 1))
             case LessThanOrEqual(("container_id",), int(value)):
                 return replace(self, last=min(self.last, value))
-            case EqualTo(("datanode",), str(value)):
-                return self._only_datanodes({value})
-            case In(("datanode",), values):
-                return self._only_datanodes({value for value in values if isinstance(value, str)})
+            case EqualTo((name,), str(value)) | EqualNullSafe((name,), str(value)):
+                return self._only_texts(name, {value})
+            case In((name,), values):
+                return self._only_texts(name, {one for one in values if isinstance(one, str)})
         return self
 
     def has_container(self, container_id: int) -> bool:
@@ -173,9 +236,11 @@ class RowFilter:
         is_listed = self.containers is None or container_id in self.containers
         return is_listed and self.first <= container_id <= self.last
 
-    def has_datanode(self, datanode: str) -> bool:
-        """Whether the filters leave rows of this datanode."""
-        return self.datanodes is None or datanode in self.datanodes
+    def has(self, **texts: str) -> bool:
+        """Whether the filters leave rows with these values of columns."""
+        return all(
+            name not in self.texts or value in self.texts[name] for name, value in texts.items()
+        )
 
     def _only_containers(self, containers: set[int]) -> "RowFilter":
         return replace(
@@ -185,18 +250,18 @@ class RowFilter:
             ),
         )
 
-    def _only_datanodes(self, datanodes: set[str]) -> "RowFilter":
-        return replace(
-            self,
-            datanodes=frozenset(
-                datanodes if self.datanodes is None else datanodes & self.datanodes
-            ),
-        )
+    def _only_texts(self, name: str, values: set[str]) -> "RowFilter":
+        if name not in _TEXTS:
+            return self
+        left = frozenset(values & self.texts.get(name, frozenset(values)))
+        return replace(self, texts={**self.texts, name: left})
 
 
 @dataclass
 class _Reader(DataSourceReader):
     paths: Sequence[str]
+    # The names of the columns to return, in order.
+    columns: Sequence[str]
     row_filter: RowFilter = field(default_factory=RowFilter, kw_only=True)
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
@@ -206,6 +271,17 @@ class _Reader(DataSourceReader):
         for pushed in filters:
             self.row_filter = self.row_filter.narrowed(pushed)
         return filters
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        # Spark makes a partition where the filters leave none.
+        if isinstance(partition, TreeFilePartition | ContainerPartition):
+            for batch in self.rows(partition):
+                yield batch.select(list(self.columns))
+
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, with all columns."""
+        raise NotImplementedError
 
 
 @dataclass
@@ -224,7 +300,7 @@ class TreeReader(_Reader):
             for i in range(0, len(left), _PARTITION_FILES_MAX)
         ]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's tree files."""
         assert isinstance(partition, TreeFilePartition)
         for path in partition.paths:
@@ -238,7 +314,11 @@ class TreeReader(_Reader):
             or not _is_id(container_id)
             or self.row_filter.has_container(container_id)
         )
-        return is_left and self.row_filter.has_datanode(self._attribute(path, "datanode"))
+        return is_left and self.row_filter.has(
+            datanode=self._attribute(path, "datanode"),
+            volume=self._attribute(path, "volume"),
+            state=_TREE_STATE.value,
+        )
 
     def _attribute(self, path: Path, key: str) -> str:
         values = [part.partition("=")[2] for part in path.parts if part.startswith(f"{key}=")]
@@ -274,7 +354,7 @@ class TreeReader(_Reader):
             )
             return
         replica = ReplicaAttributes(
-            datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, TreeSource.TREE.value
+            datanode, volume, tree.container_id, _TREE_STATE, 0, 0, TreeSource.TREE.value
         )
         yield from map(_with_findings, rows_of(replica, TreeColumns.of(tree)).batches())
         try:
@@ -298,7 +378,7 @@ class _VolumeReader(_Reader):
         """
         return [part for root in self.paths for part in self._partitions_of(root)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's containers."""
         assert isinstance(partition, ContainerPartition)
         if partition.finding:
@@ -317,7 +397,7 @@ class _VolumeReader(_Reader):
                 _open(root, Path(scratch)) as volume,
             ):
                 survey = VolumeSurvey(volume, Disk())
-                if not self.row_filter.has_datanode(survey.datanode):
+                if not self.row_filter.has(datanode=survey.datanode, volume=survey.volume):
                     return
                 ids = [
                     container_id
@@ -337,7 +417,14 @@ class _VolumeReader(_Reader):
         with _open(partition.root, scratch) as volume:
             survey = VolumeSurvey(volume, Disk())
             now_ms = round(datetime.now(UTC).timestamp() * 1000)
-            for found in survey.replicas(self.source, partition.container_ids):
+            states = {number: survey.state(number) for number in partition.container_ids}
+            left = [
+                number
+                for number, state in states.items()
+                # Reading one without a readable state reports why.
+                if state is None or self.row_filter.has(state=state.value)
+            ]
+            for found in survey.replicas(self.source, left):
                 yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
                 for fault in found.faults:
                     yield _finding(fault.detail, survey.datanode, survey.volume, found.container_id)
@@ -361,7 +448,7 @@ class ContainerPartition(InputPartition):
         self.finding = finding
 
 
-def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
+def _paths(options: Mapping[str, str]) -> tuple[str, ...]:
     paths = (
         parse_json(options["paths"])
         if "paths" in options
@@ -369,9 +456,37 @@ def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
         if "path" in options
         else []
     )
-    if not paths:
-        raise UsageError("say what to load: a path")
+    if not paths or not all(paths):
+        raise _refusal("say what to load: a path", "Write .load(PATH).")
     return tuple(map(str, paths))
+
+
+def _columns(source: str, schema: StructType) -> tuple[str, ...]:
+    """The names of the columns of a schema that a caller may have given."""
+    ours = {one.name: one.dataType for one in from_arrow_schema(SCHEMA)}
+    for one in schema:
+        if one.name not in ours:
+            raise _refusal(
+                f"{source} has no column {one.name}", f"Its columns are {', '.join(ours)}."
+            )
+        if one.dataType != ours[one.name] or not one.nullable:
+            kind = ours[one.name].simpleString()
+            raise _refusal(
+                f"column {one.name} of {source} is {kind}, and may be null",
+                "Leave out .schema(...), or name its columns with these types.",
+            )
+    return tuple(schema.fieldNames())
+
+
+def _refusal(text: str, hint: str) -> UsageError:
+    """The error of who uses a source wrongly: Spark shows it without the lines of code
+    that it passed, which would say nothing to them.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    # Only in a worker of Spark, which Spark ends after an error.
+    if main is not None and main.name.startswith("pyspark."):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    return UsageError(f"{text}. {hint}", hint=hint)
 
 
 def _tree_files(root: Path) -> list[Path]:

@@ -4,11 +4,16 @@ open less, findings as rows.
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
+from pyspark.sql.datasource import EqualNullSafe, EqualTo, GreaterThan, In, LessThanOrEqual
+from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 from merkle.columns import encode_tree
@@ -28,6 +33,8 @@ from spark.datasources import (
 from spark.sql import aggregate, names_of
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -127,7 +134,8 @@ def test_a_tree_that_is_no_replicas_is_a_finding_alone(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(raw)
-    reader = OzoneTree({"path": str(tmp_path), "datanode": "one"}).reader(StructType())
+    source = OzoneTree({"path": str(tmp_path), "datanode": "one"})
+    reader = source.reader(source.schema())
     assert isinstance(reader, TreeReader)
     reader.row_filter = RowFilter(containers=frozenset({6}))
     ((row,),) = [batch.to_pylist() for part in reader.partitions() for batch in reader.read(part)]
@@ -136,7 +144,7 @@ def test_a_tree_that_is_no_replicas_is_a_finding_alone(
 
 
 def test_filters_keep_files_from_being_opened(trees: Path) -> None:
-    def opened(*filters: EqualTo | In | GreaterThan | LessThanOrEqual) -> list[str]:
+    def opened(*filters: EqualTo | EqualNullSafe | In | GreaterThan | LessThanOrEqual) -> list[str]:
         source = OzoneTree({"path": str(trees)})
         reader = source.reader(source.schema())
         assert list(reader.pushFilters(list(filters))) == list(filters)
@@ -158,6 +166,15 @@ def test_filters_keep_files_from_being_opened(trees: Path) -> None:
         "two 2"
     ]
     assert opened(EqualTo(number, 1), EqualTo(number, 2), EqualTo(node, "two")) == []
+    # Trees of no known volume, all of CLOSED replicas.
+    assert opened(EqualNullSafe(("volume",), ""), EqualTo(number, 2), EqualTo(node, "two")) == [
+        "two 2"
+    ]
+    assert opened(EqualTo(("volume",), "v")) == []
+    assert len(opened(In(("state",), ("CLOSED", "OPEN")))) == 11
+    assert opened(EqualTo(("state",), "OPEN")) == []
+    # What is no name of a file keeps none from being opened.
+    assert len(opened(EqualTo(("source",), "data"))) == 11
 
 
 def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> None:
@@ -201,3 +218,111 @@ def test_containers_of_a_volume_are_picked_before_they_are_read(tmp_path: Path) 
     assert part.container_ids == (2, 5)
     reader.pushFilters([EqualTo(("datanode",), "nobody")])
     assert reader.partitions() == []
+    reader = source.reader(source.schema())
+    reader.pushFilters([EqualTo(("volume",), "none")])
+    assert reader.partitions() == []
+
+
+def test_replicas_in_another_state_are_not_read(tmp_path: Path) -> None:
+    """Their chunk files are gone, and nobody misses them."""
+    (root, *_) = sorted(unpack("healthy", tmp_path).glob("dn*/volume1"))
+    for path in root.rglob("*.block"):
+        path.unlink()
+    source = OzoneVolume({"path": str(root), "source": "data"})
+
+    def found(state: str) -> list[dict[str, Any]]:
+        reader = source.reader(source.schema())
+        reader.pushFilters([EqualTo(("state",), state)])
+        batches = (batch for part in reader.partitions() for batch in reader.read(part))
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    closed = found("CLOSED")
+    assert any(row["findings"] for row in closed)
+    assert found("OPEN") == []
+
+
+def test_a_plan_shows_what_is_not_read(trees: Path, session: SparkSession) -> None:
+    register(session)
+    whole = session.read.format("ozonetree").load(str(trees))
+    filtered = whole.where("volume = 'v' AND state = 'CLOSED' AND datanode = 'one'")
+    plan = filtered._jdf.queryExecution().executedPlan().toString()
+    for name, value in (("volume", "v"), ("state", "CLOSED"), ("datanode", "one")):
+        assert f"EqualTo({name},{value})" in plan.replace(", ", ",")
+    # The volume is unknown, so no file is opened: Spark makes an empty partition.
+    assert filtered.collect() == []
+    two = StructType([whole.schema["datanode"], whole.schema["container_id"]])
+    narrow = session.read.format("ozonetree").schema(two).load(str(trees))
+    (scan,) = [
+        line
+        for line in narrow._jdf.queryExecution().executedPlan().toString().splitlines()
+        if "Scan" in line
+    ]
+    assert "datanode" in scan
+    assert "container_id" in scan
+    assert "checksum" not in scan
+    expected = [(row.datanode, row.container_id) for row in whole.collect()]
+    assert sorted(map(tuple, narrow.collect()), key=str) == sorted(expected, key=str)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "schema", "text"),
+    [
+        ("ozonetree", {"vlume": "v"}, None, "ozonetree has no option vlume"),
+        ("ozonetree", {"source": "data"}, None, "ozonetree has no option source"),
+        ("ozonevolume", {"source": "disk"}, None, "ozonevolume has no source 'disk'"),
+        ("ozonetree", {"path": ""}, None, "say what to load: a path"),
+        ("ozonetree", {}, "datanod string", "ozonetree has no column datanod"),
+        ("ozonevolume", {}, "container_id string", "column container_id of ozonevolume is bigint"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_refused_in_words(
+    trees: Path,
+    session: SparkSession,
+    name: str,
+    options: dict[str, str],
+    schema: str | None,
+    text: str,
+) -> None:
+    register(session)
+    reader = session.read.format(name).options(**{"path": str(trees), **options})
+    with pytest.raises(PySparkException, match=text) as error:
+        (reader.schema(schema) if schema else reader).load().collect()
+    assert "Traceback" not in str(error.value)
+    assert ".py" not in str(error.value)
+    # Errors of others show their code as before.
+    fails = udf(lambda _: 1 // 0, "int")
+    with pytest.raises(PySparkException, match="Traceback"):
+        session.range(1).select(fails("id")).collect()
+
+
+@pytest.mark.parametrize("chosen", ["", "--conf spark.pyspark.python"])
+def test_a_job_of_an_unactivated_environment_reads_trees(
+    tmp_path: Path, trees: Path, chosen: str
+) -> None:
+    """The first `python3` of the PATH has no packages, as that of the system."""
+    (tmp_path / "bin").mkdir()
+    bare = tmp_path / "bin" / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    setting = f'.config("spark.pyspark.python", {sys.executable!r})' if chosen else ""
+    job = f"""
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+from pyspark.sql.types import StructType
+from spark.datasources import register
+session = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1"){setting}.getOrCreate())
+register(session)
+print(session.read.format("ozonetree").load({str(trees)!r}).where("container_id = 1").count())
+"""
+    environment = {name: os.environ[name] for name in ("JAVA_HOME", "HOME") if name in os.environ}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", job],
+        cwd=ROOT,
+        env={**environment, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "6", done.stderr[-2000:]
