@@ -459,6 +459,8 @@ def _decoded(root: Element, text: str) -> str:
 
 def _file_info(path: str, entry: Element) -> pa_fs.FileInfo:
     modified = datetime.fromisoformat(entry.findtext("LastModified") or "")
+    # Whole seconds, as a HEAD of the same object says.
+    modified = modified.replace(microsecond=0)
     when = modified.replace(tzinfo=modified.tzinfo or UTC)
     size = int(entry.findtext("Size") or 0)
     return pa_fs.FileInfo(path, pa_fs.FileType.File, size=size, mtime=when)

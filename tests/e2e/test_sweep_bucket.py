@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from admin.cli import treefold as cli
 from admin.demo.synthetic import SyntheticCluster, synthetic
-from chunktable.files import Files, ObjectPath
+from chunktable.files import AnyPath, Files, ObjectPath
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError
 from sweep.lease import LEASE_S
@@ -66,6 +66,11 @@ def upload(folder: Path, to: ObjectPath) -> None:
             Files(Disk()).replace(to / str(path.relative_to(folder)), path.read_bytes())
 
 
+def rows_of(place: AnyPath, sweep_id: str) -> list[list[str]]:
+    """The rows of all tables. Two findings of one chunk come in any order."""
+    return [sorted(map(str, table_of(place, table, sweep_id))) for table in TABLES]
+
+
 def test_a_bucket_gets_what_a_folder_gets(
     tmp_path: Path, nights: Path, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -98,7 +103,7 @@ def test_a_bucket_gets_what_a_folder_gets(
                 for row in rows:
                     row.pop("last_sweep", None)
                     row.pop("since", None)
-                printed[-1].append(f"{number} {table} {rows}")
+                printed[-1].append(f"{number} {table} {sorted(map(str, rows))}")
         printed[-1].append(str(sorted(packed_trees(place, ids[1]).items())))
         store = SweepStore(place, Disk())
         assert b"<html" in store.access.read(store.report(ids[1]))
@@ -110,7 +115,8 @@ def test_a_bucket_gets_what_a_folder_gets(
 def test_only_the_last_sweeps_stay_in_a_bucket(out: ObjectPath, nights: Path) -> None:
     ids = [run(out, nights / "first", keep=2, write_trees=True).sweep_id for _ in range(4)]
     assert SweepStore(out, Disk()).sweeps() == ids[2:]
-    held = {name.split("/")[1] for name in Files(Disk()).files_below(out) if "=" in name}
+    names = Files(Disk()).files_below(out)
+    held = {name.split("/")[1] for name in names if "/sweep_id=" in name}
     assert held == {f"sweep_id={sweep_id}" for sweep_id in ids[2:]}
 
 
@@ -137,7 +143,7 @@ def test_killed_before_any_change_the_next_run_comes_to_the_same(
     tmp_path: Path, out: ObjectPath, nights: Path
 ) -> None:
     whole = run(tmp_path / "whole", nights / "second", report=lambda _: ())
-    expected = [table_of(tmp_path / "whole", table, whole.sweep_id) for table in TABLES]
+    expected = rows_of(tmp_path / "whole", whole.sweep_id)
     changes, deaths, resumed = 0, 0, 0
     while True:
         place = out / str(changes)
@@ -154,9 +160,13 @@ def test_killed_before_any_change_the_next_run_comes_to_the_same(
             progress = Quiet()
             again = run(place, nights / "second", progress=progress, report=report)
             is_resumed = any(f"resuming sweep {again.sweep_id}" in one for one in progress.notes)
-            assert complete in ([], [again.sweep_id])
-            assert is_resumed or changes < 2
-            assert [table_of(place, table, again.sweep_id) for table in TABLES] == expected
+            if complete and not is_resumed:
+                # It was complete but for its cleaning up, so this is another night.
+                assert again.previous == complete[0]
+            else:
+                assert complete in ([], [again.sweep_id])
+                assert is_resumed or changes < 2
+            assert rows_of(place, complete[0] if complete else again.sweep_id) == expected
             assert not Files(Disk()).files_below(place / "work")
             resumed += is_resumed
             deaths += 1
@@ -221,7 +231,7 @@ def test_a_sweep_whose_place_was_taken_writes_no_more(
 def test_a_killed_process_is_resumed_after_its_lease(out: ObjectPath, tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SyntheticCluster(seed=4, datanodes=8, containers=2000))
     command = [
-        *(sys.executable, "-m", "admin", "sweep", "run", "--json", "--threads", "1"),
+        *(sys.executable, "-m", "admin.cli", "sweep", "run", "--json", "--threads", "1"),
         *("--table", str(tmp_path / "table"), "--out", str(out)),
     ]
     killed = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -243,7 +253,7 @@ def test_a_killed_process_is_resumed_after_its_lease(out: ObjectPath, tmp_path: 
 
 
 def error_of(done: Result) -> str:
-    return str(json.loads(done.stdout)["error"]["code"])
+    return done.stderr.partition("[")[2].partition("]")[0]
 
 
 def test_a_missing_bucket_and_a_wrong_key_end_with_their_names(
@@ -289,7 +299,4 @@ def test_a_cut_connection_ends_a_sweep_that_goes_on_when_it_is_mended(
         summary = run(out, nights / "second", progress=progress)
         assert any("resuming sweep" in note for note in progress.notes)
         whole = run(tmp_path / "whole", nights / "second")
-        for table in TABLES:
-            assert table_of(out, table, summary.sweep_id) == table_of(
-                tmp_path / "whole", table, whole.sweep_id
-            )
+        assert rows_of(out, summary.sweep_id) == rows_of(tmp_path / "whole", whole.sweep_id)
