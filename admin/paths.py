@@ -48,7 +48,7 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class OutPath(click.ParamType):
+class OutPath(click.ParamType[AnyPath]):
     """A local folder, or the address of one in a bucket."""
 
     name = "path"

@@ -6,16 +6,20 @@
 
 Both have the columns of the chunk table and one more, `findings`. Input that cannot be
 read yields a row whose `findings` is a text and whose other columns hold what is known;
-it does not fail the job. In every other row `findings` is null. Filters on
-`container_id`, `datanode`, `volume` and `state` are applied before files are opened;
-Spark checks the rows again. Spark asks a source for all columns of its schema: a schema
-of some columns (`.schema(...)`) makes the others be left out where they are read.
+it does not fail the job. In every other row `findings` is null.
+
+The options `only_containers`, `only_datanodes`, `only_volumes` and `only_states` keep
+files from being opened. The sources take no filters of Spark: it keeps those of one
+query for the next ones of the same DataFrame, which would silently lack rows. Nor does
+Spark tell a source which columns a query needs: a schema of some columns
+(`.schema(...)`) makes the others be left out where they are read.
 """
 
 import os
+import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,15 +30,7 @@ from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -67,8 +63,10 @@ SCHEMA = pa.schema(
     ]
 )
 
-# Columns of text whose filters keep files from being opened.
-_TEXTS = frozenset({"datanode", "volume", "state"})
+# Columns of text by which rows can be chosen.
+_TEXTS = ("datanode", "volume", "state")
+_FILTERS = frozenset({"only_containers", *(f"only_{name}s" for name in _TEXTS)})
+_RANGE = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 # A stored tree does not tell its replica's state.
 _TREE_STATE = ReplicaState.CLOSED
 # Tree files are small; fewer would not pay for starting a task.
@@ -79,14 +77,13 @@ _PARTITION_CONTAINERS_MAX = 256
 
 
 def register(session: SparkSession) -> None:
-    """Register both sources with a session and enable filter pushdown.
+    """Register both sources with a session.
 
     Spark plans a source in a Python worker on the driver's machine, and reads it in
     those of executors. Neither is this interpreter, and the first `python3` of the PATH
     may have no packages: so workers get `spark.pyspark.python` or PYSPARK_PYTHON if it
     is set, and otherwise this interpreter where all run on this machine.
     """
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
     # A server of Spark Connect has an interpreter of its own.
     if not is_remote():
         _choose_python(session)
@@ -121,13 +118,15 @@ class _Source(DataSource):
         """
         super().__init__(options)
         given = {name.lower(): value for name, value in options.items()}
-        if unknown := sorted(given.keys() - self.known - {"path", "paths"}):
+        known = self.known | _FILTERS
+        if unknown := sorted(given.keys() - known - {"path", "paths"}):
             raise _refusal(
                 f"{self.name()} has no option {', '.join(unknown)}",
-                f"Its options are {', '.join(sorted(self.known))}.",
+                f"Its options are {', '.join(sorted(known))}.",
             )
         self.given = given
         self.paths = _paths(given)
+        self.row_filter = RowFilter.of(given)
 
     def schema(self) -> StructType:
         """The columns of the chunk table, and `findings`."""
@@ -157,7 +156,8 @@ class OzoneTree(_Source):
             UsageError: the source has no such columns.
         """
         datanode, volume = self.given.get("datanode", ""), self.given.get("volume", "")
-        return TreeReader(self.paths, _columns(self.name(), schema), datanode, volume)
+        columns = _columns(self.name(), schema)
+        return TreeReader(self.paths, columns, self.row_filter, datanode, volume)
 
 
 class OzoneVolume(_Source):
@@ -193,68 +193,55 @@ class OzoneVolume(_Source):
         Raises:
             UsageError: the source has no such columns.
         """
-        return _VolumeReader(self.paths, _columns(self.name(), schema), self.source)
+        columns = _columns(self.name(), schema)
+        return _VolumeReader(self.paths, columns, self.row_filter, self.source)
 
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """The rows that pushed-down filters leave; None leaves all."""
+    """The rows that the options `only_...` leave; all without any."""
 
-    first: int = -(2**63)
-    last: int = 2**63 - 1
-    containers: frozenset[int] | None = None
-    # By column: those of _TEXTS.
+    # Ranges of container IDs, inclusive; None leaves all.
+    containers: tuple[tuple[int, int], ...] | None = None
+    # By column: datanode, volume and state.
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def narrowed(self, by: Filter) -> "RowFilter":
-        """This filter and one more; a filter of another kind or column changes
-        nothing.
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "RowFilter":
+        """The filter of some options.
+
+        Raises:
+            UsageError: there are no such containers or states.
         """
-        match by:
-            case EqualTo(("container_id",), int(value)) | EqualNullSafe(
-                ("container_id",), int(value)
-            ):
-                return self._only_containers({value})
-            case In(("container_id",), values):
-                return self._only_containers({value for value in values if isinstance(value, int)})
-            case GreaterThan(("container_id",), int(value)):
-                return replace(self, first=max(self.first, value + 1))
-            case GreaterThanOrEqual(("container_id",), int(value)):
-                return replace(self, first=max(self.first, value))
-            case LessThan(("container_id",), int(value)):
-                return replace(self, last=min(self.last, value - 1))
-            case LessThanOrEqual(("container_id",), int(value)):
-                return replace(self, last=min(self.last, value))
-            case EqualTo((name,), str(value)) | EqualNullSafe((name,), str(value)):
-                return self._only_texts(name, {value})
-            case In((name,), values):
-                return self._only_texts(name, {one for one in values if isinstance(one, str)})
-        return self
+        containers, states = None, {state.value for state in ReplicaState}
+        if (text := given.get("only_containers")) is not None:
+            ranges = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+            if not all(ranges):
+                raise _refusal(
+                    f"only_containers is {text!r}", "Write IDs and ranges of them: 3,7,20-30."
+                )
+            containers = tuple((int(one[1]), int(one[2] or one[1])) for one in ranges if one)
+        texts = {
+            column: frozenset(part.strip() for part in given[f"only_{column}s"].split(","))
+            for column in _TEXTS
+            if f"only_{column}s" in given
+        }
+        if unknown := sorted(texts.get("state", frozenset()) - states):
+            raise _refusal(
+                f"only_states has {', '.join(unknown)}", f"States are {', '.join(sorted(states))}."
+            )
+        return cls(containers, texts)
 
     def has_container(self, container_id: int) -> bool:
-        """Whether the filters leave rows of this container."""
-        is_listed = self.containers is None or container_id in self.containers
-        return is_listed and self.first <= container_id <= self.last
+        """Whether rows of this container are left."""
+        ranges = self.containers
+        return ranges is None or any(first <= container_id <= last for first, last in ranges)
 
     def has(self, **texts: str) -> bool:
-        """Whether the filters leave rows with these values of columns."""
+        """Whether rows with these values of columns are left."""
         return all(
             name not in self.texts or value in self.texts[name] for name, value in texts.items()
         )
-
-    def _only_containers(self, containers: set[int]) -> "RowFilter":
-        return replace(
-            self,
-            containers=frozenset(
-                containers if self.containers is None else containers & self.containers
-            ),
-        )
-
-    def _only_texts(self, name: str, values: set[str]) -> "RowFilter":
-        if name not in _TEXTS:
-            return self
-        left = frozenset(values & self.texts.get(name, frozenset(values)))
-        return replace(self, texts={**self.texts, name: left})
 
 
 @dataclass
@@ -262,19 +249,11 @@ class _Reader(DataSourceReader):
     paths: Sequence[str]
     # The names of the columns to return, in order.
     columns: Sequence[str]
-    row_filter: RowFilter = field(default_factory=RowFilter, kw_only=True)
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Record the filters and return all of them, so that Spark applies them
-        again.
-        """
-        for pushed in filters:
-            self.row_filter = self.row_filter.narrowed(pushed)
-        return filters
+    row_filter: RowFilter
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
-        # Spark makes a partition where the filters leave none.
+        # Spark makes a partition where there is none.
         if isinstance(partition, TreeFilePartition | ContainerPartition):
             for batch in self.rows(partition):
                 yield batch.select(list(self.columns))
@@ -292,7 +271,7 @@ class TreeReader(_Reader):
     volume: str
 
     def partitions(self) -> Sequence["TreeFilePartition"]:
-        """The tree files that the filters leave, up to _PARTITION_FILES_MAX each."""
+        """The tree files that are left, up to _PARTITION_FILES_MAX each."""
         found = [path for root in self.paths for path in _tree_files(Path(root))]
         left = [path for path in found if self._is_left(path)]
         return [
@@ -344,6 +323,8 @@ class TreeReader(_Reader):
         except ReconcileError as error:
             yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, container_id)
             return
+        if not self.row_filter.has_container(tree.container_id):
+            return
         if tree.data_checksum is None:
             # A missing root is not the root of an empty tree.
             yield _finding(f"{path}: the tree has no root", datanode, volume, tree.container_id)
@@ -372,7 +353,7 @@ class _VolumeReader(_Reader):
     source: TreeSource
 
     def partitions(self) -> Sequence["ContainerPartition"]:
-        """The containers that the filters leave, up to _PARTITION_CONTAINERS_MAX each.
+        """The containers that are left, up to _PARTITION_CONTAINERS_MAX each.
 
         A volume that cannot be opened is a partition with a finding.
         """
@@ -425,7 +406,9 @@ class _VolumeReader(_Reader):
                 if state is None or self.row_filter.has(state=state.value)
             ]
             for found in survey.replicas(self.source, left):
-                yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
+                state = found.state or ReplicaState.INVALID
+                if self.row_filter.has(state=state.value):
+                    yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
                 for fault in found.faults:
                     yield _finding(fault.detail, survey.datanode, survey.volume, found.container_id)
 

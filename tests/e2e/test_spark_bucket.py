@@ -100,5 +100,5 @@ def test_executors_that_the_store_does_not_let_in_are_named(
     place = ObjectPath.of(f"s3://{signing_ministack_bucket.name}/out?endpoint_url={endpoint.url}")
     session.sparkContext.environment["AWS_ACCESS_KEY_ID"] = "unknown"
     request = SweepRequest(place, (str(tmp_path / "table"),))
-    with pytest.raises(FolderNotSharedError, match="InvalidAccessKeyId"):
+    with pytest.raises(FolderNotSharedError, match="403 AccessDenied"):
         sweep(request, SparkEngine(session), Quiet())
