@@ -216,16 +216,19 @@ def run(
     compared. Inputs that cannot be read are skipped and listed; their replicas never
     count as missing. DIR receives an HTML report and the Parquet tables `roots`,
     `verdicts`, `findings` and `summary`, partitioned by sweep_id. After an interruption
-    or a crash, the same command resumes the sweep.
+    or a crash, the same command resumes the sweep. DIR may be in a bucket:
+    s3://BUCKET/PREFIX?endpoint_url=URL, with credentials from the environment.
 
     \b
     Examples:
       treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
       treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
+      treefold sweep run --table s3://exports --out s3://sweeps/prod
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
     none of that, but an input or an expected replica was not read, or nothing could be
-    compared, 8 another sweep is running in DIR, 130 interrupted.
+    compared, 7 the store of DIR does not answer, 8 another sweep is running in DIR, 130
+    interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)

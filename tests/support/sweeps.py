@@ -124,7 +124,7 @@ class OnePartWaves:
 
 def run(
     out: AnyPath,
-    *tables: Path,
+    *tables: AnyPath,
     volumes: Sequence[Path] = (),
     source: TreeSource = TreeSource.TREE,
     engine: Engine | None = None,
