@@ -60,8 +60,8 @@ _out = click.option(
     type=OutPath(),
     required=True,
     help=(
-        "The folder of sweeps, or s3://BUCKET/PREFIX. Use the same one for every sweep of a"
-        " cluster."
+        "The folder of sweeps, or s3://BUCKET/PREFIX?endpoint_url=URL with credentials from the"
+        " environment. Use the same one for every sweep of a cluster."
     ),
 )
 
@@ -216,19 +216,16 @@ def run(
     compared. Inputs that cannot be read are skipped and listed; their replicas never
     count as missing. DIR receives an HTML report and the Parquet tables `roots`,
     `verdicts`, `findings` and `summary`, partitioned by sweep_id. After an interruption
-    or a crash, the same command resumes the sweep. DIR may be in a bucket:
-    s3://BUCKET/PREFIX?endpoint_url=URL, with credentials from the environment.
+    or a crash, the same command resumes the sweep.
 
     \b
     Examples:
       treefold sweep run --table /exports/night --out /var/lib/treefold/sweeps
       treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
-      treefold sweep run --table s3://exports --out s3://sweeps/prod
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
     none of that, but an input or an expected replica was not read, or nothing could be
-    compared, 7 the store of DIR does not answer, 8 another sweep is running in DIR, 130
-    interrupted.
+    compared, 7 a store does not answer, 8 another sweep runs in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)

@@ -25,7 +25,7 @@ from chunktable.errors import (
     StoreUnreachableError,
 )
 from chunktable.places import check_name, check_scheme, resolve_location
-from chunktable.s3_files import ObjectWriter, S3Files, s3_objects
+from chunktable.s3_files import ObjectSink, S3Files, s3_objects
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, ConfigError, DiskError
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3UnavailableError
@@ -113,7 +113,7 @@ class NewFile(Protocol):
     """A file that is being written; `target` is what pyarrow writes to."""
 
     @property
-    def target(self) -> str | ObjectWriter:
+    def target(self) -> str | ObjectSink:
         """A path or a file object."""
 
     def close(self) -> None:
@@ -306,7 +306,7 @@ class _NewLocalFile:
 class _NewObject:
     """One upload (NewFile)."""
 
-    def __init__(self, writer: ObjectWriter, change: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, writer: ObjectSink, change: Callable[[Callable[[], None]], None]) -> None:
         self.target = writer
         self._change = change
 

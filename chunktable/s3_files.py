@@ -210,9 +210,9 @@ class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
         """A new object, which appears when the stream is closed."""
         return pa.PythonFile(self.open_writer(path), mode="w")
 
-    def open_writer(self, path: str) -> "ObjectWriter":
+    def open_writer(self, path: str) -> "ObjectSink":
         """A new object, which appears when the writer is closed."""
-        return ObjectWriter(self._ask, path)
+        return ObjectSink(self._ask, path)
 
     def get(self, path: str) -> S3Answer:
         """A whole object, in one request."""
@@ -374,7 +374,7 @@ class _ObjectReader(io.RawIOBase):
         return self._ahead[: end - first]
 
 
-class ObjectWriter(io.RawIOBase):
+class ObjectSink(io.RawIOBase):
     """A new object as a file: one PUT if it is small, else an upload in parts."""
 
     def __init__(self, ask: Callable[..., S3Answer], path: str) -> None:

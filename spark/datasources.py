@@ -69,6 +69,7 @@ _FILTERS = frozenset({"only_containers", *(f"only_{name}s" for name in _TEXTS)})
 _RANGE = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
 # A stored tree does not tell its replica's state.
 _TREE_STATE = ReplicaState.CLOSED
+_DEFAULT_PYTHON = "python3"
 # Tree files are small; fewer would not pay for starting a task.
 _PARTITION_FILES_MAX = 512
 # Each partition opens a shadow of the volume's database; fewer containers would not pay
@@ -93,8 +94,10 @@ def register(session: SparkSession) -> None:
 
 def _choose_python(session: SparkSession) -> None:
     context = session.sparkContext
-    chosen = context.getConf().get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
-    if chosen is None and str(context.master).startswith("local"):
+    chosen = context.getConf().get("spark.pyspark.python")
+    # What is there comes from PYSPARK_PYTHON, or is Spark's default.
+    is_default = context.pythonExec == _DEFAULT_PYTHON
+    if chosen is None and is_default and str(context.master).startswith("local"):
         chosen = sys.executable
     context.pythonExec = chosen or context.pythonExec
     # For a bare interpreter on the driver's machine, where the executors' packages are
@@ -126,7 +129,7 @@ class _Source(DataSource):
             )
         self.given = given
         self.paths = _paths(given)
-        self.row_filter = RowFilter.of(given)
+        self.row_filter = _RowFilter.of(given)
 
     def schema(self) -> StructType:
         """The columns of the chunk table, and `findings`."""
@@ -157,7 +160,7 @@ class OzoneTree(_Source):
         """
         datanode, volume = self.given.get("datanode", ""), self.given.get("volume", "")
         columns = _columns(self.name(), schema)
-        return TreeReader(self.paths, columns, self.row_filter, datanode, volume)
+        return _TreeReader(self.paths, columns, self.row_filter, datanode, volume)
 
 
 class OzoneVolume(_Source):
@@ -198,7 +201,7 @@ class OzoneVolume(_Source):
 
 
 @dataclass(frozen=True, slots=True)
-class RowFilter:
+class _RowFilter:
     """The rows that the options `only_...` leave; all without any."""
 
     # Ranges of container IDs, inclusive; None leaves all.
@@ -207,7 +210,7 @@ class RowFilter:
     texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "RowFilter":
+    def of(cls, given: Mapping[str, str]) -> "_RowFilter":
         """The filter of some options.
 
         Raises:
@@ -249,7 +252,7 @@ class _Reader(DataSourceReader):
     paths: Sequence[str]
     # The names of the columns to return, in order.
     columns: Sequence[str]
-    row_filter: RowFilter
+    row_filter: _RowFilter
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition."""
@@ -264,7 +267,7 @@ class _Reader(DataSourceReader):
 
 
 @dataclass
-class TreeReader(_Reader):
+class _TreeReader(_Reader):
     """Reads `.tree` files."""
 
     datanode: str

@@ -51,7 +51,7 @@ def exclusive(folder: AnyPath, note: Callable[[str], None]) -> Iterator[Callable
         with _locked(folder):
             yield lambda: None
         return
-    lease = Lease(LeaseObject(folder / ".lock"), str(folder), note)
+    lease = SweepLease(_LeaseObject(folder / ".lock"), str(folder), note)
     lease.acquire()
     stopped = Event()
 
@@ -91,7 +91,7 @@ class LeaseStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class LeaseObject:
+class _LeaseObject:
     """An object of a bucket (LeaseStore)."""
 
     path: ObjectPath
@@ -105,7 +105,7 @@ class LeaseObject:
         return swap_object(self.path, content, etag)
 
 
-class Lease:
+class SweepLease:
     """The lease of a folder in a bucket. Thread-safe."""
 
     def __init__(

@@ -295,8 +295,7 @@ class SweepStore:
     def sweeps(self) -> list[str]:
         """The IDs of the complete sweeps, oldest first."""
         below = self.access.files_below(self.folder / SweepTable.SUMMARY.value)
-        found = (match[1] for path in below if (match := _SUMMARY.fullmatch(path)))
-        return sorted(found)
+        return sorted(match[1] for path in below if (match := _SUMMARY.fullmatch(path)))
 
     def sweep(self, name: str) -> str:
         """The ID of the sweep named by an ID, by a unique prefix of one, or by

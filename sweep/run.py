@@ -113,7 +113,7 @@ def sweep(
         output = SweepStore(out, disk, check)
         work = WorkFolders(out, output.access)
         request = replace(request, gone=whole_names(output, request.gone))
-        scratch = stack.enter_context(scratch_folder(out, "shadows", disk))
+        scratch = stack.enter_context(_scratch_folder(out, "shadows", disk))
         volumes = stack.enter_context(open_volumes(request.volumes, request.source, scratch, disk))
         inputs = table_parts(request.tables)
         skipped = (*volumes.skipped, *inputs.skipped)
@@ -143,7 +143,7 @@ def sweep(
 
 
 @contextmanager
-def scratch_folder(out: AnyPath, name: str, disk: Disk) -> Iterator[Path]:
+def _scratch_folder(out: AnyPath, name: str, disk: Disk) -> Iterator[Path]:
     """An empty folder of this machine for what only this process needs; it is removed
     afterwards. It lies in the work folder, which has room, unless this is in a bucket.
     """
@@ -442,7 +442,7 @@ class _Sweep:
         of_agents, lost = export_findings(self._plan.manifests)
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
         unread = [_unreadable_row(f"{one.input}: {one.reason}") for one in skipped]
-        with scratch_folder(self._request.out, "changed", self._disk) as scratch:
+        with _scratch_folder(self._request.out, "changed", self._disk) as scratch:
             silent = self._history.silent_changes_since(
                 self._output,
                 sweep_id,

@@ -7,12 +7,12 @@ import pytest
 from chunktable.errors import StoreUnreachableError
 from chunktable.files import StoredObject
 from runtime.errors import BusyError
-from sweep.lease import LEASE_S, Lease
+from sweep.lease import LEASE_S, SweepLease
 
 
 @dataclass
 class MemoryStore:
-    """A twin of a bucket's object, with a clock that its users share."""
+    """A twin of a bucket's object (LeaseStore), with a clock that its users share."""
 
     obeys: bool = True
     now_s: float = 0.0
@@ -21,7 +21,7 @@ class MemoryStore:
     is_cut: bool = False
     # What the network loses: the answer, after the object was written.
     loses_answers: int = 0
-    others: list["Lease"] = field(default_factory=list)
+    others: list["SweepLease"] = field(default_factory=list)
     writes: int = 0
 
     def read(self) -> StoredObject | None:
@@ -53,9 +53,9 @@ class MemoryStore:
             raise StoreUnreachableError("no route")
 
 
-def lease_of(store: MemoryStore, notes: list[str] | None = None) -> Lease:
+def lease_of(store: MemoryStore, notes: list[str] | None = None) -> SweepLease:
     note = (notes if notes is not None else []).append
-    return Lease(store, "s3://b/out", note, clock=lambda: store.now_s, sleep=store.sleep)
+    return SweepLease(store, "s3://b/out", note, clock=lambda: store.now_s, sleep=store.sleep)
 
 
 @pytest.fixture(params=[True, False], ids=["conditional", "unconditional"])
@@ -131,7 +131,7 @@ def test_two_that_take_over_at_once_are_not_both_let_in(store: MemoryStore) -> N
             return store.swap(content, etag)
 
     store.now_s += 20 * LEASE_S
-    second = Lease(
+    second = SweepLease(
         Racing(), "s3://b/out", lambda _: None, clock=lambda: store.now_s, sleep=store.sleep
     )
     let_in = 0
