@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 from urllib.parse import quote, unquote, urlsplit
 
 import pyarrow.fs as pa_fs
@@ -25,10 +25,12 @@ from chunktable.errors import (
     StoreUnreachableError,
 )
 from chunktable.places import check_name, check_scheme, resolve_location
-from chunktable.s3_files import ObjectSink, S3Files, s3_objects
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError, ConfigError, DiskError
 from runtime.s3_answers import S3Error, S3OutcomeUnknownError, S3UnavailableError
+
+if TYPE_CHECKING:
+    from chunktable.s3_files import ObjectSink, S3Files
 
 # Objects that are removed at once: each takes a round trip.
 _REMOVALS_AT_ONCE = 16
@@ -113,7 +115,7 @@ class NewFile(Protocol):
     """A file that is being written; `target` is what pyarrow writes to."""
 
     @property
-    def target(self) -> str | ObjectSink:
+    def target(self) -> "str | ObjectSink":
         """A path or a file object."""
 
     def close(self) -> None:
@@ -306,7 +308,7 @@ class _NewLocalFile:
 class _NewObject:
     """One upload (NewFile)."""
 
-    def __init__(self, writer: ObjectSink, change: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, writer: "ObjectSink", change: Callable[[Callable[[], None]], None]) -> None:
         self.target = writer
         self._change = change
 
@@ -373,7 +375,10 @@ def swap_object(path: ObjectPath, content: bytes, etag: str) -> str | None:
         raise
 
 
-def _store(path: ObjectPath) -> tuple[S3Files, str]:
+def _store(path: ObjectPath) -> "tuple[S3Files, str]":
+    # See resolve_location.
+    from chunktable.s3_files import s3_objects
+
     return s3_objects(str(path))
 
 
