@@ -3,12 +3,15 @@
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from chunktable.files import AnyPath, ObjectPath, path_of
 from runtime.errors import DiskError
+
+if TYPE_CHECKING:
+    from chunktable.files import AnyPath
 
 
 def state_home() -> Path:
@@ -48,18 +51,21 @@ class LocalPath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class OutPath(click.ParamType[AnyPath]):
+class OutPath(click.ParamType["AnyPath"]):
     """A local folder, or the address of one in a bucket."""
 
     name = "path"
 
     def convert(
-        self, value: str | AnyPath, param: click.Parameter | None, ctx: click.Context | None
-    ) -> AnyPath:
+        self, value: "str | AnyPath", param: click.Parameter | None, ctx: click.Context | None
+    ) -> "AnyPath":
         """The path; another address than one of S3 is an error."""
-        if isinstance(value, Path | ObjectPath):
+        if not isinstance(value, str):
             return value
         if "://" in value:
+            # Imported here: other commands have paths too, and no pyarrow.
+            from chunktable.files import path_of
+
             return path_of(value)
         return Path(os.fsdecode(_FOLDER.convert(value, param, ctx)))
 
