@@ -526,7 +526,7 @@ def _sweeps(scratch: Path) -> Iterator[Target]:
         assert all(isinstance(found, Part) for found in parts)
         assert isinstance(manifests, tuple)
 
-    whole = asdict(plan) | {"version": 1, "started_at": at.isoformat()}
+    whole = asdict(plan) | {"version": 2, "started_at": at.isoformat()}
     yield Target("sweep's plan", of_json(as_json(whole)), accept_plan)
     parts = {"parts": [asdict(part)], "manifests": ["/m"]}
     yield Target("sweep's parts", of_json(as_json(parts)), accept_parts)
