@@ -4,7 +4,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
+from chunktable.files import AnyPath
 from runtime.errors import UsageError
 from sweep.engine import Engine, LocalEngine
 from sweep.gather import Gatherer
@@ -17,7 +19,7 @@ ENGINES = (LOCAL, SPARK)
 @contextmanager
 def open_engine(
     name: str,
-    out: Path,
+    out: AnyPath,
     threads: int | None = None,
     settings: Sequence[str] = (),
     master: str = "local[*]",
@@ -32,7 +34,10 @@ def open_engine(
         UsageError: a setting is invalid.
     """
     if name == LOCAL:
-        yield LocalEngine(Gatherer(out / "work" / "spill", threads=threads))
+        with TemporaryDirectory(prefix="treefold-") as temporary:
+            # The work folder has room; a bucket has none for this.
+            spill = out / "work" / "spill" if isinstance(out, Path) else Path(temporary)
+            yield LocalEngine(Gatherer(spill, threads=threads))
         return
     pairs = [setting.partition("=") for setting in settings]
     if wrong := next((key for key, equals, _ in pairs if not (key and equals)), None):
