@@ -189,13 +189,15 @@ class SparkEngine:
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
         groups = file_groups(inputs, _READ_ROWS)
-        schemas = {name: table.schema for name, table in inputs.items()}
+        # An input without files would only widen the rows.
+        absent = {name: table.schema for name, table in inputs.items() if not table.paths}
+        schemas = {n: table.schema for n, table in inputs.items() if n not in absent}
         if not groups:
             return
         with self._shared(places) as shared:
             for first in range(0, len(wanted), _RANGES_MAX):
                 of_wave = wanted[first : first + _RANGES_MAX]
-                job = RangeJob(stage, schemas, of_wave, shared)
+                job = RangeJob(stage, schemas, of_wave, shared, absent)
                 frame = job.frame(self._session, groups)
                 for commit in self._commits(frame, type(stage).__name__):
                     yield RangeResult(of_wave[commit.number], {}, commit.files, commit.totals)
@@ -455,10 +457,10 @@ def _fold(
         elif len(tasks[task]) > 1:
             # Small, so it is held until it is known to be readable.
             folded = fold_part(part)
-            writer.add({"runs": folded.runs})
+            writer.add({"runs": folded.runs, "replicas": folded.replicas})
             commits.append(Commit(number, folded.rows, folded.skipped))
         else:
-            folded = fold_part(part, lambda runs: writer.add({"runs": runs}))
+            folded = fold_part(part, writer.add)
             if folded.skipped:
                 writer.discard()
             commits.append(Commit(number, folded.rows, folded.skipped))

@@ -39,9 +39,8 @@ class FoldedWave:
     """The complete results of some parts, stored together: these parts are not folded
     again.
 
-    An engine may return `replicas` instead of `runs`. `requested` lists the containers
-    that need their rows sorted. A container with both runs and replicas is sorted as
-    well.
+    `replicas` are those that are whole; the others have runs. `requested` lists the
+    containers that need their rows sorted.
     """
 
     part_ids: tuple[str, ...]
@@ -278,7 +277,7 @@ class LocalEngine:
             advance(result.rows)
             results.append((part, result))
             rows += result.rows
-            runs += result.runs.num_rows
+            runs += result.runs.num_rows + result.replicas.num_rows
             if rows >= WAVE_ROWS or runs >= _WAVE_RUNS:
                 store(_wave(results))
                 results, rows, runs = [], 0, 0
@@ -365,12 +364,13 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _PartResult:
-    """The result of one part: its runs, or the containers to be sorted with the number
-    of rows of each.
+    """The result of one part: its runs and replicas, or the containers to be sorted
+    with the number of rows of each.
     """
 
     rows: int
     runs: pa.Table
+    replicas: pa.Table
     findings: pa.Table
     requested: pa.Table
     skipped: str
@@ -383,10 +383,11 @@ _PROBE_ROWS = 1 << 18
 def _fold(part: Part) -> _PartResult:
     requested = scattered_containers(part)
     if requested is not None:
-        runs, findings = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
-        return _PartResult(part.rows, runs, findings, requested, "")
-    folded, nothing = fold_part(part), REQUEST_SCHEMA.empty_table()
-    return _PartResult(folded.rows, folded.runs, folded.findings, nothing, folded.skipped)
+        nothing = RUN_SCHEMA.empty_table(), REPLICA_SCHEMA.empty_table()
+        return _PartResult(part.rows, *nothing, FINDING_SCHEMA.empty_table(), requested, "")
+    folded, none = fold_part(part), REQUEST_SCHEMA.empty_table()
+    tables = folded.runs, folded.replicas, folded.findings
+    return _PartResult(folded.rows, *tables, none, folded.skipped)
 
 
 def scattered_containers(part: Part) -> pa.Table | None:
@@ -452,11 +453,9 @@ def _wave(results: Sequence[tuple[Part, _PartResult]]) -> FoldedWave:
     return FoldedWave(
         tuple(part.part_id for part, _ in results),
         sum(result.rows for _, result in results),
-        pa.concat_tables([RUN_SCHEMA.empty_table(), *(result.runs for _, result in results)]),
-        REPLICA_SCHEMA.empty_table(),
-        pa.concat_tables(
-            [FINDING_SCHEMA.empty_table(), *(result.findings for _, result in results)]
-        ),
+        pa.concat_tables([result.runs for _, result in results]),
+        pa.concat_tables([result.replicas for _, result in results]),
+        pa.concat_tables([result.findings for _, result in results]),
         pa.concat_tables([result.requested for _, result in results]),
         skipped={part.part_id: result.skipped for part, result in results if result.skipped},
     )
