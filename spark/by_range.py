@@ -2,8 +2,8 @@
 
     read the stored tables  ->  exchange by range of containers  ->  run the stage
 
-Rows travel in typed columns, one for each column of any input; the many numbers of a run
-share one. Ranges have about equal
+Rows travel in typed columns, one for each column of any input; the many numbers of a
+run share one. Ranges have about equal
 numbers of rows, because the driver cuts them by samples of the stored tables. So no
 partition is larger than others, and none has to be sorted by Spark.
 """
@@ -169,6 +169,28 @@ def _for_numbers(
             yield from work(number)
 
 
+def run_texts(
+    session: SparkSession,
+    texts: Sequence[str],
+    work: Callable[[str], Iterable[pa.RecordBatch]],
+    schema: pa.Schema,
+) -> DataFrame:
+    """The rows that `work` returns for each of these texts, in one task each. A task
+    gets its own text alone, where all that `run_tasks` closes over goes to each task.
+    """
+    rows = pa.table({"number": pa.array(range(len(texts)), pa.int32()), "text": list(texts)})
+    by_number = session.createDataFrame(rows).repartitionById(len(texts), "number")
+    return by_number.mapInArrow(partial(_for_texts, work), from_arrow_schema(schema))
+
+
+def _for_texts(
+    work: Callable[[str], Iterable[pa.RecordBatch]], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for text in batch.column(1).to_pylist():
+            yield from work(text)
+
+
 def _read(
     job: RangeJob, groups: Sequence[Sequence[tuple[str, Path]]], number: int
 ) -> Iterator[pa.RecordBatch]:
@@ -207,7 +229,7 @@ def _packed(rows: pa.Table) -> dict[str, pa.ChunkedArray | pa.Array]:
     columns = {n: rows[n] for n in rows.column_names if not _is_number(n, rows.schema)}
     if len(columns) < rows.num_columns:
         numbers = np.array([rows[name].to_numpy() for name in NUMBERS])
-        offsets = np.arange(0, numbers.size + 1, len(NUMBERS), np.int32)
+        offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * len(NUMBERS)
         columns[_NUMBERS.name] = pa.ListArray.from_arrays(offsets, numbers.T.reshape(-1))
     return columns
 

@@ -8,6 +8,7 @@ sorted or inspected. Where rows are in no order, and blocks are large enough for
 pay, Spark SQL folds them (spark.sql).
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -41,11 +42,12 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RangeJob, file_groups, run_tasks
+from spark.by_range import RangeJob, file_groups, run_tasks, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError
 from spark.session import watched
 from spark.sql import aggregate, names_of
+from spark.task_parts import at_once, parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
     ContainerResults,
@@ -57,7 +59,8 @@ from sweep.engine import (
 )
 from sweep.errors import SweepWorkError
 from sweep.exact import NULLABLE_ROWS
-from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
+from sweep.exports import ExportWork, in_threads
+from sweep.files import DEFAULTS, PartFold, fold_part, is_plain, unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
@@ -91,6 +94,10 @@ _READ_ROWS = 1 << 20
 _TASK_ROWS = 1 << 20
 # Rows that take as long as one replica, whose own rows come on top.
 _REPLICA_ROWS = 60
+
+# Exports that are read on this machine, and of one task.
+_EXPORTS_MIN = 64
+_EXPORTS_OF_TASK = 512
 
 _REQUESTED = "requested"
 _PACKED_SCHEMA = pa.schema(
@@ -157,10 +164,8 @@ class SparkEngine:
             # One wave takes each core about a minute.
             for wave in _waves(parts, WAVE_ROWS * self._cores):
                 progress = _RowProgress(sum(part.rows for part in wave), advance)
-                ordered, tasks = list[tuple[Part, Commit]](), fold_tasks(wave)
-                frame = run_tasks(
-                    self._session, len(tasks), partial(_fold, wave, tasks, shared), COMMIT_SCHEMA
-                )
+                ordered, texts = list[tuple[Part, Commit]](), task_texts(wave)
+                frame = run_texts(self._session, texts, partial(_fold, shared), COMMIT_SCHEMA)
                 for commit in self._commits(frame, "reading", progress.tasks_done):
                     scattered = _REQUESTED in commit.files
                     (unordered if scattered else ordered).append((wave[commit.number], commit))
@@ -232,6 +237,21 @@ class SparkEngine:
             judge = partial(inspect_containers, replicas.paths)
             yield from self._shuffle(judge, parts, ids, counts, places)
 
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """See Engine.
+
+        Raises:
+            SparkFailedError: a job failed after all retries of its tasks.
+        """
+        # A job costs more than a few requests of this machine.
+        if len(texts) < _EXPORTS_MIN:
+            yield from in_threads(work, texts)
+            return
+        size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))
+        groups = [json.dumps(texts[at : at + size]) for at in range(0, len(texts), size)]
+        frame = run_texts(self._session, groups, partial(_for_each, work), work.schema)
+        yield self._rows_of(frame, "reading exports").cast(work.schema)
+
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine. Tasks that see the folder write their part; this machine writes
         the parts of the others.
@@ -271,8 +291,8 @@ class SparkEngine:
         """
         with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
             groups = ContainerGroups.stored(containers)
-            select = partial(select_rows, list(parts), containers)
-            selected = run_tasks(self._session, len(parts), select, ROW_SCHEMA)
+            select = partial(select_rows, containers)
+            selected = run_texts(self._session, task_texts(parts), select, ROW_SCHEMA)
             judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
                 partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
             )
@@ -442,23 +462,22 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     )
 
 
-def _fold(
-    parts: Sequence[Part], tasks: Sequence[Sequence[int]], shared: SharedFolders, task: int
-) -> Iterator[pa.RecordBatch]:
+def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
     """Fold the parts of one task. The files of all are in the last commit."""
     shared.check()
+    parts = parts_of_text(text)
     writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
-    for number in tasks[task]:
-        part = parts[number]
+    if len(parts) > 1:
+        # Small exports, so each is held until it is known to be readable.
+        for number, folded in at_once(list(parts.items()), _fold_numbered):
+            writer.add({"runs": folded.runs, "replicas": folded.replicas})
+            commits.append(Commit(number, folded.rows, folded.skipped))
+    else:
+        ((number, part),) = parts.items()
         requested = scattered_containers(part)
         if requested is not None:
             writer.add({_REQUESTED: requested})
             commits.append(Commit(number, part.rows))
-        elif len(tasks[task]) > 1:
-            # Small, so it is held until it is known to be readable.
-            folded = fold_part(part)
-            writer.add({"runs": folded.runs, "replicas": folded.replicas})
-            commits.append(Commit(number, folded.rows, folded.skipped))
         else:
             folded = fold_part(part, writer.add)
             if folded.skipped:
@@ -466,6 +485,15 @@ def _fold(
             commits.append(Commit(number, folded.rows, folded.skipped))
     commits[-1] = replace(commits[-1], files=writer.close())
     yield from (commit.batch() for commit in commits)
+
+
+def _fold_numbered(one: tuple[int, Part]) -> tuple[int, PartFold]:
+    return one[0], fold_part(one[1])
+
+
+def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:
+    for table in in_threads(work, json.loads(text)):
+        yield from table.to_batches()
 
 
 def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
@@ -482,6 +510,11 @@ def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
         tasks[-1].append(number)
         rows += weight
     return tasks
+
+
+def task_texts(parts: Sequence[Part]) -> list[str]:
+    """For each task its parts, by their index in `parts`, and their manifests."""
+    return [text_of({number: parts[number] for number in task}) for task in fold_tasks(parts)]
 
 
 def _weight(part: Part) -> int:

@@ -24,6 +24,7 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.compare import inspect, inspect_large
 from sweep.exact import block_ranges, exact_replicas, large_replicas
+from sweep.exports import ExportWork, in_threads
 from sweep.files import fold_part, is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
@@ -177,6 +178,15 @@ class Engine(Protocol):
         Raises:
             DiskError: gathered rows cannot be stored.
             ChunkTableError: a part cannot be read any more.
+        """
+        ...
+
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """What `work` returns for each of many texts, in any order. It mostly waits for
+        storage, so it is done for many at a time.
+
+        Raises:
+            ReconcileError: as the work raises it, or the engine has failed.
         """
         ...
 
@@ -334,6 +344,10 @@ class LocalEngine:
             return ContainerResults(empty, inspected.verdicts, inspected.findings, len(ids))
 
         yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
+
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """See Engine."""
+        return in_threads(work, texts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine."""

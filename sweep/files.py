@@ -9,7 +9,7 @@ of a batch.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -27,6 +27,7 @@ from chunktable.reader import (
     check_rows,
     find_live_replicas,
     mark_superseded,
+    open_verified,
     read_inventory,
     read_manifest,
 )
@@ -92,7 +93,9 @@ class PartFold:
     skipped: str = ""
 
 
-def fold_part(part: Part, store: Callable[[Mapping[str, pa.Table]], None] | None = None) -> PartFold:
+def fold_part(
+    part: Part, store: Callable[[Mapping[str, pa.Table]], None] | None = None
+) -> PartFold:
     """Fold a part of a file to runs and replicas, without replicas that the export has
     superseded.
 
@@ -363,12 +366,7 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 def _open(part: Part) -> Iterator[_Reader]:
     file_, inventory = _export_entry(part) if part.manifest is not None else (None, None)
     try:
-        filesystem, path = resolve_location(part.location)
-        if file_ is not None:
-            # Verify before parsing: if a footer or statistics are damaged, pyarrow may
-            # silently return fewer rows or crash the process.
-            check_content_once(filesystem, path.rpartition("/")[0], file_)
-        with filesystem.open_input_file(path) as source:
+        with _source(part, file_) as source:
             metadata = pq.read_metadata(source)
             if file_ is not None:
                 check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
@@ -389,6 +387,19 @@ def _open(part: Part) -> Iterator[_Reader]:
         ) from error
 
 
+def _source(part: Part, file: TableFile | None) -> AbstractContextManager[pa.NativeFile]:
+    """The file of a part, verified if it is that of an export."""
+    filesystem, path = resolve_location(part.location)
+    if file is not None:
+        folder = path.rpartition("/")[0]
+        if part.first == 0 and part.last >= file.rows:
+            return open_verified(filesystem, folder, file)
+        # Of a file in many parts the bytes are read once to be verified.
+        check_content_once(filesystem, folder, file)
+    opened: AbstractContextManager[pa.NativeFile] = filesystem.open_input_file(path)
+    return opened
+
+
 def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
     """The manifest's entry for a part's file, and the replicas that the inventory lists
     in it.
@@ -398,7 +409,7 @@ def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
     """
     assert part.manifest is not None
     filesystem, path = resolve_location(part.manifest)
-    manifest, name = read_manifest(filesystem, path), _name(part)
+    manifest, name = part.export or read_manifest(filesystem, path), _name(part)
     file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
     if file is None:
         raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")

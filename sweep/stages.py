@@ -119,12 +119,13 @@ def _mixed(replicas: pa.Table, runs: pa.Table) -> Int64s:
     paths, ids = replicas["path"], replicas["container_id"].to_numpy()
     is_sql = pc.equal(paths, RootMethod.SQL.value).to_numpy()
     folded = pc.is_in(paths, value_set=_FOLDED).to_numpy()
-    mixed = np.intersect1d(ids[is_sql], np.union1d(ids[folded], _ids(runs))) if is_sql.any() else []
+    mixed = np.intersect1d(ids[is_sql], np.union1d(ids[folded], _ids(runs)))
     again = folded[1:] & folded[:-1] & (ids[1:] == ids[:-1])
     for name in ("datanode", "volume"):
         codes = ranks(replicas[name])
         again &= codes[1:] == codes[:-1]
-    return np.union1d(np.array(mixed, np.int64), ids[1:][again])
+    several: Int64s = np.union1d(mixed, ids[1:][again])
+    return several
 
 
 _FOLDED = pa.array([RootMethod.FILE_WISE.value, RootMethod.FRAGMENTS.value])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from merkle.replica import TreeSource
@@ -17,6 +18,7 @@ from sweep.engine import (
     RangeResult,
     SweepRequest,
 )
+from sweep.exports import ExportWork
 from sweep.gather import Gatherer, Int64s
 from sweep.model import Part
 from sweep.output import Summary, SweepStore, SweepTable
@@ -109,6 +111,9 @@ class OnePartWaves:
         for judged in self._engine.inspect(parts, container_ids, rows, replicas, places):
             yield judged
             self._live_on()
+
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        yield from self._engine.for_each(work, texts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         for packed in self._engine.trees(job, disk):

@@ -1,0 +1,62 @@
+"""The parts of one task, as the text that Spark hands to it.
+
+Each manifest is in the text once, so that no task reads it again, and a task gets those
+of its own parts alone: all manifests of a fleet are some megabytes.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import islice
+from typing import TypeVar
+
+from chunktable.manifest import parse_manifest
+from sweep.exports import AT_ONCE
+from sweep.model import Part
+from sweep.work import parts_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def text_of(parts: Mapping[int, Part]) -> str:
+    """The text for these parts, by their numbers."""
+    exports = {part.manifest: part.export for part in parts.values()}
+    document = {
+        "numbers": list(parts),
+        "parts": [part.document() for part in parts.values()],
+        "exports": {
+            place: [export.name, export.to_bytes().decode()]
+            for place, export in exports.items()
+            if place is not None and export is not None
+        },
+    }
+    return json.dumps(document, default=lambda value: value.value)
+
+
+def parts_of_text(text: str) -> dict[int, Part]:
+    """The parts in a text, by their numbers."""
+    document = json.loads(text)
+    exports = {
+        place: parse_manifest(raw.encode(), name)
+        for place, (name, raw) in document["exports"].items()
+    }
+    parts = parts_of(document["parts"])
+    return {
+        number: replace(part, export=exports.get(part.manifest or ""))
+        for number, part in zip(document["numbers"], parts, strict=True)
+    }
+
+
+def at_once(items: Sequence[T], work: Callable[[T], R]) -> Iterator[R]:
+    """The results of `work`, which reads an export, in the order of the items. Some are
+    read at a time: most of it is waiting where exports are remote.
+    """
+    waiting: Iterable[T] = iter(items)
+    with ThreadPoolExecutor(AT_ONCE, "export") as pool:
+        # Ahead by no more than the threads, or results would pile up.
+        running = [pool.submit(work, item) for item in islice(waiting, AT_ONCE)]
+        while running:
+            yield running.pop(0).result()
+            running += [pool.submit(work, item) for item in islice(waiting, 1)]
