@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -130,10 +130,10 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         ChunkTableError: the part cannot be read any more.
     """
     assert part.kind is PartKind.FILE
-    held = None
+    held, entry = None, None
     if part.manifest is not None:
-        _, listed = _export_entry(part)
-        inventory = _of_volumes(part, listed)
+        entry = _export_entry(part)
+        inventory = _of_volumes(part, entry[1])
         inventory = inventory.filter(
             pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))
         )
@@ -141,7 +141,7 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
             # Do not open the file: verifying it would read all of it.
             return
         held = find_live_replicas(inventory, _name(part))
-    with _open(part) as reader:
+    with _open(part, entry) as reader:
         for batch in reader.batches(container_ids):
             if held is not None:
                 batch = batch.filter(pa.array(~mark_superseded(batch, held)))
@@ -154,9 +154,10 @@ def is_readable(part: Part, container_ids: Int64s) -> bool:
     manifest recorded them.
     """
     try:
-        _, inventory = _export_entry(part)
-        if pc.any(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))).as_py():
-            with _open(part):
+        entry = _export_entry(part)
+        ids = entry[1]["container_id"]
+        if pc.any(pc.is_in(ids, pa.array(container_ids, pa.int64()))).as_py():
+            with _open(part, entry):
                 pass
     except ChunkTableError:
         return False
@@ -363,8 +364,11 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 
 
 @contextmanager
-def _open(part: Part) -> Iterator[_Reader]:
-    file_, inventory = _export_entry(part) if part.manifest is not None else (None, None)
+def _open(part: Part, entry: "_ExportEntry | None" = None) -> Iterator[_Reader]:
+    """Open a part; `entry` is its _export_entry, if that was read before."""
+    if entry is None and part.manifest is not None:
+        entry = _export_entry(part)
+    file_, inventory = entry or (None, None)
     try:
         with _source(part, file_) as source:
             metadata = pq.read_metadata(source)
@@ -400,7 +404,10 @@ def _source(part: Part, file: TableFile | None) -> AbstractContextManager[pa.Nat
     return opened
 
 
-def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
+_ExportEntry: TypeAlias = tuple[TableFile, pa.Table]
+
+
+def _export_entry(part: Part) -> _ExportEntry:
     """The manifest's entry for a part's file, and the replicas that the inventory lists
     in it.
 
