@@ -126,10 +126,12 @@ def select_rows(containers: Path, text: str) -> Iterator[pa.RecordBatch]:
     def select(part: Part) -> list[pa.RecordBatch]:
         return list(read_rows(part, groups.container_ids))
 
-    parts = list(parts_of_text(text).values())
+    parts = parts_of_text(text)
     # The rows of small exports fit in memory, those of one large part may not.
-    found = chain.from_iterable(at_once(parts, select)) if len(parts) > 1 else None
-    for batch in found or read_rows(parts[0], groups.container_ids):
+    found = chain.from_iterable(batches for _, batches in at_once(parts, select))
+    if len(parts) == 1:
+        found = chain.from_iterable(read_rows(one, groups.container_ids) for one in parts.values())
+    for batch in found:
         columns = [
             column.cast(field.type)
             for column, field in zip(batch.columns, ROW_SCHEMA, strict=False)

@@ -60,7 +60,7 @@ from sweep.engine import (
 from sweep.errors import SweepWorkError
 from sweep.exact import NULLABLE_ROWS
 from sweep.exports import ExportWork, in_threads
-from sweep.files import DEFAULTS, PartFold, fold_part, is_plain, unreadable_finding
+from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
@@ -469,7 +469,7 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
     writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
     if len(parts) > 1:
         # Small exports, so each is held until it is known to be readable.
-        for number, folded in at_once(list(parts.items()), _fold_numbered):
+        for number, folded in at_once(parts, fold_part):
             writer.add({"runs": folded.runs, "replicas": folded.replicas})
             commits.append(Commit(number, folded.rows, folded.skipped))
     else:
@@ -485,10 +485,6 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
             commits.append(Commit(number, folded.rows, folded.skipped))
     commits[-1] = replace(commits[-1], files=writer.close())
     yield from (commit.batch() for commit in commits)
-
-
-def _fold_numbered(one: tuple[int, Part]) -> tuple[int, PartFold]:
-    return one[0], fold_part(one[1])
 
 
 def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:

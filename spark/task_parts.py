@@ -5,8 +5,9 @@ of its own parts alone: all manifests of a fleet are some megabytes.
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from typing import TypeVar
@@ -16,7 +17,6 @@ from sweep.exports import AT_ONCE
 from sweep.model import Part
 from sweep.work import parts_of
 
-T = TypeVar("T")
 R = TypeVar("R")
 
 
@@ -49,14 +49,19 @@ def parts_of_text(text: str) -> dict[int, Part]:
     }
 
 
-def at_once(items: Sequence[T], work: Callable[[T], R]) -> Iterator[R]:
-    """The results of `work`, which reads an export, in the order of the items. Some are
-    read at a time: most of it is waiting where exports are remote.
+def at_once(parts: Mapping[int, Part], work: Callable[[Part], R]) -> Iterator[tuple[int, R]]:
+    """The numbers of the parts and the results of `work`, which reads a part, in their
+    order. Where parts are remote, some are read at a time: most of it is waiting.
     """
-    waiting: Iterable[T] = iter(items)
-    with ThreadPoolExecutor(AT_ONCE, "export") as pool:
-        # Ahead by no more than the threads, or results would pile up.
-        running = [pool.submit(work, item) for item in islice(waiting, AT_ONCE)]
-        while running:
-            yield running.pop(0).result()
-            running += [pool.submit(work, item) for item in islice(waiting, 1)]
+    # Elsewhere threads only wait for each other.
+    threads = AT_ONCE if any("://" in part.location for part in parts.values()) else 1
+    waiting, running = iter(parts.items()), deque[tuple[int, Future[R]]]()
+    with ThreadPoolExecutor(threads, "export") as pool:
+        while True:
+            # Ahead by no more than the threads, or results would pile up.
+            for number, part in islice(waiting, threads - len(running)):
+                running.append((number, pool.submit(work, part)))
+            if not running:
+                return
+            number, result = running.popleft()
+            yield number, result.result()

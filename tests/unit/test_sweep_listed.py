@@ -21,7 +21,7 @@ from spark.task_parts import at_once, parts_of_text, text_of
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.listed import ListedReplicas
-from sweep.model import REPLICA_SCHEMA, RootMethod
+from sweep.model import REPLICA_SCHEMA, Part, PartKind, RootMethod
 from sweep.runs import settle
 from sweep.stages import CompareStage, by_replica
 from tests.support.tables import MemoryWalk, blocks, replica
@@ -167,8 +167,9 @@ def test_the_parts_of_a_task_arrive_with_their_manifests(exported: Path) -> None
     assert fold_part(again[2]).skipped == ""
 
 
-def test_many_are_read_at_once_and_come_in_order() -> None:
-    assert list(at_once(range(100), lambda number: number * number)) == [
-        number * number for number in range(100)
-    ]
-    assert list(at_once([], str)) == []
+@pytest.mark.parametrize("place", ["/exports/1.parquet", "s3://exports/1.parquet"])
+def test_many_parts_are_read_at_once_and_come_in_order(place: str) -> None:
+    parts = {n: Part(str(n), PartKind.FILE, place, 0, 1, 1) for n in range(100)}
+    found = list(at_once(parts, lambda part: int(part.part_id) ** 2))
+    assert found == [(number, number**2) for number in range(100)]
+    assert list(at_once({}, str)) == []
