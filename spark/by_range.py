@@ -25,6 +25,7 @@ from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
 from sweep.fragments import NUMBERS, Int64s
 from sweep.output import SweepTotals
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter
+from sweep.runs import number_columns
 from sweep.stages import ContainerStage
 
 # Rows of one batch between Spark and Python.
@@ -239,5 +240,5 @@ def _unpacked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     columns = {one.name: rows[one.name] for one in _travelling(schema)}
     if packed := columns.pop(_NUMBERS.name, None):
         numbers = packed.flatten().to_numpy().reshape(-1, len(NUMBERS)).T
-        columns |= {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
+        columns |= number_columns(numbers)
     return pa.table([columns[n].cast(schema.field(n).type) for n in schema.names], schema)

@@ -73,6 +73,10 @@ _EXACT = (
     pa.types.is_large_string,
     pa.types.is_timestamp,
 )
+# Making one takes as long as folding some hundred rows.
+_NO_RUNS, _NO_REPLICAS, _NO_FINDINGS = (
+    schema.empty_table() for schema in (RUN_SCHEMA, REPLICA_SCHEMA, FINDING_SCHEMA)
+)
 # Stands for a null container ID; a table with such rows is refused.
 _NO_CONTAINER = 0
 
@@ -104,22 +108,24 @@ def fold_part(
     nothing else; what was stored of it does not count.
     """
     assert part.kind is PartKind.FILE
-    runs, replicas = [RUN_SCHEMA.empty_table()], [REPLICA_SCHEMA.empty_table()]
-    nothing = runs[0], replicas[0]
+    runs, replicas = list[pa.Table](), list[pa.Table]()
     try:
         with _open(part) as reader:
             for piece in run_pieces(reader.stretches()):
                 whole, others = reader.settled(piece)
                 if store is not None:
                     store({"runs": others, "replicas": whole})
-                else:
+                    continue
+                if others.num_rows:
                     runs.append(others)
-                    replicas.append(whole)
+                replicas.append(whole)
             reader.check_replicas()
     except ChunkTableError as error:
-        return PartFold(*nothing, unreadable_finding(error.message), 0, error.message)
-    found = join(pa.concat_tables(runs)), pa.concat_tables(replicas)
-    return PartFold(*found, FINDING_SCHEMA.empty_table(), reader.rows)
+        finding = unreadable_finding(error.message)
+        return PartFold(_NO_RUNS, _NO_REPLICAS, finding, 0, error.message)
+    joined = join(pa.concat_tables(runs)) if runs else _NO_RUNS
+    whole = pa.concat_tables(replicas) if replicas else _NO_REPLICAS
+    return PartFold(joined, whole, _NO_FINDINGS, reader.rows)
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:

@@ -173,9 +173,11 @@ def settle_whole(runs: pa.Table, rows: Int64s) -> tuple[pa.Table, pa.Table]:
     replica has in all.
     """
     is_whole = runs["ordered"].to_numpy() & (_int64s(runs["rows"]) == rows)
-    whole = runs if is_whole.all() else runs.filter(pa.array(is_whole))
+    whole, others = runs, runs.slice(0, 0)
+    if not is_whole.all():
+        whole, others = runs.filter(pa.array(is_whole)), runs.filter(pa.array(~is_whole))
     paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), whole.num_rows)
-    return replicas_of(whole, paths), runs.filter(pa.array(~is_whole))
+    return replicas_of(whole, paths), others
 
 
 def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
@@ -281,9 +283,7 @@ def _fold(rows: Rows) -> pa.Table:
     ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-    columns: dict[str, pa.Array] = {
-        name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)
-    }
+    columns = number_columns(numbers)
     columns["ordered"] = pa.array(ordered)
     columns["rows"] = pa.array(np.diff(starts, append=rows.count))
     for name, text in rows.text.items():
@@ -485,7 +485,7 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     rows = np.add.reduceat(_int64s(runs["rows"])[order], starts)
     columns |= {"scanned_at": to_arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
     columns["rows"] = pa.array(rows)
-    columns |= {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
+    columns |= number_columns(numbers)
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
@@ -573,6 +573,19 @@ def _join_pairs(a: Int64s, b: Int64s) -> Int64s:
     inner = _join_inner(inner, _complete_blocks(head, ~same & b_two))
     out[INNER] = _join_inner(inner, b[INNER])
     return out
+
+
+def number_columns(numbers: Int64s) -> dict[str, pa.Array]:
+    """The columns of a table of runs with these numbers, a row for each of NUMBERS."""
+    count = numbers.shape[1]
+    # One copy for all; pa.array would make one for each column, of strided rows.
+    whole = pa.py_buffer(np.ascontiguousarray(numbers))
+    return {
+        name: pa.Array.from_buffers(
+            pa.int64(), count, [None, whole.slice(8 * count * i, 8 * count)]
+        )
+        for i, name in enumerate(NUMBERS)
+    }
 
 
 def _numbers_of(runs: pa.Table) -> Int64s:
