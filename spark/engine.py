@@ -18,7 +18,6 @@ from enum import Enum
 from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
@@ -42,7 +41,7 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RangeJob, file_groups, run_tasks, run_texts
+from spark.by_range import RangeJob, file_groups, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError
 from spark.session import watched
@@ -67,9 +66,6 @@ from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
-
-if TYPE_CHECKING:
-    pass
 
 
 class Scattered(Enum):
@@ -264,9 +260,11 @@ class SparkEngine:
         disk.replace(marker, b"")
         try:
             left = list(job.ordered)
+            # A task needs no parts but its own.
+            pack = partial(_pack, replace(job, parts=(), ordered=()), marker)
             for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
-                pack = partial(_pack, job, wave, marker)
-                packing = run_tasks(self._session, len(wave), pack, _PACKED_SCHEMA)
+                texts = [text_of({number: part}) for number, part in enumerate(wave)]
+                packing = run_texts(self._session, texts, pack, _PACKED_SCHEMA)
                 for row in self._rows_of(packing, "writing trees").to_pylist():
                     left.remove(wave[row.pop("number")])
                     yield PackedTreeFile(**row)
@@ -518,12 +516,11 @@ def _weight(part: Part) -> int:
     return part.rows + _REPLICA_ROWS * part.replicas
 
 
-def _pack(
-    job: TreeJob, parts: Sequence[Part], marker: Path, number: int
-) -> Iterator[pa.RecordBatch]:
+def _pack(job: TreeJob, marker: Path, text: str) -> Iterator[pa.RecordBatch]:
+    ((number, part),) = parts_of_text(text).items()
     if marker.exists():
         with TemporaryDirectory(prefix="treefold-") as scratch:
-            packed = pack_part(job, parts[number], Gatherer(Path(scratch), threads=1), Disk())
+            packed = pack_part(job, part, Gatherer(Path(scratch), threads=1), Disk())
         row = {"number": number, **asdict(packed)}
         yield pa.RecordBatch.from_pylist([row], _PACKED_SCHEMA)
 
