@@ -30,6 +30,7 @@ from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from spark.by_container import (
     ROW_SCHEMA,
     ContainerGroups,
@@ -160,7 +161,7 @@ class SparkEngine:
             # One wave takes each core about a minute.
             for wave in _waves(parts, WAVE_ROWS * self._cores):
                 progress = _RowProgress(sum(part.rows for part in wave), advance)
-                ordered, texts = list[tuple[Part, Commit]](), task_texts(wave)
+                ordered, texts = list[tuple[Part, Commit]](), _task_texts(wave)
                 frame = run_texts(self._session, texts, partial(_fold, shared), COMMIT_SCHEMA)
                 for commit in self._commits(frame, "reading", progress.tasks_done):
                     scattered = _REQUESTED in commit.files
@@ -244,7 +245,7 @@ class SparkEngine:
             yield from in_threads(work, texts)
             return
         size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))
-        groups = [json.dumps(texts[at : at + size]) for at in range(0, len(texts), size)]
+        groups = [json.dumps({"texts": texts[at : at + size]}) for at in range(0, len(texts), size)]
         frame = run_texts(self._session, groups, partial(_for_each, work), work.schema)
         yield self._rows_of(frame, "reading exports").cast(work.schema)
 
@@ -290,7 +291,7 @@ class SparkEngine:
         with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
             groups = ContainerGroups.stored(containers)
             select = partial(select_rows, containers)
-            selected = run_texts(self._session, task_texts(parts), select, ROW_SCHEMA)
+            selected = run_texts(self._session, _task_texts(parts), select, ROW_SCHEMA)
             judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
                 partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
             )
@@ -486,7 +487,7 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
 
 
 def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:
-    for table in in_threads(work, json.loads(text)):
+    for table in in_threads(work, parse_json(text)["texts"]):
         yield from table.to_batches()
 
 
@@ -506,7 +507,7 @@ def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
     return tasks
 
 
-def task_texts(parts: Sequence[Part]) -> list[str]:
+def _task_texts(parts: Sequence[Part]) -> list[str]:
     """For each task its parts, by their index in `parts`, and their manifests."""
     return [text_of({number: parts[number] for number in task}) for task in fold_tasks(parts)]
 

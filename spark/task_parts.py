@@ -13,6 +13,7 @@ from itertools import islice
 from typing import TypeVar
 
 from chunktable.manifest import parse_manifest
+from runtime.documents import parse_json
 from sweep.exports import AT_ONCE
 from sweep.model import Part
 from sweep.work import parts_of
@@ -37,7 +38,7 @@ def text_of(parts: Mapping[int, Part]) -> str:
 
 def parts_of_text(text: str) -> dict[int, Part]:
     """The parts in a text, by their numbers."""
-    document = json.loads(text)
+    document = parse_json(text)
     exports = {
         place: parse_manifest(raw.encode(), name)
         for place, (name, raw) in document["exports"].items()

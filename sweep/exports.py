@@ -20,6 +20,7 @@ from chunktable.manifest import FileKind, Manifest, parse_manifest
 from chunktable.places import resolve_location
 from chunktable.reader import read_faults, read_manifest, read_verified
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from sweep.faults import fault_row
 from sweep.model import FINDING_SCHEMA
 from sweep.output import SkippedInput
@@ -55,7 +56,7 @@ def in_threads(work: ExportWork, texts: Iterable[str]) -> Iterator[pa.Table]:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadManifests:
+class _ReadManifests:
     """Reads the manifest at a location; nothing where it cannot be read: whoever needs
     it reads it again, and learns why.
     """
@@ -86,7 +87,7 @@ _MANIFESTS = pa.schema(
 def read_manifests(places: Sequence[str], for_each: ForEach) -> Exports:
     """The manifests at these locations, without those that cannot be read."""
     found = dict[str, Manifest]()
-    for table in for_each(ReadManifests(), places):
+    for table in for_each(_ReadManifests(), places):
         for row in table.to_pylist():
             manifest = parse_manifest(row["manifest"].encode(), _name(row["place"]))
             found[row["place"]] = manifest
@@ -179,7 +180,7 @@ class KeepExports:
         Raises:
             DiskError: the copies cannot be written.
         """
-        raw = json.loads(text)
+        raw = parse_json(text)
         place, copies = raw["place"], self.folder / raw["copies"]
         filesystem, source = export_folder(place)
         manifest = parse_manifest(raw["manifest"].encode(), _name(place))

@@ -427,7 +427,10 @@ def _export_entry(part: Part) -> _ExportEntry:
     if file is None:
         raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")
     inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
-    return file, inventory.filter(pc.equal(inventory["file"], name))
+    # Filtering copies, and the inventory of a volume of small replicas is large.
+    if not file.rows or sum(one.rows > 0 for one in manifest.of_kind(FileKind.CHUNKS)) > 1:
+        inventory = inventory.filter(pc.equal(inventory["file"], name))
+    return file, inventory
 
 
 def _name(part: Part) -> str:
