@@ -833,10 +833,14 @@ def little_memory() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("little_memory")
-def test_five_gib_cross_without_being_in_memory(target: ContractStore, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gib", [1, pytest.param(5, marks=pytest.mark.long)])
+def test_gigabytes_cross_without_being_in_memory(
+    target: ContractStore, tmp_path: Path, gib: int
+) -> None:
     if not target.takes_large:
         return
-    store, marks = target.store, {0: b"begin", 3 * GIB - 2: b"middle", 5 * GIB - 3: b"end"}
+    size = gib * GIB
+    store, marks = target.store, {0: b"begin", size // 2 - 2: b"middle", size - 3: b"end"}
     with (tmp_path / "sparse").open("w+b") as file:
         for at, mark in marks.items():
             file.seek(at)
@@ -846,7 +850,7 @@ def test_five_gib_cross_without_being_in_memory(target: ContractStore, tmp_path:
         view = memoryview(mapped)
         upload = store.upload_writer.begin("key", NOTHING)
         # S3 takes parts of up to 5 GiB: one large, one small.
-        bodies = [view[: 5 * GIB - 100], view[5 * GIB - 100 :]]
+        bodies = [view[: size - 100], view[size - 100 :]]
         parts = [
             store.upload_writer.write_part("key", upload, number, body)
             for number, body in enumerate(bodies, start=1)
@@ -855,7 +859,7 @@ def test_five_gib_cross_without_being_in_memory(target: ContractStore, tmp_path:
         for body in (*bodies, view):
             body.release()
         mapped.close()
-    assert facts.size_bytes == 5 * GIB
+    assert facts.size_bytes == size
     for at, mark in marks.items():
         assert content(store, facts, at, at + len(mark)) == mark
     # Sparse there as here: the folder has not grown by gigabytes.

@@ -201,7 +201,7 @@ def lost_windows(
     return {place for place in provable if not is_held(*place)}
 
 
-@settings(max_examples=1500)
+@settings(max_examples=500)
 @given(st.tuples(*[harms("before", "after", "never")] * 3), st.tuples(failures(), failures()))
 def test_what_is_called_unrecoverable_is_held_by_nobody(
     harm: tuple[Harm, ...], failing: tuple[Failing | None, Failing | None]

@@ -33,7 +33,7 @@ from tests.support.volumes import Owned, container_folder, owned
 from tests.support.window_model import Window, complaints, recoverable
 
 NAMES = ("dn1", "dn2", "dn3")
-GROUPS, GROUP_SIZE = 7, 30
+GROUPS, GROUPS_LONG, GROUP_SIZE = 5, 40, 30
 # Of a whole group, one container in so many is left as it is.
 UNTOUCHED = 10
 # Windows of no round size among them, and one larger than a chunk.
@@ -257,7 +257,13 @@ def _verdicts(roots: Mapping[str, Path], state: Path, ids: range) -> Iterator[tu
             yield container_id, verdict
 
 
-@pytest.mark.parametrize("group", range(GROUPS))
+@pytest.mark.parametrize(
+    "group",
+    [
+        *range(GROUPS),
+        *(pytest.param(group, marks=pytest.mark.long) for group in range(GROUPS, GROUPS_LONG)),
+    ],
+)
 def test_what_any_replica_still_holds_is_good_on_every_replica(tmp_path: Path, group: int) -> None:
     """inv-I1, I3, I4, I5, I6."""
     ids = range(group * GROUP_SIZE + 1, (group + 1) * GROUP_SIZE + 1)

@@ -92,7 +92,7 @@ FOUND_AT = {
     "an acknowledgement without its root": 0,
     "deletes by the listing": 4,
     "sends what it read": 0,
-    "a batch applied twice": 54,
+    "a batch applied twice": 106,
     "counts only new IDs": 4,
 }
 

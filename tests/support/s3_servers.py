@@ -7,6 +7,7 @@ real stores are in tests/support/rgw.py and tests/support/ozone.py.
 """
 
 import contextlib
+import functools
 import itertools
 import os
 import socket
@@ -44,6 +45,12 @@ if os.getppid() == parent:
 _bucket_numbers = itertools.count(1)
 
 
+@functools.cache
+def _session() -> botocore.session.Session:
+    """One for all clients: it reads the descriptions of all services of AWS."""
+    return botocore.session.Session()
+
+
 @dataclass(frozen=True, slots=True)
 class S3Endpoint:
     """Where an S3 server listens, and one user of it."""
@@ -70,7 +77,6 @@ class S3Endpoint:
 
     def client(self, service: str = "s3") -> "closing[BaseClient]":
         """A botocore client, which knows nothing of our own; close it."""
-        session = botocore.session.Session()
         options = Config(
             s3={"addressing_style": "path"},
             request_checksum_calculation="when_required",
@@ -79,7 +85,7 @@ class S3Endpoint:
             retries={"total_max_attempts": 1},
         )
         return closing(
-            session.create_client(
+            _session().create_client(
                 service,
                 endpoint_url=self.url,
                 aws_access_key_id=self.access_key,
