@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import psutil
@@ -207,5 +207,10 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_stage_costs_nothing(
 
 def executors() -> list[psutil.Process]:
     """The executors of the workers that this module started."""
-    ours = psutil.Process().children(recursive=True)
-    return [one for one in ours if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline())]
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        # Some end meanwhile.
+        with suppress(psutil.Error):
+            if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()):
+                found.append(one)
+    return found
