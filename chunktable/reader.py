@@ -7,10 +7,11 @@ superseded. The manifest is written last and names every file, so that a reader 
 complete export or none.
 """
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from threading import Lock
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -34,8 +35,10 @@ from chunktable.manifest import (
 )
 from chunktable.places import drop_undecodable_names
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
-from merkle.checksum import RunningFingerprint
+from merkle.checksum import RunningFingerprint, fingerprint
 
+# Files up to this size are read at once.
+WHOLE_BYTES_MAX = 32 << 20
 # One read of a file to be verified: large, so that the calls cost nothing.
 _READ_BYTES = 4 << 20
 # Verified files that a process remembers, about 300 bytes each.
@@ -74,22 +77,31 @@ def read_manifest(filesystem: pa_fs.FileSystem, path: str) -> Manifest:
     return parse_manifest(raw, path.rpartition("/")[2])
 
 
-def latest_manifest(filesystem: pa_fs.FileSystem, folder: str) -> Manifest:
+def latest_manifest(
+    filesystem: pa_fs.FileSystem,
+    folder: str,
+    *,
+    entries: Mapping[str, pa_fs.FileInfo] | None = None,
+    known: Mapping[str, Manifest] = MappingProxyType({}),
+) -> Manifest:
     """The valid manifest with the highest number.
 
     A manifest is valid if its checksum matches and its files exist with their recorded
-    sizes.
+    sizes. `entries` are the files of the folder by name, if they were listed before,
+    and `known` manifests that were read before, by name.
 
     Raises:
         ChunkTableError: no manifest is valid (the reason is that of the highest), or
             one was written by a newer release, which an older state cannot replace.
     """
-    entries = {entry.base_name: entry for entry in _entries(filesystem, folder)}
+    if entries is None:
+        entries = {entry.base_name: entry for entry in _entries(filesystem, folder)}
     sequences = sorted((s for s in map(manifest_sequence, entries) if s is not None), reverse=True)
     first: ChunkTableError | None = None
     for sequence in sequences:
         try:
-            manifest = read_manifest(filesystem, f"{folder}/{manifest_name(sequence)}")
+            name = manifest_name(sequence)
+            manifest = known.get(name) or read_manifest(filesystem, f"{folder}/{name}")
             check_files(manifest, {name: entry.size for name, entry in entries.items()})
         except ChunkTableError as error:
             if error.reason == TableRefusal.NEWER_VERSION.value:
@@ -116,9 +128,27 @@ def check_content(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
         while count := stream.readinto(buffer):
             running.update(buffer[:count])
     if running.digest().hex() != file.checksum:
-        raise table_error(
-            TableRefusal.CHECKSUM, f"{path} does not match the checksum of its manifest"
-        )
+        raise _changed(path)
+
+
+def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> bytes:
+    """The bytes of a small file, whose checksum is that in the manifest. One request of
+    a remote file system, where `check_content` and a reader need many.
+
+    Raises:
+        ChunkTableError: the checksum differs, or the file cannot be read.
+    """
+    path = f"{folder}/{file.name}"
+    with _translate_errors(path), filesystem.open_input_stream(path, compression=None) as stream:
+        raw: bytes = stream.read()
+    if fingerprint(raw).hex() != file.checksum:
+        raise _changed(path)
+    return raw
+
+
+def _changed(path: str) -> ChunkTableError:
+    text = f"{path} does not match the checksum of its manifest"
+    return table_error(TableRefusal.CHECKSUM, text)
 
 
 class _VerificationCache:
@@ -247,12 +277,10 @@ def mark_superseded(batch: pa.RecordBatch, live: Set[tuple[str, int]]) -> "NDArr
 def _read_table(
     filesystem: pa_fs.FileSystem, folder: str, file: TableFile, schema: pa.Schema
 ) -> pa.Table:
-    # Checked before parsing: with a damaged footer pyarrow may return fewer rows or
-    # crash the process.
-    check_content_once(filesystem, folder, file)
     path = f"{folder}/{file.name}"
-    with _translate_errors(path):
-        table = pq.read_table(path, filesystem=filesystem, page_checksum_verification=True)
+    with _translate_errors(path), open_verified(filesystem, folder, file) as source:
+        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        table = parquet.read(use_threads=False)
     try:
         # Columns of later releases are ignored.
         table = table.select(schema.names).cast(schema)
@@ -262,6 +290,26 @@ def _read_table(
         ) from error
     check_rows(path, found=table.num_rows, recorded=file.rows)
     return table
+
+
+def open_verified(
+    filesystem: pa_fs.FileSystem, folder: str, file: TableFile
+) -> AbstractContextManager[pa.NativeFile]:
+    """The open file, verified before it is parsed: with a damaged footer pyarrow may
+    return fewer rows or crash the process.
+
+    Raises:
+        ChunkTableError: the checksum differs, or the file cannot be read.
+    """
+    if file.length_bytes <= WHOLE_BYTES_MAX:
+        held: AbstractContextManager[pa.NativeFile] = pa.BufferReader(
+            read_verified(filesystem, folder, file)
+        )
+        return held
+    check_content_once(filesystem, folder, file)
+    path = f"{folder}/{file.name}"
+    opened: AbstractContextManager[pa.NativeFile] = filesystem.open_input_file(path)
+    return opened
 
 
 def _entries(filesystem: pa_fs.FileSystem, folder: str) -> list[pa_fs.FileInfo]:

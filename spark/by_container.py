@@ -10,6 +10,7 @@ container form a group of their own, and are buffered on disk like all others.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Self, TypeAlias
@@ -22,6 +23,7 @@ from pyspark import TaskContext
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.commits import Commit, SharedFolders
+from spark.task_parts import at_once, parts_of_text
 from sweep.engine import ContainerResults, LocalEngine
 from sweep.exact import NULLABLE_ROWS
 from sweep.files import read_rows
@@ -116,16 +118,24 @@ def store_containers(path: AnyPath, container_ids: Int64s, rows: Int64s, disk: D
     Files(disk).replace(path, buffer.getvalue())
 
 
-def select_rows(
-    parts: Sequence[Part], containers: AnyPath, number: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows (ROW_SCHEMA) of the stored containers in one of the parts.
+def select_rows(containers: AnyPath, text: str) -> Iterator[pa.RecordBatch]:
+    """The rows (ROW_SCHEMA) of the stored containers in the parts of one task
+    (spark.task_parts). Parts without any are not read: the inventory says so.
 
     Raises:
-        ChunkTableError: the part cannot be read any more.
+        ChunkTableError: a part cannot be read any more.
     """
     groups = ContainerGroups.stored(containers)
-    for batch in read_rows(parts[number], groups.container_ids):
+
+    def select(part: Part) -> list[pa.RecordBatch]:
+        return list(read_rows(part, groups.container_ids))
+
+    parts = parts_of_text(text)
+    # The rows of small exports fit in memory, those of one large part may not.
+    found = chain.from_iterable(batches for _, batches in at_once(parts, select))
+    if len(parts) == 1:
+        found = chain.from_iterable(read_rows(one, groups.container_ids) for one in parts.values())
+    for batch in found:
         columns = [
             column.cast(field.type)
             for column, field in zip(batch.columns, ROW_SCHEMA, strict=False)

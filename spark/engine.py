@@ -8,6 +8,7 @@ sorted or inspected. Where rows are in no order, and blocks are large enough for
 pay, Spark SQL folds them (spark.sql).
 """
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -17,7 +18,6 @@ from enum import Enum
 from functools import partial, reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from chunktable.errors import ObjectStoreError
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
+from runtime.documents import parse_json
 from spark.by_container import (
     ROW_SCHEMA,
     ContainerGroups,
@@ -43,11 +44,12 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RangeJob, file_groups, run_tasks
+from spark.by_range import RangeJob, file_groups, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError
 from spark.session import watched
 from spark.sql import aggregate, names_of
+from spark.task_parts import at_once, parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
     ContainerResults,
@@ -59,6 +61,7 @@ from sweep.engine import (
 )
 from sweep.errors import SweepWorkError
 from sweep.exact import NULLABLE_ROWS
+from sweep.exports import ExportWork, in_threads
 from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
@@ -66,9 +69,6 @@ from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
-
-if TYPE_CHECKING:
-    pass
 
 
 class Scattered(Enum):
@@ -93,6 +93,10 @@ _READ_ROWS = 1 << 20
 _TASK_ROWS = 1 << 20
 # Rows that take as long as one replica, whose own rows come on top.
 _REPLICA_ROWS = 60
+
+# Exports that are read on this machine, and of one task.
+_EXPORTS_MIN = 64
+_EXPORTS_OF_TASK = 512
 
 _REQUESTED = "requested"
 _PACKED_SCHEMA = pa.schema(
@@ -159,10 +163,8 @@ class SparkEngine:
             # One wave takes each core about a minute.
             for wave in _waves(parts, WAVE_ROWS * self._cores):
                 progress = _RowProgress(sum(part.rows for part in wave), advance)
-                ordered, tasks = list[tuple[Part, Commit]](), fold_tasks(wave)
-                frame = run_tasks(
-                    self._session, len(tasks), partial(_fold, wave, tasks, shared), COMMIT_SCHEMA
-                )
+                ordered, texts = list[tuple[Part, Commit]](), _task_texts(wave)
+                frame = run_texts(self._session, texts, partial(_fold, shared), COMMIT_SCHEMA)
                 for commit in self._commits(frame, "reading", progress.tasks_done):
                     scattered = _REQUESTED in commit.files
                     (unordered if scattered else ordered).append((wave[commit.number], commit))
@@ -191,13 +193,15 @@ class SparkEngine:
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
         groups = file_groups(inputs, _READ_ROWS)
-        schemas = {name: table.schema for name, table in inputs.items()}
+        # An input without files would only widen the rows.
+        absent = {name: table.schema for name, table in inputs.items() if not table.paths}
+        schemas = {n: table.schema for n, table in inputs.items() if n not in absent}
         if not groups:
             return
         with self._shared(places) as shared:
             for first in range(0, len(wanted), _RANGES_MAX):
                 of_wave = wanted[first : first + _RANGES_MAX]
-                job = RangeJob(stage, schemas, of_wave, shared)
+                job = RangeJob(stage, schemas, of_wave, shared, absent)
                 frame = job.frame(self._session, groups)
                 for commit in self._commits(frame, type(stage).__name__):
                     yield RangeResult(of_wave[commit.number], {}, commit.files, commit.totals)
@@ -232,6 +236,21 @@ class SparkEngine:
             judge = partial(inspect_containers, replicas.paths)
             yield from self._shuffle(judge, parts, ids, counts, places)
 
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """See Engine.
+
+        Raises:
+            SparkFailedError: a job failed after all retries of its tasks.
+        """
+        # A job costs more than a few requests of this machine.
+        if len(texts) < _EXPORTS_MIN:
+            yield from in_threads(work, texts)
+            return
+        size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))
+        groups = [json.dumps({"texts": texts[at : at + size]}) for at in range(0, len(texts), size)]
+        frame = run_texts(self._session, groups, partial(_for_each, work), work.schema)
+        yield self._rows_of(frame, "reading exports").cast(work.schema)
+
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine. Tasks that see the folder write their part; this machine writes
         the parts of the others.
@@ -245,9 +264,11 @@ class SparkEngine:
         files.replace(marker, b"")
         try:
             left = list(job.ordered)
+            # A task needs no parts but its own.
+            pack = partial(_pack, replace(job, parts=(), ordered=()), marker)
             for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
-                pack = partial(_pack, job, wave, marker)
-                packing = run_tasks(self._session, len(wave), pack, _PACKED_SCHEMA)
+                texts = [text_of({number: part}) for number, part in enumerate(wave)]
+                packing = run_texts(self._session, texts, pack, _PACKED_SCHEMA)
                 for row in self._rows_of(packing, "writing trees").to_pylist():
                     left.remove(wave[row.pop("number")])
                     yield PackedTreeFile(**row)
@@ -272,8 +293,8 @@ class SparkEngine:
         """
         with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
             groups = ContainerGroups.stored(containers)
-            select = partial(select_rows, list(parts), containers)
-            selected = run_tasks(self._session, len(parts), select, ROW_SCHEMA)
+            select = partial(select_rows, containers)
+            selected = run_texts(self._session, _task_texts(parts), select, ROW_SCHEMA)
             judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
                 partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
             )
@@ -444,30 +465,34 @@ def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
     )
 
 
-def _fold(
-    parts: Sequence[Part], tasks: Sequence[Sequence[int]], shared: SharedFolders, task: int
-) -> Iterator[pa.RecordBatch]:
+def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
     """Fold the parts of one task. The files of all are in the last commit."""
     shared.check()
+    parts = parts_of_text(text)
     writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
-    for number in tasks[task]:
-        part = parts[number]
+    if len(parts) > 1:
+        # Small exports, so each is held until it is known to be readable.
+        for number, folded in at_once(parts, fold_part):
+            writer.add({"runs": folded.runs, "replicas": folded.replicas})
+            commits.append(Commit(number, folded.rows, folded.skipped))
+    else:
+        ((number, part),) = parts.items()
         requested = scattered_containers(part)
         if requested is not None:
             writer.add({_REQUESTED: requested})
             commits.append(Commit(number, part.rows))
-        elif len(tasks[task]) > 1:
-            # Small, so it is held until it is known to be readable.
-            folded = fold_part(part)
-            writer.add({"runs": folded.runs})
-            commits.append(Commit(number, folded.rows, folded.skipped))
         else:
-            folded = fold_part(part, lambda runs: writer.add({"runs": runs}))
+            folded = fold_part(part, writer.add)
             if folded.skipped:
                 writer.discard()
             commits.append(Commit(number, folded.rows, folded.skipped))
     commits[-1] = replace(commits[-1], files=writer.close())
     yield from (commit.batch() for commit in commits)
+
+
+def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:
+    for table in in_threads(work, parse_json(text)["texts"]):
+        yield from table.to_batches()
 
 
 def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
@@ -486,17 +511,21 @@ def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:
     return tasks
 
 
+def _task_texts(parts: Sequence[Part]) -> list[str]:
+    """For each task its parts, by their index in `parts`, and their manifests."""
+    return [text_of({number: parts[number] for number in task}) for task in fold_tasks(parts)]
+
+
 def _weight(part: Part) -> int:
     """The rows of a part; a replica counts as the rows that take as long."""
     return part.rows + _REPLICA_ROWS * part.replicas
 
 
-def _pack(
-    job: TreeJob, parts: Sequence[Part], marker: AnyPath, number: int
-) -> Iterator[pa.RecordBatch]:
+def _pack(job: TreeJob, marker: AnyPath, text: str) -> Iterator[pa.RecordBatch]:
+    ((number, part),) = parts_of_text(text).items()
     if _is_seen(marker):
         with TemporaryDirectory(prefix="treefold-") as scratch:
-            packed = pack_part(job, parts[number], Gatherer(Path(scratch), threads=1), Disk())
+            packed = pack_part(job, part, Gatherer(Path(scratch), threads=1), Disk())
         row = {"number": number, **asdict(packed)}
         yield pa.RecordBatch.from_pylist([row], _PACKED_SCHEMA)
 

@@ -58,6 +58,9 @@ _ALWAYS = {
     "spark.ui.showConsoleProgress": "false",
     # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    # With any other limit Spark adds up the size of the batch after each row, which
+    # takes most of the CPU time of an exchange.
+    "spark.sql.execution.arrow.maxBytesPerBatch": "2147483647",
     # Above this number of groups Spark falls back to sorting, which is slower. Ours are
     # small enough for more.
     "spark.sql.objectHashAggregate.sortBased.fallbackThreshold": "65536",

@@ -25,6 +25,7 @@ from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.compare import inspect, inspect_large
 from sweep.exact import block_ranges, exact_replicas, large_replicas
+from sweep.exports import ExportWork, in_threads
 from sweep.files import fold_part, is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
@@ -40,9 +41,8 @@ class FoldedWave:
     """The complete results of some parts, stored together: these parts are not folded
     again.
 
-    An engine may return `replicas` instead of `runs`. `requested` lists the containers
-    that need their rows sorted. A container with both runs and replicas is sorted as
-    well.
+    `replicas` are those that are whole; the others have runs. `requested` lists the
+    containers that need their rows sorted.
     """
 
     part_ids: tuple[str, ...]
@@ -182,6 +182,15 @@ class Engine(Protocol):
         """
         ...
 
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """What `work` returns for each of many texts, in any order. It mostly waits for
+        storage, so it is done for many at a time.
+
+        Raises:
+            ReconcileError: as the work raises it, or the engine has failed.
+        """
+        ...
+
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """Write the trees of all replicas that have one; returns each file once it is
         durable (sweep.trees).
@@ -276,7 +285,7 @@ class LocalEngine:
             advance(result.rows)
             results.append((part, result))
             rows += result.rows
-            runs += result.runs.num_rows
+            runs += result.runs.num_rows + result.replicas.num_rows
             if rows >= WAVE_ROWS or runs >= _WAVE_RUNS:
                 store(_wave(results))
                 results, rows, runs = [], 0, 0
@@ -334,6 +343,10 @@ class LocalEngine:
 
         yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
 
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        """See Engine."""
+        return in_threads(work, texts)
+
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine."""
         yield from self._gatherer.map(
@@ -363,12 +376,13 @@ class LocalEngine:
 
 @dataclass(frozen=True, slots=True)
 class _PartResult:
-    """The result of one part: its runs, or the containers to be sorted with the number
-    of rows of each.
+    """The result of one part: its runs and replicas, or the containers to be sorted
+    with the number of rows of each.
     """
 
     rows: int
     runs: pa.Table
+    replicas: pa.Table
     findings: pa.Table
     requested: pa.Table
     skipped: str
@@ -381,10 +395,11 @@ _PROBE_ROWS = 1 << 18
 def _fold(part: Part) -> _PartResult:
     requested = scattered_containers(part)
     if requested is not None:
-        runs, findings = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
-        return _PartResult(part.rows, runs, findings, requested, "")
-    folded, nothing = fold_part(part), REQUEST_SCHEMA.empty_table()
-    return _PartResult(folded.rows, folded.runs, folded.findings, nothing, folded.skipped)
+        nothing = RUN_SCHEMA.empty_table(), REPLICA_SCHEMA.empty_table()
+        return _PartResult(part.rows, *nothing, FINDING_SCHEMA.empty_table(), requested, "")
+    folded, none = fold_part(part), REQUEST_SCHEMA.empty_table()
+    tables = folded.runs, folded.replicas, folded.findings
+    return _PartResult(folded.rows, *tables, none, folded.skipped)
 
 
 def scattered_containers(part: Part) -> pa.Table | None:
@@ -450,11 +465,9 @@ def _wave(results: Sequence[tuple[Part, _PartResult]]) -> FoldedWave:
     return FoldedWave(
         tuple(part.part_id for part, _ in results),
         sum(result.rows for _, result in results),
-        pa.concat_tables([RUN_SCHEMA.empty_table(), *(result.runs for _, result in results)]),
-        REPLICA_SCHEMA.empty_table(),
-        pa.concat_tables(
-            [FINDING_SCHEMA.empty_table(), *(result.findings for _, result in results)]
-        ),
+        pa.concat_tables([result.runs for _, result in results]),
+        pa.concat_tables([result.replicas for _, result in results]),
+        pa.concat_tables([result.findings for _, result in results]),
         pa.concat_tables([result.requested for _, result in results]),
         skipped={part.part_id: result.skipped for part, result in results if result.skipped},
     )

@@ -9,10 +9,10 @@ of a batch.
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -27,14 +27,16 @@ from chunktable.reader import (
     check_rows,
     find_live_replicas,
     mark_superseded,
+    open_verified,
     read_inventory,
     read_manifest,
 )
 from chunktable.schema import CHUNK_SCHEMA, SOURCES
 from merkle.replica import ReplicaState
 from sweep.fragments import Int64s
-from sweep.model import FINDING_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces
+from sweep.listed import ListedReplicas
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, PartKind
+from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces, settle_whole
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -71,17 +73,22 @@ _EXACT = (
     pa.types.is_large_string,
     pa.types.is_timestamp,
 )
+# Making one takes as long as folding some hundred rows.
+_NO_RUNS, _NO_REPLICAS, _NO_FINDINGS = (
+    schema.empty_table() for schema in (RUN_SCHEMA, REPLICA_SCHEMA, FINDING_SCHEMA)
+)
 # Stands for a null container ID; a table with such rows is refused.
 _NO_CONTAINER = 0
-_NONE = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class PartFold:
     """The result of folding one part."""
 
-    # RUN_SCHEMA and FINDING_SCHEMA.
+    # RUN_SCHEMA, REPLICA_SCHEMA and FINDING_SCHEMA. A replica of an export that the
+    # part has whole is in `replicas`.
     runs: pa.Table
+    replicas: pa.Table
     findings: pa.Table
     # Number of rows read.
     rows: int
@@ -90,27 +97,35 @@ class PartFold:
     skipped: str = ""
 
 
-def fold_part(part: Part, store: Callable[[pa.Table], None] | None = None) -> PartFold:
-    """Fold a part of a file to runs, without replicas that the export has superseded.
+def fold_part(
+    part: Part, store: Callable[[Mapping[str, pa.Table]], None] | None = None
+) -> PartFold:
+    """Fold a part of a file to runs and replicas, without replicas that the export has
+    superseded.
 
-    With `store` the runs go there, some at a time, and those returned are none: memory
-    is bounded for any part. An unreadable part yields a finding and no runs; what was
-    stored of it does not count.
+    With `store` the tables go there by name, some rows at a time, and those returned
+    are empty: memory is bounded for any part. An unreadable part yields a finding and
+    nothing else; what was stored of it does not count.
     """
     assert part.kind is PartKind.FILE
-    stored = list[pa.Table]()
+    runs, replicas = list[pa.Table](), list[pa.Table]()
     try:
         with _open(part) as reader:
-            if part.manifest is not None and part.first == 0:
-                reader.check_replicas()
-            for runs in run_pieces(reader.stretches()):
-                (store or stored.append)(reader.without_superseded(runs))
+            for piece in run_pieces(reader.stretches()):
+                whole, others = reader.settled(piece)
+                if store is not None:
+                    store({"runs": others, "replicas": whole})
+                    continue
+                if others.num_rows:
+                    runs.append(others)
+                replicas.append(whole)
+            reader.check_replicas()
     except ChunkTableError as error:
-        return PartFold(
-            RUN_SCHEMA.empty_table(), unreadable_finding(error.message), 0, error.message
-        )
-    whole = join(pa.concat_tables(stored)) if stored else RUN_SCHEMA.empty_table()
-    return PartFold(whole, FINDING_SCHEMA.empty_table(), reader.rows)
+        finding = unreadable_finding(error.message)
+        return PartFold(_NO_RUNS, _NO_REPLICAS, finding, 0, error.message)
+    joined = join(pa.concat_tables(runs)) if runs else _NO_RUNS
+    whole = pa.concat_tables(replicas) if replicas else _NO_REPLICAS
+    return PartFold(joined, whole, _NO_FINDINGS, reader.rows)
 
 
 def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
@@ -121,10 +136,10 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         ChunkTableError: the part cannot be read any more.
     """
     assert part.kind is PartKind.FILE
-    held = None
+    held, entry = None, None
     if part.manifest is not None:
-        _, listed = _export_entry(part)
-        inventory = _of_volumes(part, listed)
+        entry = _export_entry(part)
+        inventory = _of_volumes(part, entry[1])
         inventory = inventory.filter(
             pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))
         )
@@ -132,7 +147,7 @@ def read_rows(part: Part, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
             # Do not open the file: verifying it would read all of it.
             return
         held = find_live_replicas(inventory, _name(part))
-    with _open(part) as reader:
+    with _open(part, entry) as reader:
         for batch in reader.batches(container_ids):
             if held is not None:
                 batch = batch.filter(pa.array(~mark_superseded(batch, held)))
@@ -145,9 +160,10 @@ def is_readable(part: Part, container_ids: Int64s) -> bool:
     manifest recorded them.
     """
     try:
-        _, inventory = _export_entry(part)
-        if pc.any(pc.is_in(inventory["container_id"], pa.array(container_ids, pa.int64()))).as_py():
-            with _open(part):
+        entry = _export_entry(part)
+        ids = entry[1]["container_id"]
+        if pc.any(pc.is_in(ids, pa.array(container_ids, pa.int64()))).as_py():
+            with _open(part, entry):
                 pass
     except ChunkTableError:
         return False
@@ -190,6 +206,7 @@ class _Reader:
         self._file = file
         self._inventory = inventory
         self._groups = _groups(part, file.metadata)
+        self._listed = None if inventory is None else ListedReplicas(inventory, part.volumes)
         self._column_indexes = _column_indexes(file.metadata)
         missing = [column for column in REQUIRED if column not in self._column_indexes]
         if missing:
@@ -202,6 +219,8 @@ class _Reader:
             raise _unreadable(
                 TableRefusal.SCHEMA, f"{part.location} has more than one column {', '.join(twice)}"
             )
+        if inventory is not None and "volume" not in self._column_indexes:
+            raise _unreadable(TableRefusal.SCHEMA, f"{part.location} has no column volume")
 
     def inventory(self) -> pa.Table:
         """The replicas that the export lists in this file, without those of volumes
@@ -210,68 +229,53 @@ class _Reader:
         assert self._inventory is not None
         return _of_volumes(self._part, self._inventory)
 
-    def without_superseded(self, runs: pa.Table) -> pa.Table:
-        """The runs of replicas that the export, if it is one, lists in this file."""
-        if self._inventory is None:
-            return runs
-        keys = ["volume", "container_id"]
-        held = self.inventory().select(keys)
-        kept = runs.join(held, keys, join_type="left semi", use_threads=False)
-        return kept.select(RUN_SCHEMA.names).cast(RUN_SCHEMA)
+    def settled(self, runs: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """The replicas (REPLICA_SCHEMA) that these runs have whole, and the other runs.
+        Of an export, only those that it lists in this file.
+        """
+        if self._listed is None:
+            return REPLICA_SCHEMA.empty_table(), runs
+        rows = runs["rows"].to_numpy()
+        places = self._listed.places(runs["volume"], runs["container_id"])
+        self._listed.count(places, rows)
+        is_live = self._listed.is_live(places)
+        if not is_live.all():
+            runs, places = runs.filter(pa.array(is_live)), places[is_live]
+        return settle_whole(runs, self._listed.rows[places])
 
     def check_replicas(self) -> None:
-        """Check that the whole file, not only the part, has as many rows of each
-        replica as the inventory says.
+        """Check, after the part was read, that the whole file, not only the part, has
+        as many rows of each replica as the inventory says. The first part of a file
+        does it for the others.
 
         Raises:
             ChunkTableError: it has not.
         """
-        keys = ["volume", "container_id"]
-        assert self._inventory is not None
-        recorded = self._inventory.select([*keys, "rows"])
-        both = recorded.join(self._count_rows(), keys, join_type="left outer", use_threads=False)
-        found = pc.fill_null(both["rows_sum"], 0)
-        differs = both.append_column("found", found).filter(pc.not_equal(found, both["rows"]))
-        if differs.num_rows:
-            row = differs.slice(0, 1).to_pylist()[0]
-            replica = f"container {row['container_id']} on volume {row['volume']}"
-            text = (
-                f"{self._part.location} has {row['found']} rows of {replica}, and the inventory"
-                f" says {row['rows']}"
-            )
-            raise _unreadable(TableRefusal.ROWS, text)
+        if self._listed is None or self._part.first:
+            return
+        if self._part.last < self._file.metadata.num_rows:
+            self._count_others()
+        if wrong := self._listed.wrong():
+            raise _unreadable(TableRefusal.ROWS, f"{self._part.location} has {wrong}")
 
-    def _count_rows(self) -> pa.Table:
-        """The number of rows of each replica in the file: `rows_sum` by volume and
-        container.
-        """
+    def _count_others(self) -> None:
+        """Count the rows of the row groups that are not of this part."""
+        assert self._listed is not None
+        others = [i for i in range(self._file.num_row_groups) if i not in self._groups]
         names = ["volume", "container_id"]
-        if "volume" not in self._column_indexes:
-            raise _unreadable(TableRefusal.SCHEMA, f"{self._part.location} has no column volume")
-        counted = [
-            pa.table({"volume": pa.array([], pa.string()), "container_id": _NONE, "rows": _NONE})
-        ]
-        for batch in self._file.iter_batches(_BATCH_ROWS, columns=names, use_threads=False):
+        for batch in self._file.iter_batches(_BATCH_ROWS, others, names, use_threads=False):
             volumes = _cast(batch["volume"], CHUNK_SCHEMA.field("volume"))
-            volumes = (
-                volumes if pa.types.is_dictionary(volumes.type) else volumes.dictionary_encode()
-            )
+            if not pa.types.is_dictionary(volumes.type):
+                volumes = volumes.dictionary_encode()
             numbers = _cast(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
-            ids, places = (
-                numbers.fill_null(_NO_CONTAINER).to_numpy(),
-                volumes.indices.fill_null(-1).to_numpy(),
-            )
+            ids = numbers.fill_null(_NO_CONTAINER).to_numpy()
+            codes = volumes.indices.fill_null(-1).to_numpy()
             # Count stretches of equal keys, which are few in files that agents wrote.
-            starts = np.flatnonzero(
-                np.r_[True, (ids[1:] != ids[:-1]) | (places[1:] != places[:-1])]
-            )
-            stretch = {
-                "volume": volumes.take(pa.array(starts)).cast(pa.string()),
-                "container_id": ids[starts],
-                "rows": np.diff(np.r_[starts, len(ids)]),
-            }
-            counted.append(pa.table(stretch))
-        return pa.concat_tables(counted).group_by(names).aggregate([("rows", "sum")])
+            changes = (ids[1:] != ids[:-1]) | (codes[1:] != codes[:-1])
+            starts = np.flatnonzero(np.r_[True, changes])
+            held = volumes.take(pa.array(starts))
+            places = self._listed.places(held, pa.array(ids[starts]))
+            self._listed.count(places, np.diff(starts, append=len(ids)))
 
     def stretches(self) -> Iterator[Rows]:
         """All rows of the part, batch by batch."""
@@ -366,15 +370,13 @@ def _rows_of_containers(column: pa.Array, count: int, container_ids: Int64s) -> 
 
 
 @contextmanager
-def _open(part: Part) -> Iterator[_Reader]:
-    file_, inventory = _export_entry(part) if part.manifest is not None else (None, None)
+def _open(part: Part, entry: "_ExportEntry | None" = None) -> Iterator[_Reader]:
+    """Open a part; `entry` is its _export_entry, if that was read before."""
+    if entry is None and part.manifest is not None:
+        entry = _export_entry(part)
+    file_, inventory = entry or (None, None)
     try:
-        filesystem, path = resolve_location(part.location)
-        if file_ is not None:
-            # Verify before parsing: if a footer or statistics are damaged, pyarrow may
-            # silently return fewer rows or crash the process.
-            check_content_once(filesystem, path.rpartition("/")[0], file_)
-        with filesystem.open_input_file(path) as source:
+        with _source(part, file_) as source:
             metadata = pq.read_metadata(source)
             if file_ is not None:
                 check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
@@ -395,7 +397,23 @@ def _open(part: Part) -> Iterator[_Reader]:
         ) from error
 
 
-def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
+def _source(part: Part, file: TableFile | None) -> AbstractContextManager[pa.NativeFile]:
+    """The file of a part, verified if it is that of an export."""
+    filesystem, path = resolve_location(part.location)
+    if file is not None:
+        folder = path.rpartition("/")[0]
+        if part.first == 0 and part.last >= file.rows:
+            return open_verified(filesystem, folder, file)
+        # Of a file in many parts the bytes are read once to be verified.
+        check_content_once(filesystem, folder, file)
+    opened: AbstractContextManager[pa.NativeFile] = filesystem.open_input_file(path)
+    return opened
+
+
+_ExportEntry: TypeAlias = tuple[TableFile, pa.Table]
+
+
+def _export_entry(part: Part) -> _ExportEntry:
     """The manifest's entry for a part's file, and the replicas that the inventory lists
     in it.
 
@@ -404,12 +422,15 @@ def _export_entry(part: Part) -> tuple[TableFile, pa.Table]:
     """
     assert part.manifest is not None
     filesystem, path = resolve_location(part.manifest)
-    manifest, name = read_manifest(filesystem, path), _name(part)
+    manifest, name = part.export or read_manifest(filesystem, path), _name(part)
     file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
     if file is None:
         raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")
     inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
-    return file, inventory.filter(pc.equal(inventory["file"], name))
+    # Filtering copies, and the inventory of a volume of small replicas is large.
+    if not file.rows or sum(one.rows > 0 for one in manifest.of_kind(FileKind.CHUNKS)) > 1:
+        inventory = inventory.filter(pc.equal(inventory["file"], name))
+    return file, inventory
 
 
 def _name(part: Part) -> str:

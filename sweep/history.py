@@ -18,9 +18,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
+from functools import partial
 from itertools import accumulate
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -31,10 +33,7 @@ import pyarrow.compute as pc
 
 from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, Files
-from chunktable.manifest import (
-    FileKind,
-    TableRefusal,
-)
+from chunktable.manifest import FileKind
 from chunktable.reader import read_events
 from chunktable.schema import CHUNK_SCHEMA, EVENT_SCHEMA
 from merkle.columns import TreeColumns
@@ -44,9 +43,10 @@ from protos.errors import unambiguous
 from runtime.documents import parse_json
 from runtime.errors import DiskError
 from sweep.exact import ReplicaId, trees_of
+from sweep.exports import AT_ONCE, Exports, ForEach, KeepExports, export_folder, open_export
 from sweep.files import is_readable
 from sweep.gather import Gatherer, Int64s
-from sweep.inputs import is_unchanged, open_export
+from sweep.inputs import is_unchanged
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, RootMethod
 from sweep.output import SweepStore, SweepTable
 from sweep.pieces import StoredTable
@@ -79,30 +79,32 @@ class History:
         """The folder for the rows that a sweep copies from volumes."""
         return self._folder / sweep_id
 
-    def save(self, sweep_id: str, parts: Sequence[Part], manifests: Sequence[str]) -> None:
-        """Store which parts and manifests a sweep read.
+    def save(
+        self, sweep_id: str, parts: Sequence[Part], exports: Exports, for_each: ForEach
+    ) -> None:
+        """Store which parts and exports a sweep read.
 
         Raises:
             DiskError: they cannot be written.
         """
-        folder, kept, used = self.folder(sweep_id), dict[str, str](), set[AnyPath]()
+        folder, texts, used = self.folder(sweep_id), list[str](), set[str]()
         self._files.make_folder(folder)
-        for place in manifests:
-            # If the agent exported meanwhile, the next sweep reports that it cannot be
-            # read.
-            with suppress(ChunkTableError):
-                copies = folder / f"datanode={quote(open_export(place)[2].datanode, safe='')[:200]}"
-                if copies in used:
-                    # Another export of this datanode, with other volumes.
-                    copies = copies.with_name(f"{copies.name}+{len(used)}")
-                used.add(copies)
-                kept[place] = _keep_export(place, copies, self._files)
+        for place, manifest in exports.items():
+            copies = f"datanode={quote(manifest.datanode, safe='')[:200]}"
+            if copies in used:
+                # Another export of this datanode, with other volumes.
+                copies = f"{copies}+{len(used)}"
+            used.add(copies)
+            texts.append(KeepExports.text(place, manifest, copies))
+        kept = dict[str, str]()
+        for copied in for_each(KeepExports(folder, self._files.of_tasks()), texts):
+            kept |= {row["place"]: row["copy"] for row in copied.to_pylist()}
         kept_parts = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
         raw = {
-            "parts": [asdict(part) for part in kept_parts],
-            "manifests": [kept.get(place, place) for place in manifests],
+            "parts": [part.document() for part in kept_parts],
+            "manifests": [kept.get(place, place) for place in exports],
         }
         self._files.replace(
             folder / "parts.json", json.dumps(raw, default=lambda value: value.value).encode()
@@ -143,7 +145,7 @@ class History:
         run: Callable[[ContainerStage, Mapping[str, StoredTable]], StoredTable],
         gatherer: Gatherer,
         parts: Sequence[Part],
-        manifests: Sequence[str],
+        exports: Exports,
         seen: Mapping[str, str],
     ) -> SilentChangeReport:
         """The silent changes up to `sweep_id`, whose table `roots` is written; `seen`
@@ -181,7 +183,7 @@ class History:
         for name in before:
             theirs = changed.filter(pc.equal(changed["sweep_id"], name)).select(list(_SAME))
             if theirs.num_rows:
-                since, more_notes = self._since(name, theirs, gatherer, parts, manifests)
+                since, more_notes = self._since(name, theirs, gatherer, parts, exports)
                 found.append(since)
                 notes += more_notes
         for datanode in sorted(output.datanodes(sweep_id) & seen.keys()):
@@ -198,7 +200,7 @@ class History:
         changed: pa.Table,
         gatherer: Gatherer,
         parts: Sequence[Part],
-        manifests: Sequence[str],
+        exports: Exports,
     ) -> tuple[pa.Table, list[str]]:
         """The silent changes of these replicas (columns _SAME) since `previous`,
         FINDING_SCHEMA, and notes.
@@ -208,7 +210,7 @@ class History:
             their_parts, their_manifests = self.load(previous)
         except DiskError as error:
             return found[0], [_unknown_since(previous, error)]
-        events = agent_events(manifests, their_manifests)
+        events = agent_events(exports, their_manifests)
         notes += [
             f"silent changes since {previous} are unknown for {place}: {reason}"
             for place, reason in events.errors.items()
@@ -508,7 +510,7 @@ class AgentEvents:
     errors: Mapping[str, str]
 
 
-def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) -> AgentEvents:
+def agent_events(exports: Exports, before: Iterable[str] | None = None) -> AgentEvents:
     """The events in these exports since the exports `before` were begun; all of them if
     it is None. An unreadable export affects only its own datanode.
     """
@@ -526,16 +528,15 @@ def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) 
             begun.get(manifest.datanode, manifest.begun_at), manifest.begun_at
         )
     found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
-    for place in manifests:
-        try:
-            filesystem, folder, manifest = open_export(place)
-        except ChunkTableError as error:
-            errors[place] = error.message
-            continue
-        try:
-            events = read_events(filesystem, folder, manifest)
-        except ChunkTableError as error:
-            errors[place] = error.message
+    # Most agents wrote to nothing.
+    having = [place for place, one in exports.items() if one.of_kind(FileKind.EVENTS)]
+    with ThreadPoolExecutor(AT_ONCE, "events") as pool:
+        read = partial(_events_of, exports)
+        events_of = dict(zip(having, pool.map(read, having), strict=True))
+    for place, manifest in exports.items():
+        events = events_of.get(place, found[0])
+        if isinstance(events, ChunkTableError):
+            errors[place] = events.message
             lost.add(manifest.datanode)
             continue
         if manifest.audit is not None:
@@ -549,24 +550,8 @@ def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) 
     return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
-def _keep_export(place: str, copies: AnyPath, files: Files) -> str:
-    """Copy an export's manifest and inventory, which its agent removes with the export
-    after next, to the folder `copies`. Returns the location of the copied manifest.
-
-    Raises:
-        ChunkTableError: they cannot be read any more.
-        DiskError: the copies cannot be written.
-    """
-    filesystem, source, manifest = open_export(place)
-    files.make_folder(copies)
-    names = [file.name for file in manifest.of_kind(FileKind.CONTAINERS)]
-    for name in (*names, manifest.name):
-        try:
-            with filesystem.open_input_stream(f"{source}/{name}", compression=None) as stream:
-                raw = stream.read()
-        except OSError as error:
-            raise ChunkTableError(
-                TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}"
-            ) from error
-        files.replace(copies / name, raw)
-    return str(copies / manifest.name)
+def _events_of(exports: Exports, place: str) -> pa.Table | ChunkTableError:
+    try:
+        return read_events(*export_folder(place), exports[place])
+    except ChunkTableError as error:
+        return error

@@ -8,13 +8,11 @@ because its content is unknown rather than lost.
 
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-import pyarrow as pa
 import pyarrow.fs as fs
 import pyarrow.parquet as pq
 
@@ -24,16 +22,17 @@ from chunktable.manifest import (
     Manifest,
     check_counts,
     is_file_name,
+    manifest_name,
     manifest_sequence,
 )
 from chunktable.places import drop_undecodable_names, resolve_location
-from chunktable.reader import latest_manifest, read_faults, read_manifest
+from chunktable.reader import latest_manifest
 from chunktable.writer import GROUP_ROWS
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
-from sweep.faults import fault_row
+from sweep.exports import Exports, ForEach, in_threads, read_manifests
 from sweep.files import REQUIRED
-from sweep.model import FINDING_SCHEMA, Part, PartKind
+from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
 
 # Rows of one part. One core reads them in a second or less, so that all cores finish at
@@ -62,18 +61,25 @@ class Inputs:
 
     parts: tuple[Part, ...]
     skipped: tuple[SkippedInput, ...]
-    # The locations of the manifests of the exports.
-    manifests: tuple[str, ...] = ()
+    # The exports by the locations of their manifests.
+    exports: Exports = field(default_factory=dict)
     # When the exports' volumes were created, in ms since the epoch, by datanode and
     # volume, if known.
     volumes_created_ms: Mapping[tuple[str, str], int] = field(default_factory=dict)
     # Exports that were joined or superseded.
     notes: tuple[str, ...] = ()
 
+    @property
+    def manifests(self) -> tuple[str, ...]:
+        """The locations of the manifests of the exports."""
+        return tuple(self.exports)
 
-def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
+
+def table_parts(
+    names: Iterable[str], part_rows: int = _PART_ROWS, for_each: ForEach = in_threads
+) -> Inputs:
     """The parts of some tables, given as paths or URIs. A file found twice is read
-    once.
+    once. Manifests are read by `for_each`.
 
     Raises:
         UsageError: a URI is invalid.
@@ -81,16 +87,16 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
     files, exports, skipped = list[_File](), list[_Export](), list[SkippedInput]()
     plain = dict[str, set[str]]()
     for name in names:
-        found = _find_tables(name)
+        found = _find_tables(name, for_each)
         if found[0] and not (found[1] or found[2]):
             plain[name] = {file.location for file in found[0]}
         files += found[0]
         exports += found[1]
         skipped += found[2]
-    manifests, created_ms = list[str](), dict[tuple[str, str], int]()
+    manifests, created_ms = dict[str, Manifest](), dict[tuple[str, str], int]()
     chosen, notes = _join_exports(exports)
     for export, volumes in chosen:
-        manifests.append(export.place)
+        manifests[export.place] = export.manifest
         created_ms |= {
             (export.manifest.datanode, v): export.manifest.volumes_created_ms[v]
             for v in volumes
@@ -135,7 +141,7 @@ def table_parts(names: Iterable[str], part_rows: int = _PART_ROWS) -> Inputs:
     return Inputs(
         tuple(parts),
         tuple(dict.fromkeys(skipped)),
-        tuple(dict.fromkeys(manifests)),
+        manifests,
         created_ms,
         notes,
     )
@@ -154,63 +160,6 @@ def is_unchanged(part: Part) -> bool:
     return info.type is fs.FileType.File and part.part_id == now
 
 
-def export_findings(manifests: Iterable[str]) -> tuple[pa.Table, tuple[SkippedInput, ...]]:
-    """The faults that agents found during their exports (FINDING_SCHEMA), and the
-    exports whose faults cannot be read.
-    """
-    found, skipped = [FINDING_SCHEMA.empty_table()], list[SkippedInput]()
-    for place in manifests:
-        try:
-            opened = open_export(place)
-            skipped_volumes = {volume.path for volume in opened[2].skipped}
-            found.append(_fault_findings(read_faults(*opened), skipped_volumes))
-        except ChunkTableError as error:
-            skipped.append(
-                SkippedInput(place, f"the findings of its agent are lost: {error.message}")
-            )
-    return pa.concat_tables(found), tuple(skipped)
-
-
-def export_datanodes(manifests: Iterable[str]) -> frozenset[str]:
-    """The datanodes of these exports.
-
-    Raises:
-        ChunkTableError: a manifest cannot be read.
-    """
-    return frozenset(open_export(place)[2].datanode for place in manifests)
-
-
-def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
-    """The file system and the folder of a manifest, and the manifest itself.
-
-    Raises:
-        ChunkTableError: the manifest cannot be read.
-    """
-    filesystem, path = resolve_location(place)
-    return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
-
-
-def _fault_findings(faults: pa.Table, skipped_volumes: AbstractSet[str]) -> pa.Table:
-    """The faults of an export, without those of skipped volumes, which its manifest
-    lists.
-    """
-    return pa.Table.from_pylist(
-        [
-            fault_row(
-                (fault["datanode"], fault["volume"]),
-                fault["kind"],
-                fault["detail"],
-                container_id=fault["container_id"],
-                block_id=fault["block_id"],
-                offset=fault["chunk_offset"],
-            )
-            for fault in faults.to_pylist()
-            if fault["volume"] not in skipped_volumes
-        ],
-        FINDING_SCHEMA,
-    )
-
-
 def part_id(*facts: object) -> str:
     """A hash of these facts, which describe what a part reads."""
     return fingerprint("\n".join(map(str, facts)).encode()).hex()
@@ -226,6 +175,7 @@ class _File:
     filesystem: fs.FileSystem
     info: fs.FileInfo
     manifest: str | None = None
+    export: Manifest | None = None
     # From the manifest, of replicas about; 0 without one.
     rows: int = 0
     replicas: int = 0
@@ -245,7 +195,9 @@ class _Export:
     skipped: tuple[SkippedInput, ...]
 
 
-def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInput]]:
+def _find_tables(
+    name: str, for_each: ForEach
+) -> tuple[list[_File], list[_Export], list[SkippedInput]]:
     """The files without manifest, the exports and the unreadable inputs at a path."""
     try:
         filesystem, path = resolve_location(name)
@@ -273,7 +225,7 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
     skipped += [
         SkippedInput(_location_below(name, path, folder), "it is empty") for folder in empty
     ]
-    opened = _open_exports(name, path, filesystem, folders)
+    opened = _open_exports(name, path, filesystem, folders, for_each)
     for folder, held in sorted(folders.items()):
         tables = sorted(
             (one for one in held if one.extension == "parquet"), key=lambda one: str(one.path)
@@ -306,21 +258,30 @@ def _find_tables(name: str) -> tuple[list[_File], list[_Export], list[SkippedInp
 
 
 def _open_exports(
-    name: str, path: str, filesystem: fs.FileSystem, folders: Mapping[str, Sequence[fs.FileInfo]]
+    name: str,
+    path: str,
+    filesystem: fs.FileSystem,
+    folders: Mapping[str, Sequence[fs.FileInfo]],
+    for_each: ForEach,
 ) -> Mapping[str, _Export | SkippedInput]:
     """The exports among the folders below `path`, or why they cannot be read."""
-
-    def opened(folder: str) -> _Export | SkippedInput:
+    newest, found = dict[str, str](), dict[str, _Export | SkippedInput]()
+    for folder, held in folders.items():
+        if any(map(_is_of_export, held)):
+            sequences = (manifest_sequence(one.base_name) for one in held)
+            last = max((one for one in sequences if one is not None), default=None)
+            below = folder if last is None else f"{folder}/{manifest_name(last)}"
+            newest[folder] = _location_below(name, path, below)
+    read = read_manifests(list(newest.values()), for_each)
+    for folder, place in newest.items():
         location = _location_below(name, path, folder)
+        known = {one.name: one for one in (read.get(place),) if one is not None}
         try:
             by_name = {one.base_name: one for one in folders[folder]}
-            return _export(location, filesystem, folder, by_name)
+            found[folder] = _export(location, filesystem, folder, by_name, known)
         except ChunkTableError as error:
-            return SkippedInput(location, f"{error.reason}: {error.message}")
-
-    exports = [folder for folder, held in folders.items() if any(map(_is_of_export, held))]
-    with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
-        return dict(zip(exports, pool.map(opened, exports), strict=True))
+            found[folder] = SkippedInput(location, f"{error.reason}: {error.message}")
+    return found
 
 
 def _empty_folders(path: str, found: Sequence[fs.FileInfo]) -> set[str]:
@@ -384,9 +345,13 @@ def _undecodable(path: str) -> dict[str, str]:
 
 
 def _export(
-    location: str, filesystem: fs.FileSystem, folder: str, held: Mapping[str, fs.FileInfo]
+    location: str,
+    filesystem: fs.FileSystem,
+    folder: str,
+    held: Mapping[str, fs.FileInfo],
+    known: Mapping[str, Manifest],
 ) -> _Export:
-    manifest = latest_manifest(filesystem, folder)
+    manifest = latest_manifest(filesystem, folder, entries=held, known=known)
     check_counts(manifest)
     place = _location_below(location, folder, f"{folder}/{manifest.name}")
     # Of the whole export: which file has how many, only the inventory says.
@@ -400,6 +365,7 @@ def _export(
             filesystem,
             held[file.name],
             place,
+            manifest,
             file.rows,
             file.rows * replicas // max(rows, 1),
         )
@@ -528,6 +494,7 @@ def _part(file: _File, first: int, last: int, rows: int) -> Part:
         file.volumes,
         file.table,
         -(-file.replicas * rows // max(file.rows, 1)),
+        file.export,
     )
 
 

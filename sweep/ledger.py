@@ -29,8 +29,8 @@ from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
 from sweep.exact import Row
+from sweep.exports import Exports, open_export
 from sweep.history import History, agent_events
-from sweep.inputs import open_export
 from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
 from sweep.output import SkippedInput, SweepStore, SweepTable
 from sweep.pieces import StoredTable
@@ -225,11 +225,11 @@ class Ledger:
         """What could not be read of earlier sweeps."""
         return tuple(self._notes)
 
-    def add_exports(self, manifests: Sequence[str], skipped: Iterable[SkippedInput]) -> None:
+    def add_exports(self, exports: Exports, skipped: Iterable[SkippedInput]) -> None:
         """Take in what agents removed, by the exports that were read; and expect the
         replicas that those list that were left out.
         """
-        told = agent_events(manifests)
+        told = agent_events(exports)
         events, self.without_events = told.events, told.lost
         is_whole = pc.and_(pc.equal(events["kind"], "delete"), pc.is_null(events["block_id"]))
         self._removed = events.filter(is_whole).select(REMOVED_SCHEMA.names).cast(REMOVED_SCHEMA)
@@ -286,6 +286,13 @@ class Ledger:
         required = fingerprint(buffer.getvalue().to_pybytes()).hex()
         return ",".join((*sorted(gone), required))
 
+    @property
+    def expects_any(self) -> bool:
+        """Whether an earlier sweep, an export that was left out, or SCM expects any
+        replicas.
+        """
+        return bool(self._tables) or any(one.num_rows for one in (self._left_out, self._required))
+
     def inputs(self, stage: SweepStage) -> Mapping[str, StoredTable]:
         """The inputs of `stage` that earlier sweeps and exports hold; what is in memory
         is stored in a stage of the work folder first.
@@ -338,7 +345,8 @@ class Ledger:
 @dataclass(frozen=True, slots=True)
 class SettleStage:
     """Settles the verdicts of containers with expected replicas that were not read
-    (sweep.stages.ContainerStage; see Ledger for its inputs).
+    (sweep.stages.ContainerStage; see Ledger for its inputs). Where none are expected,
+    `judged` is enough.
 
     Outputs: `verdicts` (FINAL_VERDICT_SCHEMA, by container) and `unseen`
     (UNSEEN_SCHEMA), the unread replicas with the reason.
@@ -362,6 +370,9 @@ class SettleStage:
     def __call__(self, tables: Mapping[str, pa.Table]) -> Mapping[str, pa.Table]:
         """See ContainerStage."""
         found = list[Row]()
+        if "roots" not in tables:
+            unseen = UNSEEN_SCHEMA.empty_table()
+            return {"verdicts": _with_unread(tables["judged"], unseen), "unseen": unseen}
         unread = unread_replicas(self._expected(tables), tables["roots"], tables["removed"])
         for row in unread.to_pylist():
             datanode, volume = row["datanode"], row["volume"]

@@ -8,11 +8,12 @@ independently, so an engine may split its input between any two containers. Stag
 neither Spark nor threads.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 import pyarrow as pa
 
+from chunktable.manifest import Manifest
 from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
 from merkle.replica import TreeSource
 
@@ -42,6 +43,7 @@ class Part:
     that the manifest lists in another file are superseded. If `volumes` is set, rows of
     other volumes are superseded by another export. `table` is the folder of plain files
     that the file is a piece of, if any. `replicas` is about their number, 0 if unknown.
+    `export` is the manifest, if it was read before; it is not stored.
     """
 
     part_id: str
@@ -55,6 +57,13 @@ class Part:
     volumes: tuple[str, ...] | None = None
     table: str | None = None
     replicas: int = 0
+    export: Manifest | None = field(default=None, compare=False, repr=False)
+
+    def document(self) -> dict[str, object]:
+        """The part as it is stored: its JSON object, but for values of enums."""
+        found = asdict(replace(self, export=None))
+        del found["export"]
+        return found
 
 
 class RootMethod(Enum):

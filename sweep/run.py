@@ -31,15 +31,13 @@ from runtime.progress import ProgressSink
 from sweep.by_range import run_by_range, unfinished
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
+from sweep.exports import Exports, export_findings
 from sweep.gather import Gatherer
 from sweep.history import History, whole_names
 from sweep.inputs import (
     ALL_OR_NONE,
     NO_ROWS,
     Inputs,
-    export_datanodes,
-    export_findings,
-    open_export,
     table_parts,
 )
 from sweep.lease import exclusive
@@ -115,7 +113,7 @@ def sweep(
         request = replace(request, gone=whole_names(output, request.gone))
         scratch = stack.enter_context(_scratch_folder(out, "shadows", disk))
         volumes = stack.enter_context(open_volumes(request.volumes, request.source, scratch, disk))
-        inputs = table_parts(request.tables)
+        inputs = table_parts(request.tables, for_each=engine.for_each)
         skipped = (*volumes.skipped, *inputs.skipped)
         if not (volumes.surveys or inputs.parts or inputs.manifests):
             if is_new:
@@ -211,7 +209,7 @@ class _Sweep:
         if self._request.write_trees:
             notes = (*summary.notes, *self._write_trees(parts))
             summary = replace(summary, notes=notes, seconds=time.monotonic() - started)
-        self._history.save(self._plan.sweep_id, parts, self._plan.manifests)
+        self._history.save(self._plan.sweep_id, parts, self._exports(), self._engine.for_each)
         summary = replace(summary, notes=(*summary.notes, *self._report(summary)))
         self._output.write_summary(summary)
         self._clean_up()
@@ -268,7 +266,13 @@ class _Sweep:
         return copied.parts
 
     def _parts(self, copied: Sequence[Part]) -> tuple[Part, ...]:
-        return (*copied, *(part for part in self._plan.parts if part.kind is PartKind.FILE))
+        files = (part for part in self._plan.parts if part.kind is PartKind.FILE)
+        exports = self._inputs.exports
+        return (*copied, *(replace(one, export=exports.get(one.manifest or "")) for one in files))
+
+    def _exports(self) -> Exports:
+        """The exports that were read."""
+        return {place: self._inputs.exports[place] for place in self._plan.manifests}
 
     def _fold(self, copied: Sequence[Part]) -> SweepStage:
         """Fold all parts, except those of tables that have an unreadable part."""
@@ -378,21 +382,20 @@ class _Sweep:
         """Write the final verdicts, and the expected replicas that were not read.
         Returns notes on earlier sweeps.
         """
-        sweep_id, manifests = self._plan.sweep_id, self._plan.manifests
+        sweep_id, exports = self._plan.sweep_id, self._exports()
         ledger = Ledger(self._output, self._history, sweep_id, self._request.required)
-        ledger.add_exports(manifests, self._plan.skipped)
+        ledger.add_exports(exports, self._plan.skipped)
         volumes = {(one.datanode, one.volume) for one in self._volumes.surveys.values()}
-        for _, _, manifest in map(open_export, manifests):
+        for manifest in exports.values():
             volumes |= {(manifest.datanode, volume) for volume in manifest.volumes}
         datanodes = self._output.datanodes(sweep_id) | {datanode for datanode, _ in volumes}
         places = ReadPlaces(
             frozenset(volumes), datanodes, self._plan.skipped, ledger.without_events
         )
-        inputs = {
-            "roots": self._output.stored(SweepTable.ROOTS, sweep_id, ROOT_KEYS),
-            "judged": judged,
-            **ledger.inputs(self._work.stage(self._plan, "expected")),
-        }
+        inputs = {"judged": judged}
+        if ledger.expects_any:
+            inputs["roots"] = self._output.stored(SweepTable.ROOTS, sweep_id, ROOT_KEYS)
+            inputs |= ledger.inputs(self._work.stage(self._plan, "expected"))
         stage = ledger.stage(places, self._request.gone)
         with self._write_tables(SweepTable.VERDICTS, SweepTable.UNSEEN) as writers:
             key = ledger.key(self._request.gone)
@@ -439,7 +442,7 @@ class _Sweep:
         """
         sweep_id = self._plan.sweep_id
         seen, notes = self._history.last_seen(self._output, sweep_id)
-        of_agents, lost = export_findings(self._plan.manifests)
+        of_agents, lost = export_findings(self._exports())
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
         unread = [_unreadable_row(f"{one.input}: {one.reason}") for one in skipped]
         with _scratch_folder(self._request.out, "changed", self._disk) as scratch:
@@ -449,7 +452,7 @@ class _Sweep:
                 self._changed,
                 Gatherer(scratch),
                 parts,
-                self._plan.manifests,
+                self._exports(),
                 seen,
             )
         loose = [
@@ -491,7 +494,8 @@ class _Sweep:
         """The datanodes that were in an earlier sweep (`seen`: which) and are not in
         this one.
         """
-        held = self._output.datanodes(self._plan.sweep_id) | export_datanodes(self._plan.manifests)
+        held = self._output.datanodes(self._plan.sweep_id)
+        held |= {manifest.datanode for manifest in self._exports().values()}
         held |= {survey.datanode for survey in self._volumes.surveys.values()}
         # Agents name the export folder after the datanode; if it was skipped, it is
         # listed already.

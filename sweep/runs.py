@@ -53,6 +53,8 @@ RUN_SCHEMA = pa.schema(
     [
         *(CHUNK_SCHEMA.field(name) for name in REPLICA_COLUMNS),
         pa.field("ordered", pa.bool_(), nullable=False),
+        # Rows that were folded.
+        pa.field("rows", pa.int64(), nullable=False),
         *(pa.field(name, pa.int64(), nullable=False) for name in NUMBERS),
     ]
 )
@@ -165,6 +167,19 @@ def settle(runs: pa.Table) -> SettledRuns:
     )
 
 
+def settle_whole(runs: pa.Table, rows: Int64s) -> tuple[pa.Table, pa.Table]:
+    """The replicas (REPLICA_SCHEMA) of those runs that are ordered and whole, and the
+    other runs. There is one run per replica; `rows` is the number of rows that each
+    replica has in all.
+    """
+    is_whole = runs["ordered"].to_numpy() & (_int64s(runs["rows"]) == rows)
+    whole, others = runs, runs.slice(0, 0)
+    if not is_whole.all():
+        whole, others = runs.filter(pa.array(is_whole)), runs.filter(pa.array(~is_whole))
+    paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), whole.num_rows)
+    return replicas_of(whole, paths), others
+
+
 def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
     """The replicas (REPLICA_SCHEMA) of ordered runs, one run per replica. `paths` are
     values of RootMethod.
@@ -173,7 +188,7 @@ def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
     ends = numbers[ENDS]
     whole = _join_inner(_complete_blocks(numbers[FIRST], ends > 0), numbers[INNER])
     whole = _join_inner(whole, _complete_blocks(numbers[LAST], ends > 1))
-    unknown = np.array([source == "none" for source in runs["source"].to_pylist()], np.bool_)
+    unknown = pc.equal(runs["source"], "none").to_numpy()
     columns = {name: runs[name] for name in REPLICA_COLUMNS}
     columns["root"] = pa.array(whole[Inner.CHECKSUM], mask=unknown)
     for field in Inner:
@@ -268,10 +283,9 @@ def _fold(rows: Rows) -> pa.Table:
     ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-    columns: dict[str, pa.Array] = {
-        name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)
-    }
+    columns = number_columns(numbers)
     columns["ordered"] = pa.array(ordered)
+    columns["rows"] = pa.array(np.diff(starts, append=rows.count))
     for name, text in rows.text.items():
         columns[name] = text.values.take(pa.array(take(text.codes, starts)))
     for name in REPLICA_COLUMNS:
@@ -447,8 +461,11 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     if not runs.num_rows:
         return runs, np.empty(0, np.int64)
     order, starts = _by_replica(runs)
-    counts = np.diff(np.append(starts, len(order)))
-    firsts = runs.take(pa.array(order[starts]))
+    counts = np.diff(starts, append=len(order))
+    firsts = order[starts]
+    # Taking rows copies each column, so it is skipped where they are in order already.
+    is_sorted = len(firsts) == len(order) and bool((np.diff(firsts) > 0).all())
+    firsts = runs if is_sorted else runs.take(pa.array(firsts))
     several = counts > 1
     if not several.any():
         return firsts, counts
@@ -465,8 +482,10 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
         )
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
     columns = {name: firsts[name] for name in REPLICA_COLUMNS}
+    rows = np.add.reduceat(_int64s(runs["rows"])[order], starts)
     columns |= {"scanned_at": to_arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
-    columns |= {name: pa.array(row) for name, row in zip(NUMBERS, numbers, strict=True)}
+    columns["rows"] = pa.array(rows)
+    columns |= number_columns(numbers)
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
@@ -554,6 +573,19 @@ def _join_pairs(a: Int64s, b: Int64s) -> Int64s:
     inner = _join_inner(inner, _complete_blocks(head, ~same & b_two))
     out[INNER] = _join_inner(inner, b[INNER])
     return out
+
+
+def number_columns(numbers: Int64s) -> dict[str, pa.Array]:
+    """The columns of a table of runs with these numbers, a row for each of NUMBERS."""
+    count = numbers.shape[1]
+    # One copy for all; pa.array would make one for each column, of strided rows.
+    whole = pa.py_buffer(np.ascontiguousarray(numbers))
+    return {
+        name: pa.Array.from_buffers(
+            pa.int64(), count, [None, whole.slice(8 * count * i, 8 * count)]
+        )
+        for i, name in enumerate(NUMBERS)
+    }
 
 
 def _numbers_of(runs: pa.Table) -> Int64s:

@@ -17,8 +17,14 @@ from sweep.compare import compare_replicas
 from sweep.duplicates import duplicate_findings
 from sweep.faults import list_once
 from sweep.fragments import Int64s
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA
-from sweep.runs import RUN_SCHEMA, settle
+from sweep.model import (
+    FINDING_SCHEMA,
+    REPLICA_SCHEMA,
+    REQUEST_SCHEMA,
+    VERDICT_SCHEMA,
+    RootMethod,
+)
+from sweep.runs import RUN_SCHEMA, ranks, settle
 
 Tables = Mapping[str, pa.Table]
 
@@ -40,8 +46,8 @@ class ContainerStage(Protocol):
 class CompareStage:
     """Joins runs to replicas, and compares the replicas of each container.
 
-    Inputs: `runs` (RUN_SCHEMA), `replicas` (REPLICA_SCHEMA), and `requested`
-    (REQUEST_SCHEMA), the containers whose rows must be sorted.
+    Inputs: `runs` (RUN_SCHEMA), `replicas` (REPLICA_SCHEMA) that are whole, and
+    `requested` (REQUEST_SCHEMA), the containers whose rows must be sorted.
 
     Outputs: `roots`, the replicas; `judged`, the verdicts; `faults`, findings; and for
     the containers to inspect `candidates` with their replicas, `chosen`. The containers
@@ -66,14 +72,11 @@ class CompareStage:
         whole = tables.get("replicas", REPLICA_SCHEMA.empty_table())
         requested = tables.get("requested", REQUEST_SCHEMA.empty_table())
         settled = settle(runs)
-        # With both runs and replicas, neither has all rows of the container.
-        mixed = np.intersect1d(_ids(runs), _ids(whole))
-        exact = np.union1d(np.union1d(settled.exact, _ids(requested)), mixed)
-        replicas = pa.concat_tables([settled.replicas, whole])
-        is_exact = pc.is_in(replicas["container_id"], value_set=pa.array(exact))
-        replicas = sort_by(
-            replicas.filter(pc.invert(is_exact)), "container_id", "datanode", "volume"
-        )
+        replicas = by_replica(pa.concat_tables([settled.replicas, whole]))
+        exact = np.union1d(np.union1d(settled.exact, _ids(requested)), _mixed(replicas, runs))
+        if len(exact):
+            is_exact = pc.is_in(replicas["container_id"], value_set=pa.array(exact))
+            replicas = replicas.filter(pc.invert(is_exact))
         compared = compare_replicas(replicas)
         is_candidate = pc.is_in(replicas["container_id"], pa.array(compared.candidates))
         chosen = replicas.filter(is_candidate)
@@ -106,6 +109,28 @@ class FindingsStage:
         return {"findings": sort_by(rows, *names)}
 
 
+def _mixed(replicas: pa.Table, runs: pa.Table) -> Int64s:
+    """The containers whose rows must be sorted because of where they were: in several
+    inputs. `replicas` are sorted by replica.
+
+    Fingerprints of SQL are comparable only with each other. A replica whose rows were
+    folded in two places may be whole in neither.
+    """
+    paths, ids = replicas["path"], replicas["container_id"].to_numpy()
+    is_sql = pc.equal(paths, RootMethod.SQL.value).to_numpy()
+    folded = pc.is_in(paths, value_set=_FOLDED).to_numpy()
+    mixed = np.intersect1d(ids[is_sql], np.union1d(ids[folded], _ids(runs)))
+    again = folded[1:] & folded[:-1] & (ids[1:] == ids[:-1])
+    for name in ("datanode", "volume"):
+        codes = ranks(replicas[name])
+        again &= codes[1:] == codes[:-1]
+    several: Int64s = np.union1d(mixed, ids[1:][again])
+    return several
+
+
+_FOLDED = pa.array([RootMethod.FILE_WISE.value, RootMethod.FRAGMENTS.value])
+
+
 def requests(container_ids: Int64s, rows: Int64s) -> pa.Table:
     """A table of REQUEST_SCHEMA."""
     return pa.table([pa.array(container_ids), pa.array(rows)], schema=REQUEST_SCHEMA)
@@ -122,9 +147,8 @@ def requested_rows(requested: pa.Table) -> tuple[Int64s, Int64s]:
 # The columns whose sum is about the number of rows that a row of each table stands for;
 # a deleted block counts as one.
 _COUNTED = (
-    ("ends", "first_chunks", "last_chunks", "inner_chunks", "inner_blocks"),
-    ("chunks", "blocks"),
     ("rows",),
+    ("chunks", "blocks"),
 )
 
 
@@ -140,6 +164,13 @@ def _rows_of(container_ids: Int64s, *tables: pa.Table) -> Int64s:
             places = np.searchsorted(container_ids, held["container_id"].to_numpy())
             np.add.at(rows, places, np.sum([held[name].to_numpy() for name in names], axis=0))
     return np.maximum(rows, 1)
+
+
+def by_replica(replicas: pa.Table) -> pa.Table:
+    """The replicas by container, datanode and volume."""
+    keys = ranks(replicas["volume"]), ranks(replicas["datanode"])
+    order = np.lexsort((*keys, replicas["container_id"].to_numpy()))
+    return replicas.take(pa.array(order))
 
 
 def sort_by(table: pa.Table, *names: str) -> pa.Table:

@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
@@ -163,7 +163,11 @@ class WorkFolders:
         """
         path = self._folder / plan.sweep_id / "plan.json"
         self._files.make_folder(path.parent)
-        raw = asdict(plan) | {"version": _VERSION, "started_at": plan.started_at.isoformat()}
+        raw = asdict(replace(plan, parts=())) | {
+            "parts": [part.document() for part in plan.parts],
+            "version": _VERSION,
+            "started_at": plan.started_at.isoformat(),
+        }
         self._files.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
 
     def path(self, plan: Plan, name: str) -> AnyPath:
@@ -327,6 +331,7 @@ def parts_of(raw: Sequence[Mapping[str, object]]) -> tuple[Part, ...]:
                 "source": TreeSource(one["source"]),
                 # JSON has only lists. Earlier releases stored none.
                 "volumes": tuple(texts_of(one["volumes"])) if one.get("volumes") else None,
+                "export": None,
             }
         )
         for one in raw

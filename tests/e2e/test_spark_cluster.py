@@ -8,13 +8,14 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
+import psutil
 import pyspark
 import pytest
 
-from admin.demo.synthetic import SyntheticCluster, synthetic
+from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from spark.pack import PACKAGES
 from tests.support.java import SHORT_LIVED
 from tests.support.waiting import wait_until
@@ -118,19 +119,22 @@ def treefold(*words: object, check: int) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
-    truth = synthetic(
-        tmp_path / "table", SyntheticCluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
-    )
-    packed = json.loads(
-        treefold("sweep", "pack", "--out", tmp_path / "pack", "--json", check=0).stdout
-    )
-    assert Path(packed["code"]).parent == tmp_path / "pack"
+@pytest.fixture(scope="module")
+def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What executors without packages need."""
+    folder = tmp_path_factory.mktemp("pack")
+    packed = json.loads(treefold("sweep", "pack", "--out", folder, "--json", check=0).stdout)
+    assert Path(packed["code"]).parent == folder
     assert {name.split()[0] for name in packed["distributions"]} >= {
         "numpy",
         "pyarrow",
         "rocksdict",
     }
+    return folder
+
+
+def run_words(tmp_path: Path, bare: Path, master: str, pack: Path) -> list[object]:
+    """The arguments of a sweep of `tmp_path`/table on a cluster."""
     settings = {
         "spark.pyspark.python": bare,
         "spark.executor.memory": "512m",
@@ -140,10 +144,17 @@ def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master:
         "spark.sql.shuffle.partitions": "4",
     }
     words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
-    words += ["--master", master, "--pack", tmp_path / "pack", "--table", tmp_path / "table"]
-    done = treefold(
-        "sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json", check=3
+    words += ["--master", master, "--pack", pack, "--table", tmp_path / "table"]
+    return ["sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json"]
+
+
+def test_a_cluster_with_a_bare_python_sweeps(
+    tmp_path: Path, bare: Path, master: str, pack: Path
+) -> None:
+    truth = synthetic(
+        tmp_path / "table", SyntheticCluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
     )
+    done = treefold(*run_words(tmp_path, bare, master, pack), check=3)
     summary = json.loads(done.stdout)
     assert (summary["engine"], summary["skipped"]) == ("spark", [])
     assert summary["diverged"] == [damage.container_id for damage in truth.damages]
@@ -152,3 +163,54 @@ def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master:
     assert {line.partition(",")[0] for line in told} == {
         "compared: the stored trees of 90 replicas"
     }
+
+
+# Blocks of few chunks are sorted, because an aggregate of a block would be wider.
+@pytest.mark.parametrize(("chunks", "path"), [(8, "sql"), (2, "exact")])
+def test_a_cluster_sweeps_rows_in_no_order(
+    tmp_path: Path, bare: Path, master: str, pack: Path, chunks: int, path: str
+) -> None:
+    cluster = SyntheticCluster(
+        seed=9, datanodes=3, containers=30, blocks=4, chunks=chunks, order=RowOrder.SHUFFLED
+    )
+    truth = synthetic(tmp_path / "table", cluster)
+    summary = json.loads(treefold(*run_words(tmp_path, bare, master, pack), check=3).stdout)
+    assert summary["diverged"] == [damage.container_id for damage in truth.damages]
+    assert summary["paths"][path] > 60
+    assert (summary["skipped"], summary["notes"]) == ([], [])
+
+
+def test_an_executor_that_is_killed_in_the_middle_of_a_stage_costs_nothing(
+    tmp_path: Path, bare: Path, master: str, pack: Path
+) -> None:
+    truth = synthetic(
+        tmp_path / "table",
+        SyntheticCluster(seed=9, datanodes=12, containers=900, blocks=40, chunks=8),
+    )
+    words = [sys.executable, "-m", "admin.cli", *run_words(tmp_path, bare, master, pack)]
+    with (tmp_path / "said").open("wb") as said:
+        run = subprocess.Popen(list(map(str, words)), stdout=said, stderr=subprocess.PIPE, cwd=ROOT)
+        folded = "work/*/folded/.tasks/*/*.parquet"
+        wait_until(
+            lambda: any((tmp_path / "out").glob(folded)) or run.poll() is not None,
+            "a task that has folded something",
+            timeout_s=WAIT_S,
+        )
+        killed = executors()[0]
+        killed.kill()
+        _, errors = run.communicate(timeout=WAIT_S)
+    assert run.returncode == 3, errors.decode()
+    summary = json.loads((tmp_path / "said").read_text())
+    assert summary["diverged"] == [damage.container_id for damage in truth.damages]
+    assert (summary["replicas"], summary["skipped"]) == (2700, [])
+
+
+def executors() -> list[psutil.Process]:
+    """The executors of the workers that this module started."""
+    found = []
+    for one in psutil.Process().children(recursive=True):
+        # Some end meanwhile.
+        with suppress(psutil.Error):
+            if "CoarseGrainedExecutorBackend" in " ".join(one.cmdline()):
+                found.append(one)
+    return found

@@ -101,6 +101,24 @@ def test_in_many_ranges_spark_says_what_one_machine_says(
     assert verdicts.where(verdicts.sweep_id == sweep_id).count() == 80
 
 
+def test_runs_of_plain_files_travel_as_replicas_do(tmp_path: Path, session: SparkSession) -> None:
+    """No inventory says how many rows a replica has, so runs are joined."""
+    synthetic(tmp_path / "made", SMALL)
+    (tmp_path / "table").mkdir()
+    for number, path in enumerate(sorted((tmp_path / "made").rglob("chunks-*.parquet"))):
+        path.rename(tmp_path / "table" / f"{number}.parquet")
+    summaries, found = [], []
+    for name, engine in (
+        ("spark", SmallRanges(session)),
+        ("local", OnePartWaves(tmp_path / "spill")),
+    ):
+        summaries.append(run(tmp_path / name, tmp_path / "table", engine=engine))
+        found.append(said(tmp_path / name, summaries[-1].sweep_id))
+    assert found[0] == found[1]
+    assert summaries[0].paths == summaries[1].paths
+    assert summaries[0].paths["filewise"] > 200
+
+
 def test_killed_after_any_range_spark_finishes_only_the_others(
     tmp_path: Path, session: SparkSession
 ) -> None:

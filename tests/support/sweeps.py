@@ -5,6 +5,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pyarrow as pa
+
 from chunktable.files import AnyPath, Files, open_parquet
 from merkle.replica import TreeSource
 from runtime.disk import Disk
@@ -17,6 +19,7 @@ from sweep.engine import (
     RangeResult,
     SweepRequest,
 )
+from sweep.exports import ExportWork
 from sweep.gather import Gatherer, Int64s
 from sweep.model import Part
 from sweep.output import Summary, SweepStore, SweepTable
@@ -109,6 +112,9 @@ class OnePartWaves:
         for judged in self._engine.inspect(parts, container_ids, rows, replicas, places):
             yield judged
             self._live_on()
+
+    def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
+        yield from self._engine.for_each(work, texts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         for packed in self._engine.trees(job, disk):

@@ -26,6 +26,7 @@ from sweep.exact import block_ranges, exact_replicas, large_replicas, trees_of
 from sweep.files import DEFAULTS, PartFold, fold_part, is_readable, read_rows
 from sweep.model import Part, PartKind
 from sweep.runs import fold_batches, settle
+from sweep.stages import by_replica
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica
 
 CONTAINERS = 30
@@ -65,8 +66,9 @@ def write(path: Path, table: pa.Table, group_rows: int = 1 << 20, **options: Any
 def replicas(*folded: PartFold) -> pa.Table:
     assert not any(one.skipped or one.findings.num_rows for one in folded)
     settled = settle(pa.concat_tables([one.runs for one in folded]))
+    whole = pa.concat_tables([settled.replicas, *(one.replicas for one in folded)])
     assert not len(settled.exact)
-    return settled.replicas.drop_columns("path")
+    return by_replica(whole).drop_columns("path")
 
 
 def expected(table: pa.Table) -> pa.Table:

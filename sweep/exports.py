@@ -1,0 +1,196 @@
+"""What a sweep needs of each of many exports: their manifests, what their agents
+reported, and copies for the next night.
+
+A fleet has thousands of exports. Reading one is mostly waiting, so an engine does it
+for many at a time (Engine.for_each), and each manifest is read once.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import pyarrow as pa
+import pyarrow.fs as fs
+
+from chunktable.errors import ChunkTableError
+from chunktable.files import AnyPath, Files
+from chunktable.manifest import FileKind, Manifest, parse_manifest
+from chunktable.places import resolve_location
+from chunktable.reader import read_faults, read_manifest, read_verified
+from runtime.documents import parse_json
+from sweep.faults import fault_row
+from sweep.model import FINDING_SCHEMA
+from sweep.output import SkippedInput
+
+# Exports that one machine or task reads at a time.
+AT_ONCE = 16
+
+# The manifests of exports by their locations.
+Exports: TypeAlias = Mapping[str, Manifest]
+
+
+class ExportWork(Protocol):
+    """Work for each of many exports. It can be pickled."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the table that it returns."""
+        ...
+
+    def __call__(self, text: str) -> pa.Table:
+        """What comes of one export, which `text` names or holds."""
+        ...
+
+
+# Rows that a work returned for some texts, in any order.
+ForEach: TypeAlias = Callable[[ExportWork, Sequence[str]], Iterator[pa.Table]]
+
+
+def in_threads(work: ExportWork, texts: Iterable[str]) -> Iterator[pa.Table]:
+    """See Engine.for_each; in threads of this process."""
+    with ThreadPoolExecutor(AT_ONCE, "export") as pool:
+        yield from pool.map(work, texts)
+
+
+@dataclass(frozen=True, slots=True)
+class _ReadManifests:
+    """Reads the manifest at a location; nothing where it cannot be read: whoever needs
+    it reads it again, and learns why.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See ExportWork: the location, and the manifest as it was written."""
+        return _MANIFESTS
+
+    def __call__(self, text: str) -> pa.Table:
+        """See ExportWork."""
+        filesystem, path = resolve_location(text)
+        try:
+            manifest = read_manifest(filesystem, path)
+        except ChunkTableError:
+            return _MANIFESTS.empty_table()
+        return pa.table([[text], [manifest.to_bytes().decode()]], schema=_MANIFESTS)
+
+
+_MANIFESTS = pa.schema(
+    [
+        pa.field("place", pa.string(), nullable=False),
+        pa.field("manifest", pa.string(), nullable=False),
+    ]
+)
+
+
+def read_manifests(places: Sequence[str], for_each: ForEach) -> Exports:
+    """The manifests at these locations, without those that cannot be read."""
+    found = dict[str, Manifest]()
+    for table in for_each(_ReadManifests(), places):
+        for row in table.to_pylist():
+            manifest = parse_manifest(row["manifest"].encode(), _name(row["place"]))
+            found[row["place"]] = manifest
+    return found
+
+
+def _name(place: str) -> str:
+    return place.partition("?")[0].rpartition("/")[2]
+
+
+def export_folder(place: str) -> tuple[fs.FileSystem, str]:
+    """The file system and the folder of the export with its manifest there."""
+    filesystem, path = resolve_location(place)
+    return filesystem, path.rpartition("/")[0]
+
+
+def open_export(place: str) -> tuple[fs.FileSystem, str, Manifest]:
+    """The file system and the folder of a manifest, and the manifest itself.
+
+    Raises:
+        ChunkTableError: the manifest cannot be read.
+    """
+    filesystem, path = resolve_location(place)
+    return filesystem, path.rpartition("/")[0], read_manifest(filesystem, path)
+
+
+def export_findings(exports: Exports) -> tuple[pa.Table, tuple[SkippedInput, ...]]:
+    """The faults that agents found during their exports (FINDING_SCHEMA), and the
+    exports whose faults cannot be read.
+    """
+    found, skipped = [FINDING_SCHEMA.empty_table()], list[SkippedInput]()
+    # Few have any.
+    having = {place: one for place, one in exports.items() if one.of_kind(FileKind.FINDINGS)}
+
+    def findings(place: str) -> pa.Table | SkippedInput:
+        manifest = having[place]
+        skipped_volumes = {volume.path for volume in manifest.skipped}
+        try:
+            faults = read_faults(*export_folder(place), manifest)
+        except ChunkTableError as error:
+            return SkippedInput(place, f"the findings of its agent are lost: {error.message}")
+        # The manifest lists those of skipped volumes.
+        rows = [
+            fault_row(
+                (fault["datanode"], fault["volume"]),
+                fault["kind"],
+                fault["detail"],
+                container_id=fault["container_id"],
+                block_id=fault["block_id"],
+                offset=fault["chunk_offset"],
+            )
+            for fault in faults.to_pylist()
+            if fault["volume"] not in skipped_volumes
+        ]
+        return pa.Table.from_pylist(rows, FINDING_SCHEMA)
+
+    with ThreadPoolExecutor(AT_ONCE, "export") as pool:
+        for one in pool.map(findings, having):
+            if isinstance(one, SkippedInput):
+                skipped.append(one)
+            else:
+                found.append(one)
+    return pa.concat_tables(found), tuple(skipped)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepExports:
+    """Copies an export's manifest and inventory to a folder below `folder`
+    (sweep.history). Its agent removes them with the export after next.
+    """
+
+    folder: AnyPath
+    files: Files
+
+    @staticmethod
+    def text(place: str, manifest: Manifest, copies: str) -> str:
+        """The text for one export; `copies` is the name of its folder."""
+        raw = manifest.to_bytes().decode()
+        return json.dumps({"place": place, "manifest": raw, "copies": copies})
+
+    @property
+    def schema(self) -> pa.Schema:
+        """See ExportWork: the location of a manifest, and the path of its copy."""
+        return _COPIES
+
+    def __call__(self, text: str) -> pa.Table:
+        """See ExportWork; nothing if the agent exported meanwhile. Then the next sweep
+        reports that it cannot be read.
+
+        Raises:
+            DiskError: the copies cannot be written.
+        """
+        raw = parse_json(text)
+        place, copies = raw["place"], self.folder / raw["copies"]
+        filesystem, source = export_folder(place)
+        manifest = parse_manifest(raw["manifest"].encode(), _name(place))
+        self.files.make_folder(copies)
+        try:
+            for file in manifest.of_kind(FileKind.CONTAINERS):
+                self.files.replace(copies / file.name, read_verified(filesystem, source, file))
+        except ChunkTableError:
+            return _COPIES.empty_table()
+        self.files.replace(copies / manifest.name, raw["manifest"].encode())
+        return pa.table([[place], [str(copies / manifest.name)]], schema=_COPIES)
+
+
+_COPIES = pa.schema([_MANIFESTS.field("place"), pa.field("copy", pa.string(), nullable=False)])

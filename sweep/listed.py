@@ -1,0 +1,87 @@
+"""The replicas that an export lists in one of its files, and how many of their rows
+were read.
+
+An export may have a few replicas or a million, so all is looked up at once in sorted
+arrays.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from sweep.fragments import Bools, Int64s
+
+
+class ListedReplicas:
+    """The replicas in an inventory (chunktable.schema.CONTAINER_SCHEMA) of one file."""
+
+    def __init__(self, inventory: pa.Table, volumes: Sequence[str] | None) -> None:
+        """`volumes` are those that are read; None are all."""
+        encoded = inventory["volume"].combine_chunks().dictionary_encode()
+        self._volumes: list[str] = encoded.dictionary.to_pylist()
+        codes, ids = encoded.indices.to_numpy(), inventory["container_id"].to_numpy()
+        order = np.lexsort((ids, codes))
+        self._ids, codes = ids[order], codes[order]
+        # The number of rows that each has in the file.
+        self.rows: Int64s = inventory["rows"].to_numpy()[order]
+        self._counts = np.zeros(len(order), np.int64)
+        # Where the replicas of each volume begin.
+        self._starts = np.searchsorted(codes, np.arange(len(self._volumes) + 1))
+        is_read = [volumes is None or volume in volumes for volume in self._volumes]
+        self._is_read = np.array(is_read, np.bool_)[codes]
+
+    def places(self, volumes: pa.ChunkedArray | pa.Array, container_ids: pa.Array) -> Int64s:
+        """The index of each replica in `rows`, -1 if it is not listed."""
+        if isinstance(volumes, pa.ChunkedArray):
+            volumes = volumes.combine_chunks()
+        if not pa.types.is_dictionary(volumes.type):
+            volumes = volumes.dictionary_encode()
+        codes = volumes.indices.fill_null(-1).to_numpy()
+        ids = container_ids.to_numpy()
+        found = np.full(len(ids), -1, np.int64)
+        for code, volume in enumerate(volumes.dictionary.to_pylist()):
+            if volume in self._volumes:
+                ours = slice(None) if len(volumes.dictionary) == 1 else codes == code
+                found[ours] = self._places(self._volumes.index(volume), ids[ours])
+        found[codes < 0] = -1
+        return found
+
+    def _places(self, volume: int, ids: Int64s) -> Int64s:
+        first, end = self._starts[volume : volume + 2]
+        held = self._ids[first:end]
+        places = np.searchsorted(held, ids)
+        is_listed = held[np.minimum(places, len(held) - 1)] == ids
+        listed: Int64s = np.where(is_listed, first + places, -1)
+        return listed
+
+    def is_live(self, places: Int64s) -> Bools:
+        """Whether the replicas in these places are listed, on a volume that is read."""
+        is_live: Bools = places >= 0
+        if len(self._is_read):
+            is_live &= self._is_read[places]
+        return is_live
+
+    def count(self, places: Int64s, rows: Int64s) -> None:
+        """Count rows that were read of the replicas in these places."""
+        listed = places >= 0
+        np.add.at(self._counts, places[listed], rows[listed])
+
+    def wrong(self) -> str:
+        """Which replica has another number of rows than it should have; "" if all that
+        should be there were counted.
+        """
+        # A replica that is listed twice was counted once.
+        is_new = np.ones(len(self._ids), np.bool_)
+        is_new[1:] = self._ids[1:] != self._ids[:-1]
+        is_new[self._starts[:-1]] = True
+        counts = self._counts[np.flatnonzero(is_new)][np.cumsum(is_new) - 1]
+        wrong = np.flatnonzero(counts != self.rows)
+        if not len(wrong):
+            return ""
+        at = wrong[0]
+        volume = self._volumes[int(np.searchsorted(self._starts, at, "right")) - 1]
+        return (
+            f"{counts[at]} rows of container {self._ids[at]} on volume {volume}, and the inventory"
+            f" says {self.rows[at]}"
+        )
