@@ -16,6 +16,7 @@ import pytest
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from spark.pack import PACKAGES
+from tests.support.bucket_command import write
 from tests.support.java import SHORT_LIVED
 from tests.support.waiting import wait_until
 
@@ -118,6 +119,33 @@ def treefold(*words: object, check: int) -> subprocess.CompletedProcess[str]:
     return done
 
 
+def options(bare: Path, master: str, pack: Path) -> list[object]:
+    settings = {
+        "spark.pyspark.python": bare,
+        "spark.executor.memory": "512m",
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "4",
+    }
+    words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
+    return [*words, "--master", master, "--pack", pack]
+
+
+def test_a_cluster_with_a_bare_python_lists_and_indexes_a_bucket(
+    tmp_path: Path, bare: Path, master: str
+) -> None:
+    write(tmp_path / "bucket", {f"{number:05}": b"x" for number in range(1_500)})
+    treefold("sweep", "pack", "--out", tmp_path / "pack", check=0)
+    index = ("bucket", "index", f"local:{tmp_path}/bucket", "--state", tmp_path / "state", "--json")
+    words = ("--engine", "spark", *options(bare, master, tmp_path / "pack"), "--shards", 3)
+    built = json.loads(treefold(*index, *words, check=0).stdout)
+    assert (built["objects"], built["parts"], built["engine"]) == (1_500, 3, "spark")
+    refreshed = json.loads(treefold(*index, "--check", check=0).stdout)
+    assert (refreshed["root"], refreshed["indexDamage"]) == (built["root"], [])
+    assert [refreshed[name] for name in ("added", "changed", "removed")] == [0, 0, 0]
+
+
 def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master: str) -> None:
     truth = synthetic(
         tmp_path / "table", SyntheticCluster(seed=9, datanodes=3, containers=30, blocks=4, chunks=4)
@@ -131,16 +159,7 @@ def test_a_cluster_with_a_bare_python_sweeps(tmp_path: Path, bare: Path, master:
         "pyarrow",
         "rocksdict",
     }
-    settings = {
-        "spark.pyspark.python": bare,
-        "spark.executor.memory": "512m",
-        "spark.executor.extraJavaOptions": SHORT_LIVED,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "4",
-    }
-    words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
-    words += ["--master", master, "--pack", tmp_path / "pack", "--table", tmp_path / "table"]
+    words = [*options(bare, master, tmp_path / "pack"), "--table", tmp_path / "table"]
     done = treefold(
         "sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json", check=3
     )
