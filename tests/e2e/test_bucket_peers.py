@@ -125,7 +125,7 @@ def test_a_change_crosses_as_that_change_alone(real_pair: RealPair) -> None:
     source.writer.put_properties(current(source, "small"), RICH["metadata"])
     assert source.writer.delete(["gone"]) == []
     left = commands.sync()
-    assert (left.exit_status, left.last["differences"]) == (3, 1)
+    assert (left.exit_status, left.last["differences"]) == (3, 1), left.documents
     assert (left.last["copied"], left.last["metadataOnly"], left.last["bytes"]) == (0, 2, 0)
     deleted = commands.sync("--delete")
     assert (deleted.exit_status, deleted.last["deleted"]) == (0, 1), deleted.last

@@ -4,23 +4,26 @@
 
 import json
 import os
+import random
 import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import ROOT
-from tests.support.s3_servers import S3Bucket, S3Endpoint, free_port
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 from tests.support.wan import WanLink
 
 _SCRIPT = ROOT / "tests" / "testbed" / "ceph_rgw.sh"
 # A start takes 40 s on an idle machine; the script gives up each wait after 90 s.
 _COMMAND_S = 600.0
+# The kernel gives none of these to a client, who would have it when the server starts.
+_S3_PORTS, _MONITOR_PORTS = range(10_100, 13_500), range(13_600, 17_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,7 @@ class RgwPair:
     def __enter__(self) -> "RgwPair":
         # One that was killed may have left daemons.
         self._run("destroy")
-        s3_port, monitor_port = _free_pair(), _free_pair()
+        s3_port, monitor_port = _free_pair(_S3_PORTS), _free_pair(_MONITOR_PORTS)
         self._environment |= {
             "CEPH_RGW_PORT": str(s3_port),
             "CEPH_RGW_MON_PORT": str(monitor_port),
@@ -169,15 +172,13 @@ class RgwMultisite(RgwPair):
         }
 
 
-def _free_pair() -> int:
+def _free_pair(ports: range) -> int:
     """The first of two neighbouring loopback ports that nobody listens on."""
     for _ in range(100):
-        port = free_port()
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port + 1))
-            except (OSError, OverflowError):
-                continue
+        port = random.choice(ports)
+        with socket.socket() as first, socket.socket() as second, suppress(OSError):
+            first.bind(("127.0.0.1", port))
+            second.bind(("127.0.0.1", port + 1))
             return port
     raise AssertionError("no two neighbouring ports are free")
 

@@ -132,7 +132,10 @@ def test_an_unchanged_stamp_needs_no_question(indexed: Indexed) -> None:
         ({"modified_ms": 0}, True),
         ({"modified_ms": 17_000}, True),
         ({"modified_ms": 17_124}, False),
-        ({"modified_ms": 18_000}, False),
+        ({"modified_ms": 18_000}, True),
+        ({"modified_ms": 16_000}, False),
+        ({"modified_ms": 19_000}, False),
+        ({"modified_ms": 18_001}, False),
         ({"version": "w"}, False),
         ({"etag": "f"}, False),
         ({"size_bytes": 6}, False),
@@ -143,6 +146,11 @@ def test_stamps_agree_as_far_as_both_say(change: dict[str, Any], agrees: bool) -
     facts = ObjectFacts("k", 5, "e", 17_123, "v")
     other = replace(facts, **change)
     assert same_stamp(facts, other) == same_stamp(other, facts) == agrees
+
+
+def test_two_whole_seconds_are_two_times() -> None:
+    facts = ObjectFacts("k", 5, "e", 17_000)
+    assert not same_stamp(facts, replace(facts, modified_ms=18_000))
 
 
 def test_a_stamp_is_completed_by_what_a_listing_has(indexed: Indexed) -> None:

@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from replicator.stores.errors import PositionTrimmedError, StoreError, StoreUnavailableError
-from replicator.stores.port import ObjectProperties
+from replicator.stores.errors import (
+    PositionTrimmedError,
+    PreconditionFailedError,
+    StoreError,
+    StoreUnavailableError,
+)
+from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.stamps import same_stamp
 from replicator.windows import WINDOW_BYTES
 from tests.support.bucket_sync import LIMITS, SyncRunner
 from tests.support.kill_points import KilledError
@@ -89,6 +95,35 @@ def test_what_moved_once_is_compared_again(feeds: bool, tmp_path: Path) -> None:
     report = run()
     assert (report.equal, report.in_flight) == (True, 0)
     assert [stage for stage, _, _ in run.progress.stages].count("verify") == 2
+
+
+class LaterHead(MemoryStore):
+    """HEAD has the whole second after the listed time, as Ceph may."""
+
+    def facts(self, key: str, *, version: str = "") -> ObjectFacts | None:
+        found = super().facts(key, version=version)
+        return found and replace(found, modified_ms=(found.modified_ms // 1000 + 1) * 1000)
+
+    def put_properties(
+        self, facts: ObjectFacts, properties: ObjectProperties, *, tags_only: bool = False
+    ) -> ObjectFacts:
+        now = self.facts(facts.key)
+        if now is None or not same_stamp(now, facts):
+            raise PreconditionFailedError(f"{facts.key} changed")
+        return super().put_properties(facts, properties, tags_only=tags_only)
+
+
+def test_a_time_that_differs_by_its_rounding_is_no_change(tmp_path: Path) -> None:
+    source, target = LaterHead("memory:a"), LaterHead("memory:b")
+    source.write("a", b"1", ANN)
+    source.write("large", LARGE, BOB)
+    run = runner((source, target), tmp_path)
+    assert run().equal
+    source.touch("a", BOB)
+    changed = run()
+    assert (changed.equal, changed.metadata_only, changed.copied) == (True, 1, 0)
+    again = run()
+    assert (again.equal, again.metadata_only, again.copied) == (True, 0, 0)
 
 
 def test_keys_that_were_equal_at_different_moments_are_not_equal(tmp_path: Path) -> None:
