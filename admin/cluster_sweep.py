@@ -13,13 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import wraps
-from pathlib import Path
 from threading import Event, Lock
 
 import click
 import pyarrow as pa
 
 from admin.clusters import cluster_option, open_cluster, open_datanode
+from chunktable.files import AnyPath, Files
 from chunktable.places import destination_of
 from dnagent.export import ExportProgress, export
 from live.diagnosis import reason_not_compared
@@ -58,7 +58,7 @@ class _ClusterTables:
     # By closed container, how many replicas there must be, and how many SCM knows.
     required: dict[ContainerId, int] = field(default_factory=dict)
     known: Counter[ContainerId] = field(default_factory=Counter)
-    progress_file: Path | None = None
+    progress_file: AnyPath | None = None
 
     def json(self) -> JsonObject:
         """For the document of the sweep."""
@@ -75,8 +75,7 @@ class _ClusterTables:
     def forget_progress(self) -> None:
         """The next sweep reads all datanodes again."""
         if self.progress_file is not None:
-            with suppress(FileNotFoundError):
-                self.progress_file.unlink()
+            Files(Disk()).remove(self.progress_file)
 
 
 def cluster_sweep_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -139,7 +138,7 @@ def _required_table(required: dict[ContainerId, int]) -> pa.Table:
 class _Run:
     """One reading of a cluster."""
 
-    def __init__(self, directory: ScmClient, out: Path, progress: ProgressSink) -> None:
+    def __init__(self, directory: ScmClient, out: AnyPath, progress: ProgressSink) -> None:
         self._directory, self._progress = directory, progress
         identity = directory.identity()
         if identity.in_safe_mode:
@@ -225,15 +224,16 @@ class _Run:
             self._done.add(node.peer)
             assert self._found.progress_file is not None
             document = {"done": sorted(self._done)}
-            self._disk.replace(self._found.progress_file, json.dumps(document).encode())
+            Files(self._disk).replace(self._found.progress_file, json.dumps(document).encode())
 
     def _load_progress(self) -> None:
         path = self._found.progress_file
         assert path is not None
-        if self._disk.length(path) is None:
+        files = Files(self._disk)
+        if not files.exists(path):
             return
         # What is not readable is read anew.
         with suppress(ValueError):
-            document = parse_json(self._disk.read_at(path, 0, 1 << 20))
+            document = parse_json(files.read(path))
             done = document.get("done") if isinstance(document, dict) else None
             self._done = {str(one) for one in done} if isinstance(done, list) else set()

@@ -4,9 +4,11 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from admin.spark_options import LOCAL
+from chunktable.files import AnyPath
 from runtime.errors import UsageError
 from sweep.engine import Engine, LocalEngine
 from sweep.gather import Gatherer
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 @contextmanager
 def open_engine(
     name: str,
-    out: Path,
+    out: AnyPath,
     threads: int | None = None,
     settings: Sequence[str] = (),
     master: str | None = None,
@@ -31,7 +33,10 @@ def open_engine(
         SparkMissingError, ProcessFailedError, UsageError: see `open_session`.
     """
     if name == LOCAL:
-        yield LocalEngine(Gatherer(out / "work" / "spill", threads=threads))
+        with TemporaryDirectory(prefix="treefold-") as temporary:
+            # The work folder has room; a bucket has none for this.
+            spill = out / "work" / "spill" if isinstance(out, Path) else Path(temporary)
+            yield LocalEngine(Gatherer(spill, threads=threads))
         return
     with open_session(settings, master, pack) as session:
         from spark.engine import SparkEngine

@@ -3,10 +3,15 @@
 import os
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+from click.shell_completion import CompletionItem
 
 from runtime.errors import DiskError
+
+if TYPE_CHECKING:
+    from chunktable.files import AnyPath
 
 
 def state_home() -> Path:
@@ -44,3 +49,31 @@ class LocalPath(click.Path):
                 ctx,
             )
         return super().convert(value, param, ctx)
+
+
+class OutPath(click.ParamType["AnyPath"]):
+    """A local folder, or the address of one in a bucket."""
+
+    name = "path"
+
+    def convert(
+        self, value: "str | AnyPath", param: click.Parameter | None, ctx: click.Context | None
+    ) -> "AnyPath":
+        """The path; another address than one of S3 is an error."""
+        if not isinstance(value, str):
+            return value
+        if "://" in value:
+            # Imported here: other commands have paths too, and no pyarrow.
+            from chunktable.files import path_of
+
+            return path_of(value)
+        return Path(os.fsdecode(_FOLDER.convert(value, param, ctx)))
+
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
+        """Folders of this machine."""
+        return _FOLDER.shell_complete(ctx, param, incomplete)
+
+
+_FOLDER = LocalPath(file_okay=False, path_type=Path)

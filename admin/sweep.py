@@ -21,9 +21,10 @@ from admin.demo.sweep_demo import demo
 from admin.engines import open_engine
 from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
-from admin.paths import LocalPath
+from admin.paths import LocalPath, OutPath
 from admin.spark_options import check_spark_options, spark_options
 from admin.sweep_metrics import write_metrics
+from chunktable.files import AnyPath
 from chunktable.places import check_scheme
 from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
@@ -57,9 +58,12 @@ _PLACES = ("container", "block", "offset")
 _out = click.option(
     "--out",
     metavar="DIR",
-    type=LocalPath(file_okay=False, path_type=Path),
+    type=OutPath(),
     required=True,
-    help="The folder of sweeps. Use the same one for every sweep of a cluster.",
+    help=(
+        "The folder of sweeps, or s3://BUCKET/PREFIX?endpoint_url=URL with credentials from the"
+        " environment. Use the same one for every sweep of a cluster."
+    ),
 )
 
 _json = click.option("--json", "as_json", is_flag=True, help="One JSON object on stdout.")
@@ -166,7 +170,7 @@ def run(
     master: str | None,
     settings: tuple[str, ...],
     pack: Path | None,
-    out: Path,
+    out: AnyPath,
     fresh: bool,
     keep: int,
     write_trees: bool,
@@ -195,7 +199,7 @@ def run(
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
     none of that, but an input or an expected replica was not read, or nothing could be
-    compared, 8 another sweep is running in DIR, 130 interrupted.
+    compared, 7 a store does not answer, 8 another sweep runs in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     check_spark_options(engine, threads=threads, master=master, settings=settings, pack=pack)
@@ -229,7 +233,7 @@ def run(
 @click.argument("sweep_id", metavar="ID")
 @_out
 @_json
-def show(sweep_id: str, out: Path, as_json: bool) -> int:
+def show(sweep_id: str, out: AnyPath, as_json: bool) -> int:
     """Show the summary and the findings of a sweep.
 
     ID is the ID of a sweep, a unique prefix of one, or `latest`.
@@ -250,7 +254,7 @@ def show(sweep_id: str, out: Path, as_json: bool) -> int:
 @click.argument("after", metavar="B")
 @_out
 @_json
-def compare(before: str, after: str, out: Path, as_json: bool) -> int:
+def compare(before: str, after: str, out: AnyPath, as_json: bool) -> int:
     """Compare the findings of two sweeps.
 
     Lists the findings that are new in B, persist since A, or were healed, by container

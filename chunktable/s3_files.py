@@ -8,11 +8,12 @@ exist is a FileNotFoundError.
 import io
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
+from types import MappingProxyType
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, unquote, unquote_plus, urlsplit
 from xml.etree.ElementTree import Element
@@ -53,6 +54,17 @@ def s3_files(location: str) -> tuple[pa_fs.FileSystem, str]:
     Raises:
         UsageError: it is no such address.
     """
+    settings, path = _place(location)
+    return _filesystem(settings, os.getpid()), path
+
+
+def s3_objects(location: str) -> tuple["S3Files", str]:
+    """The same without pyarrow between, for what its file systems do not have."""
+    settings, path = _place(location)
+    return _handler(settings, os.getpid()), path
+
+
+def _place(location: str) -> tuple[S3Settings, str]:
     try:
         parts = urlsplit(location)
         given = dict(
@@ -75,7 +87,7 @@ def s3_files(location: str) -> tuple[pa_fs.FileSystem, str]:
         profile=given.get("profile", ""),
         addressing=given.get("addressing") or "virtual" * is_virtual,
     )
-    return _filesystem(settings, os.getpid()), f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
+    return settings, f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
 
 
 def _endpoint(given: dict[str, str]) -> str:
@@ -89,10 +101,15 @@ def _endpoint(given: dict[str, str]) -> str:
 
 @cache
 def _filesystem(settings: S3Settings, _process: int) -> pa_fs.FileSystem:
+    return pa_fs.PyFileSystem(_handler(settings, _process))
+
+
+@cache
+def _handler(settings: S3Settings, _process: int) -> "S3Files":
     """One for all files of a store, so that its connections are used again; not by a
     process that was forked from this one.
     """
-    return pa_fs.PyFileSystem(_S3Files(lambda region: _open(settings, region)))
+    return S3Files(lambda region: _open(settings, region))
 
 
 def _open(settings: S3Settings, region: str) -> S3Client:
@@ -104,7 +121,7 @@ def _open(settings: S3Settings, region: str) -> S3Client:
     return open_client(found)
 
 
-class _S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
+class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
     """The buckets of one store; paths are `BUCKET/KEY`. Thread-safe."""
 
     def __init__(self, open_store: Callable[[str], S3Client]) -> None:
@@ -191,7 +208,26 @@ class _S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
 
     def open_output_stream(self, path: str, metadata: object) -> pa.NativeFile:
         """A new object, which appears when the stream is closed."""
-        return pa.PythonFile(_ObjectWriter(self._ask, path), mode="w")
+        return pa.PythonFile(self.open_writer(path), mode="w")
+
+    def open_writer(self, path: str) -> "ObjectSink":
+        """A new object, which appears when the writer is closed."""
+        return ObjectSink(self._ask, path)
+
+    def get(self, path: str) -> S3Answer:
+        """A whole object, in one request."""
+        bucket, _, key = path.partition("/")
+
+        def read(client: S3Client) -> S3Answer:
+            with client.stream(bucket, key) as answer:
+                return S3Answer(answer.status, answer.headers, b"".join(answer.pieces))
+
+        with _as_os_error(path):
+            return self._with_client(read)
+
+    def put(self, path: str, body: Buffer, conditions: Mapping[str, str]) -> str:
+        """Write an object, on conditions that are headers; returns its ETag."""
+        return self._ask("PUT", path, body=body, headers=conditions).headers.get("etag", "")
 
     def open_append_stream(self, path: str, metadata: object) -> pa.NativeFile:
         """Refused: an object cannot grow."""
@@ -260,11 +296,21 @@ class _S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
             raise OSError(f"{path}: {len(data)} bytes came for {end - first}")
         return data
 
-    def _ask(self, method: str, path: str, *, query: Query = (), body: Buffer = b"") -> S3Answer:
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Query = (),
+        body: Buffer = b"",
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> S3Answer:
         bucket, _, key = path.partition("/")
         with _as_os_error(path):
             return self._with_client(
-                lambda client: client.request(method, bucket, key, query=query, body=body)
+                lambda client: client.request(
+                    method, bucket, key, query=query, body=body, headers=headers
+                )
             )
 
     def _with_client(self, act: Callable[[S3Client], T]) -> T:
@@ -328,7 +374,7 @@ class _ObjectReader(io.RawIOBase):
         return self._ahead[: end - first]
 
 
-class _ObjectWriter(io.RawIOBase):
+class ObjectSink(io.RawIOBase):
     """A new object as a file: one PUT if it is small, else an upload in parts."""
 
     def __init__(self, ask: Callable[..., S3Answer], path: str) -> None:
@@ -360,6 +406,11 @@ class _ObjectWriter(io.RawIOBase):
             self._complete()
         else:
             self._ask("PUT", self._path, body=bytes(self._gathered))
+
+    def discard(self) -> None:
+        """Close it, and let no object appear."""
+        self._has_failed = True
+        self.close()
 
     def _put_part(self, body: bytes) -> None:
         try:
@@ -408,6 +459,8 @@ def _decoded(root: Element, text: str) -> str:
 
 def _file_info(path: str, entry: Element) -> pa_fs.FileInfo:
     modified = datetime.fromisoformat(entry.findtext("LastModified") or "")
+    # Whole seconds, as a HEAD of the same object says.
+    modified = modified.replace(microsecond=0)
     when = modified.replace(tzinfo=modified.tzinfo or UTC)
     size = int(entry.findtext("Size") or 0)
     return pa_fs.FileInfo(path, pa_fs.FileType.File, size=size, mtime=when)

@@ -116,6 +116,14 @@ class VolumeSurvey:
             lost = self._store.ids_without_folder()
         return sorted([*self._store.ids(), *lost])
 
+    def state(self, container_id: ContainerId) -> ReplicaState | None:
+        """The state in a replica's descriptor, which is all that is read; None if it
+        cannot be.
+        """
+        with suppress(ReconcileError):
+            return self._store.get(container_id).state
+        return None
+
     def replicas(
         self,
         source: TreeSource,

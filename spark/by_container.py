@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.commits import Commit, SharedFolders
 from sweep.engine import ContainerResults, LocalEngine
@@ -62,11 +63,14 @@ class ContainerGroups:
     starts: Int64s
 
     @classmethod
-    def stored(cls, path: Path) -> Self:
+    def stored(cls, path: AnyPath) -> Self:
         """Groups of about GROUP_ROWS rows of the containers in a file that
         `store_containers` wrote.
         """
-        container_ids, rows = np.load(path, mmap_mode="r")
+        if isinstance(path, Path):
+            container_ids, rows = np.load(path, mmap_mode="r")
+        else:
+            container_ids, rows = np.load(BytesIO(Files(Disk()).read(path)))
         _, starts = np.unique(np.cumsum(rows) // GROUP_ROWS, return_index=True)
         return cls(container_ids, rows, starts)
 
@@ -101,7 +105,7 @@ class ContainerGroups:
             yield from judge(engine, table_parts([str(path)]).parts, ids, rows)
 
 
-def store_containers(path: Path, container_ids: Int64s, rows: Int64s, disk: Disk) -> None:
+def store_containers(path: AnyPath, container_ids: Int64s, rows: Int64s, disk: Disk) -> None:
     """Store containers for ContainerGroups.stored.
 
     Raises:
@@ -109,10 +113,12 @@ def store_containers(path: Path, container_ids: Int64s, rows: Int64s, disk: Disk
     """
     buffer = BytesIO()
     np.save(buffer, np.array([container_ids, rows]))
-    disk.replace(path, buffer.getvalue())
+    Files(disk).replace(path, buffer.getvalue())
 
 
-def select_rows(parts: Sequence[Part], containers: Path, number: int) -> Iterator[pa.RecordBatch]:
+def select_rows(
+    parts: Sequence[Part], containers: AnyPath, number: int
+) -> Iterator[pa.RecordBatch]:
     """The rows (ROW_SCHEMA) of the stored containers in one of the parts.
 
     Raises:
@@ -129,7 +135,7 @@ def select_rows(parts: Sequence[Part], containers: Path, number: int) -> Iterato
 
 def judge_group(
     judge: Judge,
-    containers: Path,
+    containers: AnyPath,
     shared: SharedFolders,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -159,7 +165,7 @@ def sort_containers(
 
 
 def inspect_containers(
-    replicas: Sequence[Path],
+    replicas: Sequence[AnyPath],
     engine: LocalEngine,
     parts: Sequence[Part],
     ids: Int64s,

@@ -10,7 +10,6 @@ partition is larger than others, and none has to be sorted by Spark.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -19,6 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from chunktable.files import AnyPath
 from runtime.disk import Disk
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
 from sweep.gather import Int64s
@@ -62,7 +62,7 @@ class RangeJob:
         )
 
     def frame(
-        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, Path]]]
+        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, AnyPath]]]
     ) -> DataFrame:
         """The job, as a frame of COMMIT_SCHEMA; `groups` are the files of the inputs,
         for one task each.
@@ -71,12 +71,12 @@ class RangeJob:
         return by_range.mapInArrow(self.run, from_arrow_schema(COMMIT_SCHEMA))
 
     def read_frame(
-        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, Path]]]
+        self, session: SparkSession, groups: Sequence[Sequence[tuple[str, AnyPath]]]
     ) -> DataFrame:
         """The rows of the inputs in the wanted ranges, as a frame of `row_schema`."""
         return run_tasks(session, len(groups), partial(_read, self, groups), self.row_schema)
 
-    def read(self, files: Sequence[tuple[str, Path]]) -> Iterator[pa.RecordBatch]:
+    def read(self, files: Sequence[tuple[str, AnyPath]]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, each given with the name of its input, that are in a
         wanted range.
 
@@ -157,14 +157,16 @@ def _for_numbers(
 
 
 def _read(
-    job: RangeJob, groups: Sequence[Sequence[tuple[str, Path]]], number: int
+    job: RangeJob, groups: Sequence[Sequence[tuple[str, AnyPath]]], number: int
 ) -> Iterator[pa.RecordBatch]:
     return job.read(groups[number])
 
 
-def file_groups(inputs: Mapping[str, StoredTable], rows_max: int) -> list[list[tuple[str, Path]]]:
+def file_groups(
+    inputs: Mapping[str, StoredTable], rows_max: int
+) -> list[list[tuple[str, AnyPath]]]:
     """The files of some tables, in groups of about `rows_max` rows, one for a task."""
-    groups, rows = list[list[tuple[str, Path]]](), rows_max
+    groups, rows = list[list[tuple[str, AnyPath]]](), rows_max
     for name, table in inputs.items():
         for path, held in table.sizes():
             if rows + held > rows_max or not groups:

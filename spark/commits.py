@@ -7,11 +7,12 @@ files of those tasks that succeeded.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
 
+from chunktable.errors import ObjectStoreError
+from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.errors import FolderNotSharedError
 from sweep.output import SweepTotals
@@ -115,9 +116,10 @@ class SharedFolders:
             DiskError: they cannot be written.
         """
         shared = cls(places, f".shared-{uuid4().hex}")
+        files = Files(disk)
         for marker in shared._markers():
-            disk.make_folder(marker.parent)
-            disk.replace(marker, b"")
+            files.make_folder(marker.parent)
+            files.replace(marker, b"")
         return shared
 
     def check(self) -> None:
@@ -125,17 +127,24 @@ class SharedFolders:
         elsewhere would be lost.
 
         Raises:
-            FolderNotSharedError: one is not.
+            FolderNotSharedError: one is not, or the bucket refuses this machine.
         """
+        files = Files(Disk())
         for marker in self._markers():
-            if not marker.exists():
-                raise FolderNotSharedError(f"executors do not see {marker.parent}")
+            why = ""
+            try:
+                is_seen = files.exists(marker)
+            except ObjectStoreError as error:
+                is_seen, why = False, f": {error.message}"
+            if not is_seen:
+                raise FolderNotSharedError(f"executors do not see {marker.parent}{why}")
 
     def remove(self, disk: Disk) -> None:
         """Remove the markers."""
+        files = Files(disk)
         for marker in self._markers():
-            disk.remove(marker)
+            files.remove(marker)
 
-    def _markers(self) -> list[Path]:
+    def _markers(self) -> list[AnyPath]:
         folders = dict.fromkeys(place.folder for place in self.places.values())
         return [folder / self.marker for folder in folders]

@@ -6,31 +6,31 @@
 
 Both have the columns of the chunk table and one more, `findings`. Input that cannot be
 read yields a row whose `findings` is a text and whose other columns hold what is known;
-it does not fail the job. In every other row `findings` is null. Filters on
-`container_id` and `datanode` are applied before files are opened; Spark checks the rows
-again.
+it does not fail the job. In every other row `findings` is null.
+
+The options `only_containers`, `only_datanodes`, `only_volumes` and `only_states` keep
+files from being opened. The sources take no filters of Spark: it keeps those of one
+query for the next ones of the same DataFrame, which would silently lack rows. Nor does
+Spark tell a source which columns a query needs: a schema of some columns
+(`.schema(...)`) makes the others be left out where they are read.
 """
 
 import os
-from collections.abc import Iterable, Iterator, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import ClassVar
 
 import pyarrow as pa
-from pyspark.sql import SparkSession
+from pyspark.sql import SparkSession, is_remote
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
     InputPartition,
-    LessThan,
-    LessThanOrEqual,
 )
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
@@ -63,6 +63,13 @@ SCHEMA = pa.schema(
     ]
 )
 
+# Columns of text by which rows can be chosen.
+_TEXTS = ("datanode", "volume", "state")
+_FILTERS = frozenset({"only_containers", *(f"only_{name}s" for name in _TEXTS)})
+_RANGE = re.compile(r"(\d{1,19})(?:-(\d{1,19}))?")
+# A stored tree does not tell its replica's state.
+_TREE_STATE = ReplicaState.CLOSED
+_DEFAULT_PYTHON = "python3"
 # Tree files are small; fewer would not pay for starting a task.
 _PARTITION_FILES_MAX = 512
 # Each partition opens a shadow of the volume's database; fewer containers would not pay
@@ -71,13 +78,65 @@ _PARTITION_CONTAINERS_MAX = 256
 
 
 def register(session: SparkSession) -> None:
-    """Register both sources with a session and enable filter pushdown."""
-    session.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    """Register both sources with a session.
+
+    Spark plans a source in a Python worker on the driver's machine, and reads it in
+    those of executors. Neither is this interpreter, and the first `python3` of the PATH
+    may have no packages: so workers get `spark.pyspark.python` or PYSPARK_PYTHON if it
+    is set, and otherwise this interpreter where all run on this machine.
+    """
+    # A server of Spark Connect has an interpreter of its own.
+    if not is_remote():
+        _choose_python(session)
     for source in (OzoneTree, OzoneVolume):
         session.dataSource.register(source)
 
 
-class OzoneTree(DataSource):
+def _choose_python(session: SparkSession) -> None:
+    context = session.sparkContext
+    chosen = context.getConf().get("spark.pyspark.python")
+    # What is there comes from PYSPARK_PYTHON, or is Spark's default.
+    is_default = context.pythonExec == _DEFAULT_PYTHON
+    if chosen is None and is_default and str(context.master).startswith("local"):
+        chosen = sys.executable
+    context.pythonExec = chosen or context.pythonExec
+    # For a bare interpreter on the driver's machine, where the executors' packages are
+    # not. It ignores paths that do not exist.
+    ours = [path for path in sys.path if path and Path(path).is_dir()]
+    given = context.environment.get("PYTHONPATH", "")
+    context.environment["PYTHONPATH"] = os.pathsep.join([given, *ours] if given else ours)
+
+
+class _Source(DataSource):
+    """What both sources have."""
+
+    # The names of their options, in lower case, as Spark passes them.
+    known: ClassVar[frozenset[str]]
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options that `load` and `option` gave.
+
+        Raises:
+            UsageError: there is no path, or an unknown option.
+        """
+        super().__init__(options)
+        given = {name.lower(): value for name, value in options.items()}
+        known = self.known | _FILTERS
+        if unknown := sorted(given.keys() - known - {"path", "paths"}):
+            raise _refusal(
+                f"{self.name()} has no option {', '.join(unknown)}",
+                f"Its options are {', '.join(sorted(known))}.",
+            )
+        self.given = given
+        self.paths = _paths(given)
+        self.row_filter = _RowFilter.of(given)
+
+    def schema(self) -> StructType:
+        """The columns of the chunk table, and `findings`."""
+        return from_arrow_schema(SCHEMA)
+
+
+class OzoneTree(_Source):
     """`.tree` files: one, or all below a folder.
 
     The container ID comes from the file's name, otherwise from the tree. The datanode
@@ -86,137 +145,136 @@ class OzoneTree(DataSource):
     of its replica: the state is CLOSED, and BCS ID and replica index are 0.
     """
 
+    known = frozenset({"datanode", "volume"})
+
     @classmethod
     def name(cls) -> str:
         """The format's name in Spark."""
         return "ozonetree"
 
-    def schema(self) -> StructType:
-        """The columns of the chunk table, and `findings`."""
-        return from_arrow_schema(SCHEMA)
-
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the paths in the options.
+        """A reader of these columns.
 
         Raises:
-            UsageError: no path is given.
+            UsageError: the source has no such columns.
         """
-        options = dict(self.options)
-        return TreeReader(
-            _paths(self.options), options.get("datanode", ""), options.get("volume", "")
-        )
+        datanode, volume = self.given.get("datanode", ""), self.given.get("volume", "")
+        columns = _columns(self.name(), schema)
+        return _TreeReader(self.paths, columns, self.row_filter, datanode, volume)
 
 
-class OzoneVolume(DataSource):
+class OzoneVolume(_Source):
     """Ozone volumes, opened read-only; each path is the root of one.
 
     The option `source` is a value of merkle.replica.TreeSource: where the checksums
     come from.
     """
 
+    known = frozenset({"source"})
+
+    def __init__(self, options: dict[str, str]) -> None:
+        """Take the options that `load` and `option` gave.
+
+        Raises:
+            UsageError: there is no path, an unknown option, or no such source.
+        """
+        super().__init__(options)
+        source = self.given.get("source", TreeSource.TREE.value)
+        sources = [one.value for one in TreeSource]
+        if source not in sources:
+            raise _refusal(f"ozonevolume has no source {source!r}", f"It is {', '.join(sources)}.")
+        self.source = TreeSource(source)
+
     @classmethod
     def name(cls) -> str:
         """The format's name in Spark."""
         return "ozonevolume"
 
-    def schema(self) -> StructType:
-        """The columns of the chunk table, and `findings`."""
-        return from_arrow_schema(SCHEMA)
-
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the volumes in the options.
+        """A reader of these columns.
 
         Raises:
-            UsageError: no path is given.
-            ValueError: `source` is not a TreeSource.
+            UsageError: the source has no such columns.
         """
-        return _VolumeReader(
-            _paths(self.options),
-            TreeSource(dict(self.options).get("source", TreeSource.TREE.value)),
-        )
+        columns = _columns(self.name(), schema)
+        return _VolumeReader(self.paths, columns, self.row_filter, self.source)
 
 
 @dataclass(frozen=True, slots=True)
-class RowFilter:
-    """The rows that pushed-down filters leave; None leaves all."""
+class _RowFilter:
+    """The rows that the options `only_...` leave; all without any."""
 
-    first: int = -(2**63)
-    last: int = 2**63 - 1
-    containers: frozenset[int] | None = None
-    datanodes: frozenset[str] | None = None
+    # Ranges of container IDs, inclusive; None leaves all.
+    containers: tuple[tuple[int, int], ...] | None = None
+    # By column: datanode, volume and state.
+    texts: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    def narrowed(self, by: Filter) -> "RowFilter":
-        """This filter and one more; a filter of another kind or column changes
-        nothing.
+    @classmethod
+    def of(cls, given: Mapping[str, str]) -> "_RowFilter":
+        """The filter of some options.
+
+        Raises:
+            UsageError: there are no such containers or states.
         """
-        match by:
-            case EqualTo(("container_id",), int(value)):
-                return self._only_containers({value})
-            case In(("container_id",), values):
-                return self._only_containers({value for value in values if isinstance(value, int)})
-            case GreaterThan(("container_id",), int(value)):
-                return replace(self, first=max(self.first, value + 1))
-            case GreaterThanOrEqual(("container_id",), int(value)):
-                return replace(self, first=max(self.first, value))
-            case LessThan(("container_id",), int(value)):
-                return replace(self, last=min(self.last, value - 1))
-            case LessThanOrEqual(("container_id",), int(value)):
-                return replace(self, last=min(self.last, value))
-            case EqualTo(("datanode",), str(value)):
-                return self._only_datanodes({value})
-            case In(("datanode",), values):
-                return self._only_datanodes({value for value in values if isinstance(value, str)})
-        return self
+        containers, states = None, {state.value for state in ReplicaState}
+        if (text := given.get("only_containers")) is not None:
+            ranges = [_RANGE.fullmatch(part.strip()) for part in text.split(",")]
+            if not all(ranges):
+                raise _refusal(
+                    f"only_containers is {text!r}", "Write IDs and ranges of them: 3,7,20-30."
+                )
+            containers = tuple((int(one[1]), int(one[2] or one[1])) for one in ranges if one)
+        texts = {
+            column: frozenset(part.strip() for part in given[f"only_{column}s"].split(","))
+            for column in _TEXTS
+            if f"only_{column}s" in given
+        }
+        if unknown := sorted(texts.get("state", frozenset()) - states):
+            raise _refusal(
+                f"only_states has {', '.join(unknown)}", f"States are {', '.join(sorted(states))}."
+            )
+        return cls(containers, texts)
 
     def has_container(self, container_id: int) -> bool:
-        """Whether the filters leave rows of this container."""
-        is_listed = self.containers is None or container_id in self.containers
-        return is_listed and self.first <= container_id <= self.last
+        """Whether rows of this container are left."""
+        ranges = self.containers
+        return ranges is None or any(first <= container_id <= last for first, last in ranges)
 
-    def has_datanode(self, datanode: str) -> bool:
-        """Whether the filters leave rows of this datanode."""
-        return self.datanodes is None or datanode in self.datanodes
-
-    def _only_containers(self, containers: set[int]) -> "RowFilter":
-        return replace(
-            self,
-            containers=frozenset(
-                containers if self.containers is None else containers & self.containers
-            ),
-        )
-
-    def _only_datanodes(self, datanodes: set[str]) -> "RowFilter":
-        return replace(
-            self,
-            datanodes=frozenset(
-                datanodes if self.datanodes is None else datanodes & self.datanodes
-            ),
+    def has(self, **texts: str) -> bool:
+        """Whether rows with these values of columns are left."""
+        return all(
+            name not in self.texts or value in self.texts[name] for name, value in texts.items()
         )
 
 
 @dataclass
 class _Reader(DataSourceReader):
     paths: Sequence[str]
-    row_filter: RowFilter = field(default_factory=RowFilter, kw_only=True)
+    # The names of the columns to return, in order.
+    columns: Sequence[str]
+    row_filter: _RowFilter
 
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802  Spark's name
-        """Record the filters and return all of them, so that Spark applies them
-        again.
-        """
-        for pushed in filters:
-            self.row_filter = self.row_filter.narrowed(pushed)
-        return filters
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition."""
+        # Spark makes a partition where there is none.
+        if isinstance(partition, TreeFilePartition | ContainerPartition):
+            for batch in self.rows(partition):
+                yield batch.select(list(self.columns))
+
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition, with all columns."""
+        raise NotImplementedError
 
 
 @dataclass
-class TreeReader(_Reader):
+class _TreeReader(_Reader):
     """Reads `.tree` files."""
 
     datanode: str
     volume: str
 
     def partitions(self) -> Sequence["TreeFilePartition"]:
-        """The tree files that the filters leave, up to _PARTITION_FILES_MAX each."""
+        """The tree files that are left, up to _PARTITION_FILES_MAX each."""
         found = [path for root in self.paths for path in _tree_files(Path(root))]
         left = [path for path in found if self._is_left(path)]
         return [
@@ -224,7 +282,7 @@ class TreeReader(_Reader):
             for i in range(0, len(left), _PARTITION_FILES_MAX)
         ]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's tree files."""
         assert isinstance(partition, TreeFilePartition)
         for path in partition.paths:
@@ -238,7 +296,11 @@ class TreeReader(_Reader):
             or not _is_id(container_id)
             or self.row_filter.has_container(container_id)
         )
-        return is_left and self.row_filter.has_datanode(self._attribute(path, "datanode"))
+        return is_left and self.row_filter.has(
+            datanode=self._attribute(path, "datanode"),
+            volume=self._attribute(path, "volume"),
+            state=_TREE_STATE.value,
+        )
 
     def _attribute(self, path: Path, key: str) -> str:
         values = [part.partition("=")[2] for part in path.parts if part.startswith(f"{key}=")]
@@ -264,6 +326,8 @@ class TreeReader(_Reader):
         except ReconcileError as error:
             yield _finding(f"{path}: {error.code}: {error.message}", datanode, volume, container_id)
             return
+        if not self.row_filter.has_container(tree.container_id):
+            return
         if tree.data_checksum is None:
             # A missing root is not the root of an empty tree.
             yield _finding(f"{path}: the tree has no root", datanode, volume, tree.container_id)
@@ -274,7 +338,7 @@ class TreeReader(_Reader):
             )
             return
         replica = ReplicaAttributes(
-            datanode, volume, tree.container_id, ReplicaState.CLOSED, 0, 0, TreeSource.TREE.value
+            datanode, volume, tree.container_id, _TREE_STATE, 0, 0, TreeSource.TREE.value
         )
         yield from map(_with_findings, rows_of(replica, TreeColumns.of(tree)).batches())
         try:
@@ -292,13 +356,13 @@ class _VolumeReader(_Reader):
     source: TreeSource
 
     def partitions(self) -> Sequence["ContainerPartition"]:
-        """The containers that the filters leave, up to _PARTITION_CONTAINERS_MAX each.
+        """The containers that are left, up to _PARTITION_CONTAINERS_MAX each.
 
         A volume that cannot be opened is a partition with a finding.
         """
         return [part for root in self.paths for part in self._partitions_of(root)]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition's containers."""
         assert isinstance(partition, ContainerPartition)
         if partition.finding:
@@ -317,7 +381,7 @@ class _VolumeReader(_Reader):
                 _open(root, Path(scratch)) as volume,
             ):
                 survey = VolumeSurvey(volume, Disk())
-                if not self.row_filter.has_datanode(survey.datanode):
+                if not self.row_filter.has(datanode=survey.datanode, volume=survey.volume):
                     return
                 ids = [
                     container_id
@@ -337,8 +401,17 @@ class _VolumeReader(_Reader):
         with _open(partition.root, scratch) as volume:
             survey = VolumeSurvey(volume, Disk())
             now_ms = round(datetime.now(UTC).timestamp() * 1000)
-            for found in survey.replicas(self.source, partition.container_ids):
-                yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
+            states = {number: survey.state(number) for number in partition.container_ids}
+            left = [
+                number
+                for number, state in states.items()
+                # Reading one without a readable state reports why.
+                if state is None or self.row_filter.has(state=state.value)
+            ]
+            for found in survey.replicas(self.source, left):
+                state = found.state or ReplicaState.INVALID
+                if self.row_filter.has(state=state.value):
+                    yield from map(_with_findings, replica_rows(survey, found, now_ms).batches())
                 for fault in found.faults:
                     yield _finding(fault.detail, survey.datanode, survey.volume, found.container_id)
 
@@ -361,7 +434,7 @@ class ContainerPartition(InputPartition):
         self.finding = finding
 
 
-def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
+def _paths(options: Mapping[str, str]) -> tuple[str, ...]:
     paths = (
         parse_json(options["paths"])
         if "paths" in options
@@ -369,9 +442,37 @@ def _paths(options: MutableMapping[str, str]) -> tuple[str, ...]:
         if "path" in options
         else []
     )
-    if not paths:
-        raise UsageError("say what to load: a path")
+    if not paths or not all(paths):
+        raise _refusal("say what to load: a path", "Write .load(PATH).")
     return tuple(map(str, paths))
+
+
+def _columns(source: str, schema: StructType) -> tuple[str, ...]:
+    """The names of the columns of a schema that a caller may have given."""
+    ours = {one.name: one.dataType for one in from_arrow_schema(SCHEMA)}
+    for one in schema:
+        if one.name not in ours:
+            raise _refusal(
+                f"{source} has no column {one.name}", f"Its columns are {', '.join(ours)}."
+            )
+        if one.dataType != ours[one.name] or not one.nullable:
+            kind = ours[one.name].simpleString()
+            raise _refusal(
+                f"column {one.name} of {source} is {kind}, and may be null",
+                "Leave out .schema(...), or name its columns with these types.",
+            )
+    return tuple(schema.fieldNames())
+
+
+def _refusal(text: str, hint: str) -> UsageError:
+    """The error of who uses a source wrongly: Spark shows it without the lines of code
+    that it passed, which would say nothing to them.
+    """
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    # Only in a worker of Spark, which Spark ends after an error.
+    if main is not None and main.name.startswith("pyspark."):
+        os.environ["SPARK_HIDE_TRACEBACK"] = "1"
+    return UsageError(f"{text}. {hint}", hint=hint)
 
 
 def _tree_files(root: Path) -> list[Path]:

@@ -29,6 +29,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from chunktable.errors import ObjectStoreError
+from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.by_container import (
     ROW_SCHEMA,
@@ -230,7 +232,8 @@ class SparkEngine:
         """
         # A task sees this file exactly where the folder is shared.
         marker = job.folder / f".shared-{uuid4().hex}"
-        disk.replace(marker, b"")
+        files = Files(disk)
+        files.replace(marker, b"")
         try:
             left = list(job.ordered)
             for wave in _waves(job.ordered, WAVE_ROWS * self._cores):
@@ -240,7 +243,7 @@ class SparkEngine:
                     left.remove(wave[row.pop("number")])
                     yield PackedTreeFile(**row)
         finally:
-            disk.remove(marker)
+            files.remove(marker)
         with TemporaryDirectory(prefix="treefold-") as scratch:
             yield from LocalEngine(Gatherer(Path(scratch))).trees(replace(job, ordered=left), disk)
 
@@ -273,16 +276,17 @@ class SparkEngine:
                 yield from groups.judge(group, judge, ())
 
     @contextmanager
-    def _stored(self, places: Places, ids: Int64s, rows: Int64s) -> Iterator[Path]:
+    def _stored(self, places: Places, ids: Int64s, rows: Int64s) -> Iterator[AnyPath]:
         """A file of these containers that tasks can read."""
         folder = next(iter(places.values())).folder
         path = folder / f".containers-{uuid4().hex}.npy"
-        self._disk.make_folder(folder)
+        files = Files(self._disk)
+        files.make_folder(folder)
         store_containers(path, ids, rows, self._disk)
         try:
             yield path
         finally:
-            self._disk.remove(path)
+            files.remove(path)
 
     def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | str | None:
         """Fold all these parts in Spark SQL; None if sorting is preferred or Spark
@@ -478,13 +482,21 @@ def _weight(part: Part) -> int:
 
 
 def _pack(
-    job: TreeJob, parts: Sequence[Part], marker: Path, number: int
+    job: TreeJob, parts: Sequence[Part], marker: AnyPath, number: int
 ) -> Iterator[pa.RecordBatch]:
-    if marker.exists():
+    if _is_seen(marker):
         with TemporaryDirectory(prefix="treefold-") as scratch:
             packed = pack_part(job, parts[number], Gatherer(Path(scratch), threads=1), Disk())
         row = {"number": number, **asdict(packed)}
         yield pa.RecordBatch.from_pylist([row], _PACKED_SCHEMA)
+
+
+def _is_seen(marker: AnyPath) -> bool:
+    try:
+        return Files(Disk()).exists(marker)
+    except ObjectStoreError:
+        # This machine may not be let in: the driver is.
+        return False
 
 
 def _conformed(frame: DataFrame) -> DataFrame:

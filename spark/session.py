@@ -70,8 +70,6 @@ _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     # Without it Spark does not detect a damaged page of a Parquet file.
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
-    # Spark rejects a data source that implements pushFilters unless this is on.
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 
 

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
+from chunktable.files import AnyPath, is_inside, path_of
 from chunktable.places import resolve_location
 from merkle.replica import TreeSource
 from runtime.disk import Disk
@@ -196,7 +197,7 @@ class Engine(Protocol):
 class SweepRequest:
     """What to sweep and where to store the result."""
 
-    out: Path
+    out: AnyPath
     tables: tuple[str, ...] = ()
     volumes: tuple[str, ...] = ()
     source: TreeSource = TreeSource.TREE
@@ -230,17 +231,14 @@ def absolute(request: SweepRequest) -> SweepRequest:
                 f"--table {name} is a volume of a datanode, not a chunk table",
                 hint=f"Use --volume {name}.",
             )
-        if (
-            name
-            and "://" not in name
-            and request.out.resolve().is_relative_to(Path(name).resolve())
-        ):
+        if name and is_inside(request.out, path_of(name)):
             raise UsageError(
                 f"--out {request.out} is inside --table {name}: the next sweep would read its own"
                 " results as a chunk table",
                 hint="Choose an --out folder outside the table.",
             )
-    return replace(request, out=request.out.absolute(), tables=tuple(map(absolute, request.tables)))
+    out = request.out.absolute() if isinstance(request.out, Path) else request.out
+    return replace(request, out=out, tables=tuple(map(absolute, request.tables)))
 
 
 def _is_volume(path: Path) -> bool:

@@ -22,7 +22,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import quote
 
@@ -31,6 +30,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.errors import ChunkTableError
+from chunktable.files import AnyPath, Files
 from chunktable.manifest import (
     FileKind,
     TableRefusal,
@@ -41,7 +41,6 @@ from merkle.columns import TreeColumns
 from merkle.errors import ReconcileError
 from merkle.tree import root_hex
 from protos.errors import unambiguous
-from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.errors import DiskError
 from sweep.exact import ReplicaId, trees_of
@@ -72,11 +71,11 @@ class SilentChangeReport:
 class History:
     """The rows of earlier sweeps in one output folder."""
 
-    def __init__(self, out: Path, disk: Disk) -> None:
+    def __init__(self, out: AnyPath, files: Files) -> None:
         self._folder = out / "chunks"
-        self._disk = disk
+        self._files = files
 
-    def folder(self, sweep_id: str) -> Path:
+    def folder(self, sweep_id: str) -> AnyPath:
         """The folder for the rows that a sweep copies from volumes."""
         return self._folder / sweep_id
 
@@ -86,8 +85,8 @@ class History:
         Raises:
             DiskError: they cannot be written.
         """
-        folder, kept, used = self.folder(sweep_id), dict[str, str](), set[Path]()
-        self._disk.make_folder(folder)
+        folder, kept, used = self.folder(sweep_id), dict[str, str](), set[AnyPath]()
+        self._files.make_folder(folder)
         for place in manifests:
             # If the agent exported meanwhile, the next sweep reports that it cannot be
             # read.
@@ -97,7 +96,7 @@ class History:
                     # Another export of this datanode, with other volumes.
                     copies = copies.with_name(f"{copies.name}+{len(used)}")
                 used.add(copies)
-                kept[place] = _keep_export(place, copies, self._disk)
+                kept[place] = _keep_export(place, copies, self._files)
         kept_parts = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
@@ -105,7 +104,7 @@ class History:
             "parts": [asdict(part) for part in kept_parts],
             "manifests": [kept.get(place, place) for place in manifests],
         }
-        self._disk.replace(
+        self._files.replace(
             folder / "parts.json", json.dumps(raw, default=lambda value: value.value).encode()
         )
 
@@ -116,7 +115,7 @@ class History:
             DiskError: they are missing or damaged.
         """
         path = self.folder(sweep_id) / "parts.json"
-        content = self._disk.read(path)
+        content = self._files.read(path)
         try:
             raw = parse_json(content)
             return parts_of(raw["parts"]), tuple(raw["manifests"])
@@ -255,9 +254,9 @@ class History:
             DiskError: they cannot be removed.
         """
         kept = set(sweeps[-_KEPT:])
-        for name in self._disk.names(self._folder):
+        for name in self._files.names(self._folder):
             if name not in kept:
-                self._disk.remove_folder(self._folder / name)
+                self._files.remove_folder(self._folder / name)
 
 
 # The UUID of a datanode, given whole.
@@ -550,16 +549,16 @@ def agent_events(manifests: Iterable[str], before: Iterable[str] | None = None) 
     return AgentEvents(pa.concat_tables(found), frozenset(datanodes), frozenset(lost), errors)
 
 
-def _keep_export(place: str, copies: Path, disk: Disk) -> str:
+def _keep_export(place: str, copies: AnyPath, files: Files) -> str:
     """Copy an export's manifest and inventory, which its agent removes with the export
-    after next, to the folder `copies`. Returns the path of the copied manifest.
+    after next, to the folder `copies`. Returns the location of the copied manifest.
 
     Raises:
         ChunkTableError: they cannot be read any more.
         DiskError: the copies cannot be written.
     """
     filesystem, source, manifest = open_export(place)
-    disk.make_folder(copies)
+    files.make_folder(copies)
     names = [file.name for file in manifest.of_kind(FileKind.CONTAINERS)]
     for name in (*names, manifest.name):
         try:
@@ -569,5 +568,5 @@ def _keep_export(place: str, copies: Path, disk: Disk) -> str:
             raise ChunkTableError(
                 TableRefusal.UNREADABLE.value, f"{source}/{name} cannot be read: {error}"
             ) from error
-        disk.replace(copies / name, raw)
+        files.replace(copies / name, raw)
     return str(copies / manifest.name)

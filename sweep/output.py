@@ -9,19 +9,20 @@ A table that tasks wrote has several files, beside a `<table>.parquet` without r
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from chunktable.files import AnyPath, Files, NewFile, open_parquet, store_error
 from merkle.outcome import Verdict
 from runtime.disk import Disk
 from runtime.documents import parse_json
@@ -42,6 +43,7 @@ VERSION = 2
 _ONE_FILE_VERSION = 1
 _MANIFEST = "_manifest.json"
 _VERSION_KEY = b"treefold.sweep"
+_SUMMARY = re.compile(r"sweep_id=([^/]+)/summary\.parquet")
 _ROW_GROUP = 1 << 17
 _TREES_KEPT = 2
 
@@ -183,21 +185,24 @@ def new_sweep_id(started_at: datetime) -> str:
 
 
 class SweepStore:
-    """The sweeps stored in one folder."""
+    """The sweeps stored in one folder, of this machine or of a bucket."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(
+        self, folder: AnyPath, disk: Disk, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """`check` is called before each change of a bucket (sweep.lease)."""
         self.folder = folder
-        self._disk = disk
+        self.access = Files(disk, check)
 
-    def path(self, table: SweepTable, sweep_id: str) -> Path:
+    def path(self, table: SweepTable, sweep_id: str) -> AnyPath:
         """The path of a table of a sweep."""
         return self.folder / table.value / f"sweep_id={sweep_id}" / f"{table.value}.parquet"
 
-    def report(self, sweep_id: str) -> Path:
+    def report(self, sweep_id: str) -> AnyPath:
         """The path of the report of a sweep."""
         return self.folder / "report" / f"sweep_id={sweep_id}" / "report.html"
 
-    def trees(self, sweep_id: str) -> Path:
+    def trees(self, sweep_id: str) -> AnyPath:
         """The folder of a sweep's packed trees (sweep.trees), if it wrote them."""
         return self.folder / "trees" / f"sweep_id={sweep_id}"
 
@@ -205,7 +210,7 @@ class SweepStore:
         """Where tasks write the files of a table."""
         return TablePlace(self.path(table, sweep_id).parent, _schema(table, _ONE_FILE_VERSION))
 
-    def files(self, table: SweepTable, sweep_id: str) -> list[Path]:
+    def files(self, table: SweepTable, sweep_id: str) -> list[AnyPath]:
         """The files of a table that was written.
 
         Raises:
@@ -222,17 +227,20 @@ class SweepStore:
             DiskError: the table cannot be read.
         """
         path = self.path(table, sweep_id)
-        if table is SweepTable.UNSEEN and not path.exists():
+        if table is SweepTable.UNSEEN and not self.access.exists(path):
             return StoredTable([], schema)
         files = {path.with_name(file.name): file for file in self._committed(path)}
         return StoredTable([path], schema, files)
 
-    def _committed(self, path: Path) -> list[StoredFile]:
+    def _committed(self, path: AnyPath) -> list[StoredFile]:
         """The files that the manifest beside a table's file names; none without one."""
         manifest = path.with_name(_MANIFEST)
-        if not manifest.exists():
-            return []
-        content = self._disk.read(manifest)
+        try:
+            content = self.access.read(manifest)
+        except DiskError as error:
+            if error.facts.get("missing"):
+                return []
+            raise
         try:
             return [StoredFile.of(one) for one in parse_json(content)["files"]]
         except (ValueError, TypeError, KeyError) as error:
@@ -247,22 +255,22 @@ class SweepStore:
             DiskError: the table cannot be written.
         """
         path, schema = self.path(table, sweep_id), _schema(table, _ONE_FILE_VERSION)
-        with write_atomically(path, schema, self._disk) as rows:
+        with write_atomically(path, schema, self.access) as rows:
             writer = SweepTableWriter(rows)
             yield writer
         manifest, committed = path.with_name(_MANIFEST), {path.name}
         if writer.files:
             assert not rows.rows
-            with write_atomically(path, _schema(table, VERSION), self._disk):
+            with write_atomically(path, _schema(table, VERSION), self.access):
                 pass
             named = [asdict(file) for file in writer.files]
             document = {"version": VERSION, "files": named}
-            self._disk.replace(manifest, json.dumps(document).encode())
+            self.access.replace(manifest, json.dumps(document).encode())
             committed |= {manifest.name, *(file.name for file in writer.files)}
         # What failed attempts left: other programs list the folder.
-        for name in self._disk.names(path.parent):
+        for name in self.access.names(path.parent):
             if name not in committed:
-                self._disk.remove(path.with_name(name))
+                self.access.remove(path.with_name(name))
 
     def write_summary(self, summary: Summary) -> None:
         """Complete a sweep whose other tables are written.
@@ -286,8 +294,8 @@ class SweepStore:
 
     def sweeps(self) -> list[str]:
         """The IDs of the complete sweeps, oldest first."""
-        found = (self.folder / SweepTable.SUMMARY.value).glob("sweep_id=*/summary.parquet")
-        return sorted(path.parent.name.removeprefix("sweep_id=") for path in found)
+        below = self.access.files_below(self.folder / SweepTable.SUMMARY.value)
+        return sorted(match[1] for path in below if (match := _SUMMARY.fullmatch(path)))
 
     def sweep(self, name: str) -> str:
         """The ID of the sweep named by an ID, by a unique prefix of one, or by
@@ -375,14 +383,14 @@ class SweepStore:
         Raises:
             DiskError: the table cannot be read, or was written by a later version.
         """
-        if table is SweepTable.UNSEEN and not self.path(table, sweep_id).exists():
+        if table is SweepTable.UNSEEN and not self.access.exists(self.path(table, sweep_id)):
             return
         for path in self.files(table, sweep_id):
             yield from self._pieces_of_file(path, columns)
 
-    def _pieces_of_file(self, path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def _pieces_of_file(self, path: AnyPath, columns: Sequence[str]) -> Iterator[pa.Table]:
         try:
-            with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            with open_parquet(path) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
                 if version > VERSION:
                     raise DiskError(
@@ -399,7 +407,8 @@ class SweepStore:
                     yield found
         # For most damage pyarrow raises ArrowInvalid, a ValueError.
         except (OSError, ValueError, pa.ArrowException) as error:
-            raise DiskError(f"{path} cannot be read: {error}", path=str(path)) from error
+            text = f"{path} cannot be read: {error}"
+            raise store_error(path, error) or DiskError(text, path=str(path)) from error
 
     def retain(self, count: int) -> list[str]:
         """Remove all complete sweeps except the last `count` (0 keeps all), and what
@@ -414,7 +423,7 @@ class SweepStore:
         doomed = self.sweeps()[:-count] if count else []
         for sweep_id in doomed:
             # The summary first: without it the sweep no longer counts as complete.
-            self._disk.remove_folder(self.path(SweepTable.SUMMARY, sweep_id).parent)
+            self.access.remove_folder(self.path(SweepTable.SUMMARY, sweep_id).parent)
         kept = self.sweeps()
         self._remove_all_but(kept, *(table.value for table in SweepTable), "report")
         # Trees are as large as everything else together.
@@ -424,9 +433,9 @@ class SweepStore:
     def _remove_all_but(self, kept: Sequence[str], *tables: str) -> None:
         names = {f"sweep_id={sweep_id}" for sweep_id in kept}
         for folder in (self.folder / table for table in tables):
-            for name in self._disk.names(folder) if self._disk.is_folder(folder) else ():
+            for name in self.access.names(folder):
                 if name.startswith("sweep_id=") and name not in names:
-                    self._disk.remove_folder(folder / name)
+                    self.access.remove_folder(folder / name)
 
 
 def _schema(table: SweepTable, version: int) -> pa.Schema:
@@ -452,11 +461,14 @@ class SweepTableWriter:
 class TableWriter:
     """Writes one Parquet file."""
 
-    def __init__(self, path: Path, schema: pa.Schema, compression: str, opaque: str | None) -> None:
+    def __init__(
+        self, new: NewFile, schema: pa.Schema, compression: str, opaque: str | None, row_group: int
+    ) -> None:
         self._schema = schema
+        self._row_group = row_group
         described = opaque is None or [name for name in schema.names if name != opaque]
         self._out = pq.ParquetWriter(
-            path,
+            new.target,
             schema,
             compression=compression,
             use_dictionary=described,
@@ -470,7 +482,7 @@ class TableWriter:
         if table.num_rows:
             # Fails if the table lacks a column, which would be our own bug.
             self._out.write_table(
-                table.select(self._schema.names).cast(self._schema), row_group_size=_ROW_GROUP
+                table.select(self._schema.names).cast(self._schema), row_group_size=self._row_group
             )
             self.rows += table.num_rows
 
@@ -481,12 +493,13 @@ class TableWriter:
 
 @contextmanager
 def write_atomically(
-    path: Path,
+    path: AnyPath,
     schema: pa.Schema,
-    disk: Disk,
+    files: Files,
     *,
     compression: str = "zstd",
     opaque: str | None = None,
+    row_group: int = _ROW_GROUP,
 ) -> Iterator[TableWriter]:
     """Write a Parquet file. It appears at `path`, complete and durable, when the
     context ends without an error.
@@ -496,23 +509,21 @@ def write_atomically(
     Raises:
         DiskError: the file cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    new = files.create(path)
     try:
-        disk.make_folder(path.parent)
-        writer = TableWriter(temporary, schema, compression, opaque)
-    except (OSError, pa.ArrowException) as error:
-        raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
-    try:
-        yield writer
-        writer.close()
-    except OSError as error:
-        raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
-    finally:
-        # Closing twice does nothing.
-        writer.close()
-    disk.sync(temporary)
-    disk.rename(temporary, path)
-    disk.sync_folder(path.parent)
+        try:
+            writer = TableWriter(new, schema, compression, opaque, row_group)
+            try:
+                yield writer
+            finally:
+                writer.close()
+        except OSError as error:
+            text = f"{path} cannot be written: {error}"
+            raise store_error(path, error) or DiskError(text, path=str(path)) from error
+        new.close()
+    except BaseException:
+        new.discard()
+        raise
 
 
 _DECIDED = pa.array(

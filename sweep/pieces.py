@@ -6,9 +6,8 @@ of a table (sweep.output). Readers take the committed names, and never list a fo
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
 from threading import Lock
 from types import MappingProxyType
 from uuid import uuid4
@@ -18,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from chunktable.files import AnyPath, Files, NewFile, open_parquet, store_error
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.errors import SweepWorkError
@@ -37,7 +37,7 @@ _SAMPLES_MIN = 16
 class TablePlace:
     """Where the files of a table are written."""
 
-    folder: Path
+    folder: AnyPath
     schema: pa.Schema
 
 
@@ -69,8 +69,8 @@ class TableFileWriter:
 
     def __init__(self, places: Mapping[str, TablePlace], disk: Disk) -> None:
         self._places = places
-        self._disk = disk
-        self._open = dict[str, tuple[Path, pq.ParquetWriter]]()
+        self._files = Files(disk)
+        self._open = dict[str, tuple[AnyPath, NewFile, pq.ParquetWriter]]()
         self._rows = dict[str, int]()
         self._starts = dict[str, list[tuple[int, int]]]()
 
@@ -91,48 +91,49 @@ class TableFileWriter:
             DiskError: a file cannot be written.
         """
         found = dict[str, StoredFile]()
-        for name, (path, writer) in self._open.items():
-            try:
+        for name, (path, new, writer) in self._open.items():
+            with _named_errors(path):
                 writer.close()
-            except OSError as error:
-                raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
-            self._disk.sync(path)
-            self._disk.sync_folder(path.parent)
+            new.close()
             found[name] = StoredFile(path.name, self._rows[name], tuple(self._starts[name]))
         self._open.clear()
         return found
 
     def discard(self) -> None:
         """Remove the files that are not closed."""
-        for path, writer in self._open.values():
+        for _, new, writer in self._open.values():
             # On a full disk its end cannot be written either.
             with suppress(OSError):
                 writer.close()
-            self._disk.remove(path)
+            new.discard()
         self._open.clear()
 
     def _add(self, name: str, table: pa.Table) -> None:
         place = self._places[name]
-        try:
+        with _named_errors(place.folder):
             if name not in self._open:
-                self._disk.make_folder(place.folder)
                 # Unique: the file of another attempt must not be replaced.
                 path = place.folder / f"{name}-{uuid4().hex}.parquet"
-                self._open[name] = path, _writer(path, place.schema)
+                new = self._files.create(path)
+                self._open[name] = path, new, _writer(new, place.schema)
                 self._rows[name], self._starts[name] = 0, []
-            path, writer = self._open[name]
             columns = table.select(place.schema.names).cast(place.schema)
-            writer.write_table(columns, row_group_size=_ROW_GROUP)
-        except OSError as error:
-            raise DiskError(
-                f"{place.folder} cannot be written: {error}", path=str(place.folder)
-            ) from error
+            self._open[name][2].write_table(columns, row_group_size=_ROW_GROUP)
         self._rows[name] += table.num_rows
         self._starts[name] += _starts_of(table["container_id"])
 
 
-def _writer(path: Path, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(path, schema, compression="zstd", write_page_checksum=True)
+@contextmanager
+def _named_errors(path: AnyPath) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        text = f"{path} cannot be written: {error}"
+        raise store_error(path, error) or DiskError(text, path=str(path)) from error
+
+
+def _writer(new: NewFile, schema: pa.Schema) -> pq.ParquetWriter:
+    return pq.ParquetWriter(new.target, schema, compression="zstd", write_page_checksum=True)
 
 
 def _starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
@@ -178,9 +179,9 @@ class StoredTable:
 
     def __init__(
         self,
-        paths: Sequence[Path],
+        paths: Sequence[AnyPath],
         schema: pa.Schema,
-        files: Mapping[Path, StoredFile] = MappingProxyType({}),
+        files: Mapping[AnyPath, StoredFile] = MappingProxyType({}),
     ) -> None:
         """Open the files `paths`. Those in `files` are opened only while they are
         read.
@@ -197,7 +198,7 @@ class StoredTable:
         opened, files = [*self._open, *other._open], {**self._files, **other._files}
         return StoredTable(opened, self.schema, files)
 
-    def sizes(self) -> Iterator[tuple[Path, int]]:
+    def sizes(self) -> Iterator[tuple[AnyPath, int]]:
         """Each file and its number of rows."""
         yield from ((path, file.metadata.num_rows) for path, file in self._open.items())
         yield from ((path, file.rows) for path, file in self._files.items())
@@ -223,7 +224,7 @@ class StoredTable:
         found = [piece for path in self.paths for piece in self.pieces(path, wanted)]
         return pa.concat_tables([self.schema.empty_table(), *found])
 
-    def pieces(self, path: Path, wanted: Range) -> Iterator[pa.Table]:
+    def pieces(self, path: AnyPath, wanted: Range) -> Iterator[pa.Table]:
         """The rows of one file in this range, a row group at a time."""
         with self._lock:
             file = self._open.get(path) or _open_stored(path, self.schema)
@@ -232,9 +233,9 @@ class StoredTable:
                     yield rows_in_range(_read_group(file, group, path, self.schema), wanted)
 
 
-def _open_stored(path: Path, schema: pa.Schema) -> pq.ParquetFile:
+def _open_stored(path: AnyPath, schema: pa.Schema) -> pq.ParquetFile:
     try:
-        file = pq.ParquetFile(path, page_checksum_verification=True)
+        file = open_parquet(path)
         # Arrow ignores requested columns that the file lacks.
         if missing := set(schema.names) - set(file.schema_arrow.names):
             raise ValueError(f"it lacks {', '.join(sorted(missing))}")
@@ -243,7 +244,7 @@ def _open_stored(path: Path, schema: pa.Schema) -> pq.ParquetFile:
     return file
 
 
-def _read_group(file: pq.ParquetFile, group: int, path: Path, schema: pa.Schema) -> pa.Table:
+def _read_group(file: pq.ParquetFile, group: int, path: AnyPath, schema: pa.Schema) -> pa.Table:
     try:
         return file.read_row_group(group, columns=schema.names).cast(schema)
     except UNREADABLE as error:
@@ -263,8 +264,12 @@ def _may_hold(file: pq.ParquetFile, group: int, wanted: Range) -> bool:
     return bool(statistics.min <= wanted.last and is_below)
 
 
-def unreadable_error(path: Path, why: Exception | str) -> SweepWorkError:
-    """The error for a file of a sweep's own work that cannot be read."""
+def unreadable_error(path: AnyPath, why: Exception | str) -> DiskError:
+    """The error for a file of a sweep's own work that cannot be read: a SweepWorkError,
+    unless the store does not answer or refuses. Then the work may be whole.
+    """
+    if not isinstance(why, str) and (of_store := store_error(path, why)):
+        return of_store
     reason = why.message if isinstance(why, DiskError) else why
     return SweepWorkError(
         f"{path} cannot be read: {reason}", hint="--fresh starts over.", path=str(path)

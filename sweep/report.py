@@ -17,7 +17,6 @@ import pyarrow.compute as pc
 
 from merkle.comparison import DifferenceKind
 from merkle.outcome import DIVERGED_VERDICTS
-from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.changes import SweepChanges, compare_sweeps
 from sweep.coverage import ChangeList, Coverage, change_lists, coverage_of, next_command
@@ -442,9 +441,9 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
             excluded=summary.excluded,
         ),
     )
-    disk, path = Disk(), sweeps.report(sweep_id)
-    disk.make_folder(path.parent)
-    disk.replace(path, render(report).encode())
+    path = sweeps.report(sweep_id)
+    sweeps.access.make_folder(path.parent)
+    sweeps.access.replace(path, render(report).encode())
     return tuple(notes)
 
 

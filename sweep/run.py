@@ -14,12 +14,14 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from functools import partial, reduce
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chunktable.files import AnyPath, Files, path_of
 from chunktable.places import check_name
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
@@ -40,6 +42,7 @@ from sweep.inputs import (
     open_export,
     table_parts,
 )
+from sweep.lease import exclusive
 from sweep.ledger import ROOT_KEYS, Ledger, ReadPlaces
 from sweep.model import (
     FINDING_SCHEMA,
@@ -70,7 +73,6 @@ from sweep.work import (
     Plan,
     SweepStage,
     WorkFolders,
-    exclusive,
     number_of,
     pairs_of,
     plan_key,
@@ -104,21 +106,20 @@ def sweep(
     for name in (str(request.out), *request.tables, *request.volumes):
         check_name(name)
     request = absolute(request)
-    disk, was_there = disk or Disk(), os.path.lexists(request.out)
-    disk.make_folder(request.out)
-    with exclusive(request.out), ExitStack() as stack:
-        work, output = WorkFolders(request.out, disk), SweepStore(request.out, disk)
+    disk, out = disk or Disk(), request.out
+    is_new = isinstance(out, Path) and not os.path.lexists(out)
+    Files(disk).make_folder(out)
+    with exclusive(out, progress.note) as check, ExitStack() as stack:
+        output = SweepStore(out, disk, check)
+        work = WorkFolders(out, output.access)
         request = replace(request, gone=whole_names(output, request.gone))
-        scratch = request.out / "work" / "shadows"
-        disk.remove_folder(scratch)
-        stack.callback(disk.remove_folder, scratch)
-        disk.make_folder(scratch)
+        scratch = stack.enter_context(_scratch_folder(out, "shadows", disk))
         volumes = stack.enter_context(open_volumes(request.volumes, request.source, scratch, disk))
         inputs = table_parts(request.tables)
         skipped = (*volumes.skipped, *inputs.skipped)
         if not (volumes.surveys or inputs.parts or inputs.manifests):
-            if not was_there:
-                disk.remove_folder(request.out)
+            if is_new:
+                output.access.remove_folder(out)
             reasons = "; ".join(f"{one.input}: {one.reason}" for one in skipped)
             raise SweepInputError(f"there is nothing to read: {reasons}", skipped=skipped)
 
@@ -139,6 +140,24 @@ def sweep(
         except SweepWorkError as error:
             progress.note(f"starting over: {error.message}")
             return run(replace(request, fresh=True))
+
+
+@contextmanager
+def _scratch_folder(out: AnyPath, name: str, disk: Disk) -> Iterator[Path]:
+    """An empty folder of this machine for what only this process needs; it is removed
+    afterwards. It lies in the work folder, which has room, unless this is in a bucket.
+    """
+    if not isinstance(out, Path):
+        with TemporaryDirectory(prefix="treefold-") as temporary:
+            yield Path(temporary)
+        return
+    scratch = out / "work" / name
+    disk.remove_folder(scratch)
+    disk.make_folder(scratch)
+    try:
+        yield scratch
+    finally:
+        disk.remove_folder(scratch)
 
 
 def _new_plan(
@@ -179,7 +198,7 @@ class _Sweep:
         self._output = output
         self._disk = disk
         self._report = report
-        self._history = History(request.out, disk)
+        self._history = History(request.out, output.access)
 
     def run(self) -> Summary:
         """Run the unfinished stages, and return the summary."""
@@ -229,7 +248,9 @@ class _Sweep:
         def copy(part: Part) -> tuple[Part, pa.Table]:
             return (
                 part,
-                copy_part(part, self._volumes, folder / f"{part.part_id}.parquet", self._disk)[1],
+                copy_part(
+                    part, self._volumes, folder / f"{part.part_id}.parquet", self._output.access
+                )[1],
             )
 
         with ThreadPoolExecutor(len(os.sched_getaffinity(0)), "volume") as pool:
@@ -243,7 +264,7 @@ class _Sweep:
         copied = table_parts([str(folder / f"{part.part_id}.parquet") for part in parts])
         for one in copied.skipped:
             if one.reason != NO_ROWS:
-                raise unreadable_error(Path(one.input), one.reason)
+                raise unreadable_error(path_of(one.input), one.reason)
         return copied.parts
 
     def _parts(self, copied: Sequence[Part]) -> tuple[Part, ...]:
@@ -273,7 +294,7 @@ class _Sweep:
                 return stage
             for part in copied:
                 if part.part_id in unread:
-                    raise unreadable_error(Path(part.location), unread[part.part_id])
+                    raise unreadable_error(path_of(part.location), unread[part.part_id])
             # A replica may continue in another part of the same table; with half of its
             # rows it would seem damaged.
             tables = {
@@ -421,15 +442,16 @@ class _Sweep:
         of_agents, lost = export_findings(self._plan.manifests)
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
         unread = [_unreadable_row(f"{one.input}: {one.reason}") for one in skipped]
-        silent = self._history.silent_changes_since(
-            self._output,
-            sweep_id,
-            self._changed,
-            Gatherer(self._request.out / "work" / "spill"),
-            parts,
-            self._plan.manifests,
-            seen,
-        )
+        with _scratch_folder(self._request.out, "changed", self._disk) as scratch:
+            silent = self._history.silent_changes_since(
+                self._output,
+                sweep_id,
+                self._changed,
+                Gatherer(scratch),
+                parts,
+                self._plan.manifests,
+                seen,
+            )
         loose = [
             pa.Table.from_pylist(unread, FINDING_SCHEMA),
             of_agents,
@@ -508,7 +530,7 @@ class _Sweep:
             container_ids,
             rows,
         )
-        self._disk.make_folder(job.folder)
+        self._output.access.make_folder(job.folder)
         self._progress.begin("writing trees", sum(part.rows for part in wanted.values()), "rows")
         for packed in self._engine.trees(job, self._disk):
             stage.add(asdict(packed), {})

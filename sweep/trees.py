@@ -10,12 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chunktable.files import AnyPath, Files
 from chunktable.packed_trees import PACKED_TREE_BYTES_MAX, TREE_SCHEMA
 from chunktable.schema import CONTAINER_ROW
 from merkle.checksum import kernels_for
@@ -59,7 +59,7 @@ class TreeJob:
     """The trees of one sweep that are not written yet."""
 
     # Where to write them.
-    folder: Path
+    folder: AnyPath
     parts: Sequence[Part]
     # Those of `parts` that have complete, ordered replicas and are not packed yet.
     ordered: Sequence[Part]
@@ -317,10 +317,12 @@ class _Packer:
 
 
 @contextmanager
-def _open_packer(path: Path, disk: Disk) -> Iterator[_Packer]:
+def _open_packer(path: AnyPath, disk: Disk) -> Iterator[_Packer]:
     # No compression: half of a tree is checksums, which do not compress, and
     # compressing the rest would take a third of the time.
-    with write_atomically(path, TREE_SCHEMA, disk, compression="none", opaque="tree") as writer:
+    with write_atomically(
+        path, TREE_SCHEMA, Files(disk), compression="none", opaque="tree"
+    ) as writer:
         packer = _Packer(writer)
         yield packer
         packer.flush()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from chunktable.files import AnyPath, Files
 from chunktable.schema import CHUNK_SCHEMA, ReplicaAttributes, ReplicaRows, rows_of
 from merkle.columns import TreeColumns
 from merkle.errors import ReconcileError
@@ -103,7 +104,9 @@ def open_volumes(
         )
 
 
-def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple[int, pa.Table]:
+def copy_part(
+    part: Part, volumes: OpenVolumes, path: AnyPath, files: Files
+) -> tuple[int, pa.Table]:
     """Write the rows of a part's containers to a Parquet file. Returns the number of
     rows, and findings (FINDING_SCHEMA).
 
@@ -112,7 +115,7 @@ def copy_part(part: Part, volumes: OpenVolumes, path: Path, disk: Disk) -> tuple
     """
     survey, faults = volumes.surveys[part.location], list[dict[str, object]]()
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
-    with write_atomically(path, CHUNK_SCHEMA, disk) as writer:
+    with write_atomically(path, CHUNK_SCHEMA, files) as writer:
         waiting, count = list[pa.RecordBatch](), 0
         for found in survey.replicas(part.source, volumes.containers[part.part_id]):
             faults += [_finding(survey, found.container_id, fault) for fault in found.faults]

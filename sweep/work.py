@@ -2,50 +2,51 @@
 sweep can be resumed.
 
     <out>/work/<sweep id>/plan.json
-    <out>/work/<sweep id>/<stage>/<number>/{note.json, <table>.parquet...}
+    <out>/work/<sweep id>/<stage>/<number>.json
+    <out>/work/<sweep id>/<stage>/<number>/<table>.parquet
     <out>/work/<sweep id>/<stage>/.tasks/<table>/<table>-<unique>.parquet
 
-An entry of a stage is written to a temporary folder and then renamed, so it is complete
-or absent. Its note names the files that tasks wrote for it. Tables ascend by container
-ID. So many entries can be read together range by range, in bounded memory.
+An entry of a stage is complete once its note, `<number>.json`, exists: it is written
+last, and names the tables and the files that tasks wrote. A bucket refuses a note whose
+number is taken, so only a process that knows all entries can add one. Tables ascend by
+container ID. So many entries can be read together range by range, in bounded memory.
 """
 
-import fcntl
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from chunktable.errors import ObjectStoreError
+from chunktable.files import AnyPath, Files
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
-from runtime.disk import Disk, disk_error
 from runtime.documents import parse_json
-from runtime.errors import BusyError, DiskError
+from runtime.errors import DiskError
 from sweep.model import (
     Part,
     PartKind,
 )
-from sweep.output import (
-    JsonObject,
-    SkippedInput,
-)
+from sweep.output import JsonObject, SkippedInput, write_atomically
 from sweep.pieces import StoredFile, StoredTable, TablePlace, unreadable_error
 
-_VERSION = 1
+# Raised when the layout changes: an unfinished sweep of another one starts over.
+_VERSION = 2
 # Volumes change, so rows read from one a day ago do not belong to this sweep.
 _RESUMED_WITHIN = timedelta(days=1)
 _ROW_GROUP = 1 << 15
 _ID_MIN = -(1 << 63)
 # The folder of a stage for the files that tasks write: hidden from the list of entries.
 _TASKS = ".tasks"
+_NOTE = re.compile(r"(\d{6,})\.json")
+# In a bucket each is a round trip.
+_NOTES_AT_ONCE = 16
 # What parsing damaged or foreign JSON raises.
 _INVALID_JSON = (
     ValueError,
@@ -96,22 +97,30 @@ def plan_key(
 class WorkFolders:
     """The work folders of all sweeps in one output folder."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: AnyPath, files: Files) -> None:
         self._folder = folder / "work"
-        self._disk = disk
+        self._files = files
 
     def plans(self) -> tuple[list[Plan], dict[str, str]]:
         """The plans of unfinished sweeps, oldest first, and the reasons why other plans
         cannot be read, by sweep ID.
 
-        Plans of another version are ignored.
+        Plans of a later version are ignored.
         """
         plans, broken = list[Plan](), dict[str, str]()
-        for path in sorted(self._folder.glob("*/plan.json")):
+        for name in self._files.names(self._folder):
+            path = self._folder / name / "plan.json"
+            if not self._files.exists(path):
+                continue
             try:
-                raw = parse_json(self._disk.read(path))
-                if raw.pop("version") == _VERSION:
+                raw = parse_json(self._files.read(path))
+                if (version := raw.pop("version")) == _VERSION:
                     plans.append(_plan(raw))
+                elif version < _VERSION:
+                    broken[name] = f"{path} is of an earlier release"
+            # The plan may be whole.
+            except ObjectStoreError:
+                raise
             except DiskError as error:
                 broken[path.parent.name] = error.message
             except _INVALID_JSON as error:
@@ -153,17 +162,17 @@ class WorkFolders:
             DiskError: the plan cannot be written.
         """
         path = self._folder / plan.sweep_id / "plan.json"
-        self._disk.make_folder(path.parent)
+        self._files.make_folder(path.parent)
         raw = asdict(plan) | {"version": _VERSION, "started_at": plan.started_at.isoformat()}
-        self._disk.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
+        self._files.replace(path, json.dumps(raw, default=lambda value: value.value).encode())
 
-    def path(self, plan: Plan, name: str) -> Path:
+    def path(self, plan: Plan, name: str) -> AnyPath:
         """The path of a file of a sweep's unfinished work."""
         return self._folder / plan.sweep_id / name
 
     def stage(self, plan: Plan, name: str) -> "SweepStage":
         """The finished work of one stage."""
-        return SweepStage(self._folder / plan.sweep_id / name, self._disk)
+        return SweepStage(self._folder / plan.sweep_id / name, self._files)
 
     def remove(self, sweep_id: str) -> None:
         """Remove the work folder of a sweep that is complete or abandoned.
@@ -173,16 +182,18 @@ class WorkFolders:
         """
         # The plan first: a partly removed folder must not look like an unfinished
         # sweep.
-        self._disk.remove(self._folder / sweep_id / "plan.json")
-        self._disk.remove_folder(self._folder / sweep_id)
+        self._files.remove(self._folder / sweep_id / "plan.json")
+        self._files.remove_folder(self._folder / sweep_id)
 
 
 class SweepStage:
-    """The finished entries of one stage, oldest first."""
+    """The finished entries of one stage, oldest first. One process adds to it."""
 
-    def __init__(self, folder: Path, disk: Disk) -> None:
+    def __init__(self, folder: AnyPath, files: Files) -> None:
         self._folder = folder
-        self._disk = disk
+        self._files = files
+        # Once they were read; then this process is the only one that adds to them.
+        self._notes: list[JsonObject] | None = None
 
     def place(self, name: str, schema: pa.Schema) -> TablePlace:
         """Where tasks write the files of a table."""
@@ -199,31 +210,25 @@ class SweepStage:
 
         Raises:
             DiskError: the entry cannot be written.
+            BusyError: another process adds to this stage.
         """
-        number = len(self._entries())
-        temporary = self._folder / f".{number:06}"
-        self._disk.remove_folder(temporary)
-        self._disk.make_folder(temporary)
+        number = len(self.notes())
         for name, table in tables.items():
-            path = temporary / f"{name}.parquet"
             # Rows without a container come first.
             ordered = table.take(pc.sort_indices(pc.fill_null(table["container_id"], _ID_MIN)))
-            try:
-                pq.write_table(
-                    ordered,
-                    path,
-                    row_group_size=_ROW_GROUP,
-                    compression="zstd",
-                    write_page_checksum=True,
-                )
-            except OSError as error:
-                raise DiskError(f"{path} cannot be written: {error}", path=str(path)) from error
-            self._disk.sync(path)
+            with write_atomically(
+                self._entry(number) / f"{name}.parquet",
+                table.schema,
+                self._files,
+                row_group=_ROW_GROUP,
+            ) as writer:
+                writer.add(ordered)
         named = {name: [asdict(file) for file in of_table] for name, of_table in files.items()}
         whole = {**note, "tables": list(tables), "files": named}
-        self._disk.replace(temporary / "note.json", json.dumps(whole).encode())
-        self._disk.rename(temporary, self._folder / f"{number:06}")
-        self._disk.sync_folder(self._folder)
+        self._files.make_folder(self._folder)
+        content = json.dumps(whole).encode()
+        self._files.append(self._folder / f"{number:06}.json", content)
+        self.notes().append(parse_json(content))
 
     def clear(self) -> None:
         """Remove all entries.
@@ -231,7 +236,11 @@ class SweepStage:
         Raises:
             DiskError: they cannot be removed.
         """
-        self._disk.remove_folder(self._folder)
+        for note in reversed(self._numbers()):
+            # The notes first: what they name must not be lacking.
+            self._files.remove(self._folder / f"{note:06}.json")
+        self._files.remove_folder(self._folder)
+        self._notes = []
 
     def notes(self) -> list[JsonObject]:
         """The notes of all entries, oldest first.
@@ -239,13 +248,18 @@ class SweepStage:
         Raises:
             SweepWorkError: a note cannot be read.
         """
-        found = list[JsonObject]()
-        for path in (entry / "note.json" for entry in self._entries()):
-            try:
-                found.append(parse_json(self._disk.read(path)))
-            except (DiskError, ValueError) as error:
-                raise unreadable_error(path, error) from error
-        return found
+        if self._notes is None:
+            with ThreadPoolExecutor(_NOTES_AT_ONCE, "notes") as pool:
+                self._notes = list(pool.map(self._note, self._numbers()))
+        return self._notes
+
+    def _note(self, number: int) -> JsonObject:
+        path = self._folder / f"{number:06}.json"
+        try:
+            note: JsonObject = parse_json(self._files.read(path))
+        except (DiskError, ValueError) as error:
+            raise unreadable_error(path, error) from error
+        return note
 
     def table(self, name: str, schema: pa.Schema) -> "StoredTable":
         """The table of this name, over all entries.
@@ -253,16 +267,15 @@ class SweepStage:
         Raises:
             SweepWorkError: a file of the table cannot be read.
         """
-        paths, files = list[Path](), dict[Path, StoredFile]()
-        for entry, note in zip(self._entries(), self.notes(), strict=True):
+        paths, files = list[AnyPath](), dict[AnyPath, StoredFile]()
+        for number, note in enumerate(self.notes()):
             try:
                 if name in texts_of(note["tables"]):
-                    paths.append(entry / f"{name}.parquet")
+                    paths.append(self._entry(number) / f"{name}.parquet")
                 for file in self.files(note).get(name, ()):
                     files[self.place(name, schema).folder / file.name] = file
-            # Work of an earlier release has neither.
             except (KeyError, TypeError, ValueError) as error:
-                raise unreadable_error(entry / "note.json", repr(error)) from error
+                raise unreadable_error(self._entry(number), repr(error)) from error
         return StoredTable(paths, schema, files)
 
     def files(self, note: JsonObject) -> dict[str, list[StoredFile]]:
@@ -276,14 +289,16 @@ class SweepStage:
             raise TypeError(f"{named!r} is not an object")
         return {name: [StoredFile.of(one) for one in of_table] for name, of_table in named.items()}
 
-    def _entries(self) -> list[Path]:
-        if not self._disk.is_folder(self._folder):
-            return []
-        return [
-            self._folder / name
-            for name in self._disk.names(self._folder)
-            if not name.startswith(".")
-        ]
+    def _entry(self, number: int) -> AnyPath:
+        return self._folder / f"{number:06}"
+
+    def _numbers(self) -> list[int]:
+        """The numbers of all entries, from 0 on."""
+        names = self._files.names(self._folder)
+        numbers = [int(match[1]) for name in names if (match := _NOTE.fullmatch(name))]
+        if numbers != list(range(len(numbers))):
+            raise unreadable_error(self._folder, "it lacks some of its entries")
+        return numbers
 
 
 def _plan(raw: dict[str, object]) -> Plan:
@@ -342,27 +357,3 @@ def numbers_of(value: object) -> list[int]:
 def number_of(value: object) -> int:
     assert isinstance(value, int)
     return value
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Lock a folder of sweeps against other processes.
-
-    Raises:
-        BusyError: another process holds the lock.
-        DiskError: the lock file cannot be opened.
-    """
-    path = folder / ".lock"
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise disk_error("lock", path, error) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise BusyError(
-            f"another sweep is running in {folder}", hint="Wait for it, or give another --out."
-        ) from error
-    finally:
-        os.close(fd)

@@ -255,7 +255,7 @@ def _run_engine(name: str, folder: Path, progress: ProgressSink) -> EngineResult
     sums = [n for n in REPLICA_SCHEMA.names if n not in ("path", "fingerprint")]
     return EngineResult(
         summary,
-        sweeps.report(summary.sweep_id),
+        Path(str(sweeps.report(summary.sweep_id))),
         _places(sweeps, SweepTable.FINDINGS, summary.sweep_id, names),
         _places(
             sweeps,

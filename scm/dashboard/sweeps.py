@@ -5,6 +5,7 @@ from pathlib import Path
 
 from merkle.errors import ReconcileError
 from runtime.disk import Disk
+from runtime.errors import DiskError
 from sweep.output import Summary, SweepStore
 
 
@@ -36,6 +37,6 @@ class SweepFolder:
         """The report of the newest sweep; None without one."""
         found = self._store.sweeps()
         try:
-            return self._store.report(found[-1]).read_bytes() if found else None
-        except OSError:
+            return self._store.access.read(self._store.report(found[-1])) if found else None
+        except DiskError:
             return None

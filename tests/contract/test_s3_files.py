@@ -167,6 +167,16 @@ def test_a_deleted_object_and_one_that_never_was_are_missing(
         assert ours.get_file_info(pa_fs.FileSelector(folder, allow_not_found=True)) == []
 
 
+def test_an_object_has_the_same_time_by_a_listing_and_by_itself(
+    bucket: S3Bucket, ours: pa_fs.FileSystem
+) -> None:
+    """By it the next sweep knows the files that the last one has read."""
+    with ours.open_output_stream(f"{bucket.name}/a/one") as out:
+        out.write(b"x")
+    (listed,) = ours.get_file_info(pa_fs.FileSelector(f"{bucket.name}/a"))
+    assert listed.mtime_ns == ours.get_file_info(f"{bucket.name}/a/one").mtime_ns
+
+
 def test_a_refusal_is_an_os_error_with_its_reason(
     signing_ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -4,11 +4,15 @@ open less, findings as rows.
 
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
-from pyspark.sql.datasource import EqualTo, GreaterThan, In, LessThanOrEqual
+from pyspark.sql.functions import udf
 from pyspark.sql.types import StructType
 
 from merkle.columns import encode_tree
@@ -20,14 +24,14 @@ from spark.datasources import (
     ContainerPartition,
     OzoneTree,
     OzoneVolume,
-    RowFilter,
     TreeFilePartition,
-    TreeReader,
     register,
 )
 from spark.sql import aggregate, names_of
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -127,21 +131,18 @@ def test_a_tree_that_is_no_replicas_is_a_finding_alone(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(raw)
-    reader = OzoneTree({"path": str(tmp_path), "datanode": "one"}).reader(StructType())
-    assert isinstance(reader, TreeReader)
-    reader.row_filter = RowFilter(containers=frozenset({6}))
+    source = OzoneTree({"path": str(tmp_path), "datanode": "one", "only_containers": "6"})
+    reader = source.reader(source.schema())
     ((row,),) = [batch.to_pylist() for part in reader.partitions() for batch in reader.read(part)]
     assert text in row["findings"]
     assert row["chunk_offset"] is None
 
 
-def test_filters_keep_files_from_being_opened(trees: Path) -> None:
-    def opened(*filters: EqualTo | In | GreaterThan | LessThanOrEqual) -> list[str]:
-        source = OzoneTree({"path": str(trees)})
-        reader = source.reader(source.schema())
-        assert list(reader.pushFilters(list(filters))) == list(filters)
+def test_rows_that_nobody_asks_for_keep_files_from_being_opened(trees: Path) -> None:
+    def opened(**only: str) -> list[str]:
+        source = OzoneTree({"path": str(trees), **{f"only_{k}": v for k, v in only.items()}})
         # As Spark sends it.
-        parts = pickle.loads(pickle.dumps(reader)).partitions()
+        parts = pickle.loads(pickle.dumps(source.reader(source.schema()))).partitions()
         return [
             f"{path.parent.name[9:]} {path.stem}"
             for part in parts
@@ -149,15 +150,16 @@ def test_filters_keep_files_from_being_opened(trees: Path) -> None:
             for path in part.paths
         ]
 
-    node, number = ("datanode",), ("container_id",)
     assert len(opened()) == 11
     # What its name does not tell has to be opened.
-    assert opened(EqualTo(number, 2)) == ["one 2", "one copy", "two 2"]
-    assert opened(EqualTo(node, "two"), In(number, (1, 4, 9))) == ["two 1", "two 4"]
-    assert opened(GreaterThan(number, 1), LessThanOrEqual(number, 2), EqualTo(node, "two")) == [
-        "two 2"
-    ]
-    assert opened(EqualTo(number, 1), EqualTo(number, 2), EqualTo(node, "two")) == []
+    assert opened(containers="2") == ["one 2", "one copy", "two 2"]
+    assert opened(datanodes="two, three", containers="1,4,9") == ["two 1", "two 4"]
+    assert opened(containers="2-3", datanodes="two") == ["two 2", "two 3"]
+    # Trees of no known volume, all of CLOSED replicas.
+    assert opened(volumes="", containers="2", datanodes="two") == ["two 2"]
+    assert opened(volumes="v") == []
+    assert len(opened(states="CLOSED,OPEN")) == 11
+    assert opened(states="OPEN") == []
 
 
 def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> None:
@@ -193,11 +195,132 @@ def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> Non
 
 def test_containers_of_a_volume_are_picked_before_they_are_read(tmp_path: Path) -> None:
     (root, *_) = sorted(unpack("healthy", tmp_path).glob("dn*/volume1"))
-    source = OzoneVolume({"path": str(root)})
-    reader = source.reader(source.schema())
-    reader.pushFilters([In(("container_id",), (2, 5, 99))])
-    (part,) = reader.partitions()
-    assert isinstance(part, ContainerPartition)
-    assert part.container_ids == (2, 5)
-    reader.pushFilters([EqualTo(("datanode",), "nobody")])
-    assert reader.partitions() == []
+
+    def left(**only: str) -> list[tuple[int, ...]]:
+        source = OzoneVolume({"path": str(root), **{f"only_{k}": v for k, v in only.items()}})
+        found = source.reader(source.schema()).partitions()
+        return [part.container_ids for part in found if isinstance(part, ContainerPartition)]
+
+    assert left(containers="2,5,99") == [(2, 5)]
+    assert left(datanodes="nobody") == []
+    assert left(volumes="none") == []
+
+
+def test_replicas_in_another_state_are_not_read(tmp_path: Path) -> None:
+    """Their chunk files are gone, and nobody misses them."""
+    (root, *_) = sorted(unpack("healthy", tmp_path).glob("dn*/volume1"))
+    for path in root.rglob("*.block"):
+        path.unlink()
+
+    def found(state: str) -> list[dict[str, Any]]:
+        source = OzoneVolume({"path": str(root), "source": "data", "only_states": state})
+        reader = source.reader(source.schema())
+        batches = (batch for part in reader.partitions() for batch in reader.read(part))
+        return [row for batch in batches for row in batch.to_pylist()]
+
+    closed = found("CLOSED")
+    assert any(row["findings"] for row in closed)
+    assert found("OPEN") == []
+
+
+def test_columns_that_nobody_asks_for_are_left_out_of_the_plan_and_of_the_rows(
+    trees: Path, session: SparkSession
+) -> None:
+    register(session)
+    whole = session.read.format("ozonetree").load(str(trees))
+    two = StructType([whole.schema["datanode"], whole.schema["container_id"]])
+    narrow = session.read.format("ozonetree").schema(two).load(str(trees))
+    (scan,) = [
+        line
+        for line in narrow._jdf.queryExecution().executedPlan().toString().splitlines()
+        if "Scan" in line
+    ]
+    assert "datanode" in scan
+    assert "container_id" in scan
+    assert "checksum" not in scan
+    expected = [(row.datanode, row.container_id) for row in whole.collect()]
+    assert sorted(map(tuple, narrow.collect()), key=str) == sorted(expected, key=str)
+
+
+def test_a_query_with_a_filter_leaves_others_of_the_same_frame_whole(
+    trees: Path, session: SparkSession
+) -> None:
+    """Spark would keep a filter that a source takes for all that follow."""
+    register(session)
+    whole = session.read.format("ozonetree").load(str(trees))
+    count, one, two = (
+        whole.count(),
+        whole.where("container_id = 1"),
+        whole.where("container_id = 2"),
+    )
+    assert (one.count(), whole.count()) == (6, count)
+    assert one.union(two).union(whole).count() == 6 + 6 + count
+    # Spark makes a partition where none is left.
+    empty = session.read.format("ozonetree").option("only_states", "OPEN").load(str(trees))
+    assert empty.collect() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "schema", "text"),
+    [
+        ("ozonetree", {"vlume": "v"}, None, "ozonetree has no option vlume"),
+        ("ozonetree", {"source": "data"}, None, "ozonetree has no option source"),
+        ("ozonevolume", {"source": "disk"}, None, "ozonevolume has no source 'disk'"),
+        ("ozonetree", {"only_containers": "1-x"}, None, "only_containers is '1-x'"),
+        ("ozonevolume", {"only_states": "SHUT"}, None, "only_states has SHUT"),
+        ("ozonetree", {"path": ""}, None, "say what to load: a path"),
+        ("ozonetree", {}, "datanod string", "ozonetree has no column datanod"),
+        ("ozonevolume", {}, "container_id string", "column container_id of ozonevolume is bigint"),
+    ],
+)
+def test_what_is_asked_for_wrongly_is_refused_in_words(
+    trees: Path,
+    session: SparkSession,
+    name: str,
+    options: dict[str, str],
+    schema: str | None,
+    text: str,
+) -> None:
+    register(session)
+    reader = session.read.format(name).options(**{"path": str(trees), **options})
+    with pytest.raises(PySparkException, match=text) as error:
+        (reader.schema(schema) if schema else reader).load().collect()
+    assert "Traceback" not in str(error.value)
+    assert ".py" not in str(error.value)
+    # Errors of others show their code as before.
+    fails = udf(lambda _: 1 // 0, "int")
+    with pytest.raises(PySparkException, match="Traceback"):
+        session.range(1).select(fails("id")).collect()
+
+
+@pytest.mark.parametrize("chosen", ["", "--conf spark.pyspark.python"])
+def test_a_job_of_an_unactivated_environment_reads_trees(
+    tmp_path: Path, trees: Path, chosen: str
+) -> None:
+    """The first `python3` of the PATH has no packages, as that of the system."""
+    (tmp_path / "bin").mkdir()
+    bare = tmp_path / "bin" / "python3"
+    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
+    bare.chmod(0o755)
+    setting = f'.config("spark.pyspark.python", {sys.executable!r})' if chosen else ""
+    job = f"""
+from pyspark.sql import SparkSession
+from pyspark.sql.functions import udf
+from pyspark.sql.types import StructType
+from spark.datasources import register
+session = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1"){setting}.getOrCreate())
+register(session)
+print(session.read.format("ozonetree").load({str(trees)!r}).where("container_id = 1").count())
+"""
+    environment = {name: os.environ[name] for name in ("JAVA_HOME", "HOME") if name in os.environ}
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    done = subprocess.run(
+        [sys.executable, "-c", job],
+        cwd=ROOT,
+        env={**environment, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "6", done.stderr[-2000:]

@@ -20,6 +20,7 @@ import grpc
 from google.protobuf.message import DecodeError, Message
 from pydantic import TypeAdapter
 
+from chunktable.files import Files
 from chunktable.manifest import (
     AuditMark,
     FileKind,
@@ -506,26 +507,26 @@ def _sweeps(scratch: Path) -> Iterator[Target]:
         return json.loads(json.dumps(value, default=lambda one: one.value))
 
     def accept_plan(raw: bytes) -> None:
-        work = WorkFolders(scratch, Disk())
+        work = WorkFolders(scratch, Files(Disk()))
         work.begin(plan)
-        work.path(plan, "plan.json").write_bytes(raw)
+        Path(str(work.path(plan, "plan.json"))).write_bytes(raw)
         plans, broken = work.plans()
         for reason in broken.values():
             raise UsageError(reason)
         for found in plans:
-            again = WorkFolders(scratch / "again", Disk())
+            again = WorkFolders(scratch / "again", Files(Disk()))
             again.begin(replace(found, sweep_id="s1"))
             assert again.plans() == ([replace(found, sweep_id="s1")], {})
 
     def accept_parts(raw: bytes) -> None:
-        history = History(scratch, Disk())
+        history = History(scratch, Files(Disk()))
         history.save("s1", [part], ["/m"])
-        (history.folder("s1") / "parts.json").write_bytes(raw)
+        Path(str(history.folder("s1") / "parts.json")).write_bytes(raw)
         parts, manifests = history.load("s1")
         assert all(isinstance(found, Part) for found in parts)
         assert isinstance(manifests, tuple)
 
-    whole = asdict(plan) | {"version": 1, "started_at": at.isoformat()}
+    whole = asdict(plan) | {"version": 2, "started_at": at.isoformat()}
     yield Target("sweep's plan", of_json(as_json(whole)), accept_plan)
     parts = {"parts": [asdict(part)], "manifests": ["/m"]}
     yield Target("sweep's parts", of_json(as_json(parts)), accept_parts)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import pyarrow.parquet as pq
-
+from chunktable.files import AnyPath, Files, open_parquet
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from sweep.engine import (
@@ -123,8 +123,8 @@ class OnePartWaves:
 
 
 def run(
-    out: Path,
-    *tables: Path,
+    out: AnyPath,
+    *tables: AnyPath,
     volumes: Sequence[Path] = (),
     source: TreeSource = TreeSource.TREE,
     engine: Engine | None = None,
@@ -139,22 +139,23 @@ def run(
     """Sweep tables and volumes into a folder."""
     names = tuple(map(str, tables)), tuple(map(str, volumes))
     request = SweepRequest(out, *names, source, fresh, keep, write_trees, tuple(gone))
-    return sweep(
-        request,
-        engine or OnePartWaves(out / "spill"),
-        progress or Quiet(),
-        disk=disk,
-        report=report,
-    )
+    with TemporaryDirectory() as scratch:
+        return sweep(
+            request,
+            engine or OnePartWaves(Path(scratch)),
+            progress or Quiet(),
+            disk=disk,
+            report=report,
+        )
 
 
-def table_of(out: Path, table: SweepTable, sweep_id: str) -> list[dict[str, Any]]:
+def table_of(out: AnyPath, table: SweepTable, sweep_id: str) -> list[dict[str, Any]]:
     """The rows of one table of a sweep."""
     rows: list[dict[str, Any]] = SweepStore(out, Disk()).read(table, sweep_id).to_pylist()
     return rows
 
 
-def findings_of(out: Path, sweep_id: str) -> set[tuple[Any, ...]]:
+def findings_of(out: AnyPath, sweep_id: str) -> set[tuple[Any, ...]]:
     """Kind, container, block, offset, lacking, sources of all findings."""
     return {
         (
@@ -169,18 +170,19 @@ def findings_of(out: Path, sweep_id: str) -> set[tuple[Any, ...]]:
     }
 
 
-def verdicts_of(out: Path, sweep_id: str) -> dict[int, str]:
+def verdicts_of(out: AnyPath, sweep_id: str) -> dict[int, str]:
     """Verdicts by container."""
     return {
         row["container_id"]: row["verdict"] for row in table_of(out, SweepTable.VERDICTS, sweep_id)
     }
 
 
-def packed_trees(out: Path, sweep_id: str) -> dict[tuple[int, str, str], bytes]:
+def packed_trees(out: AnyPath, sweep_id: str) -> dict[tuple[int, str, str], bytes]:
     """The bytes of the trees that a sweep wrote, by container, datanode and volume."""
     found = dict[tuple[int, str, str], bytes]()
-    for path in SweepStore(out, Disk()).trees(sweep_id).glob("*.parquet"):
-        for row in pq.ParquetFile(path).read().to_pylist():
+    folder = SweepStore(out, Disk()).trees(sweep_id)
+    for name in Files(Disk()).names(folder):
+        for row in open_parquet(folder / name).read().to_pylist():
             key = row["container_id"], row["datanode"], row["volume"]
             assert key not in found
             found[key] = row["tree"]

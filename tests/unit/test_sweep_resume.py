@@ -141,7 +141,7 @@ def test_nothing_to_read_is_an_error_that_names_the_inputs_and_leaves_nothing(
 
 @pytest.mark.parametrize(
     "name",
-    ["folded/000000/note.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"],
+    ["folded/000000.json", "folded/000001/replicas.parquet", "folded/000001/runs.parquet"],
 )
 @pytest.mark.parametrize("order", list(RowOrder))
 def test_what_is_finished_and_cannot_be_read_again_is_done_again(
