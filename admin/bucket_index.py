@@ -7,14 +7,16 @@ import click
 
 from admin.bucket_output import time_text
 from admin.bucket_pair import json_option
+from admin.option_types import WholeNumber
 from admin.paths import LocalPath
+from admin.spark_options import LOCAL, check_spark_options, spark_options
 from proof.index import WHOLE, EvidenceCounts
 from proof.item import HashAlgorithm
 from proof.root import SetRoot
 from replicator.refresh import RefreshProgress
 from replicator.stores.opening import open_store
 from replicator.verifier.state import locked_state, open_index
-from runtime.errors import OperationInterruptedError
+from runtime.errors import OperationInterruptedError, UsageError
 from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json, print_line, size_text
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
@@ -35,14 +37,41 @@ from runtime.stop_signals import StopSignals
 @click.option(
     "--check", "checks", is_flag=True, help="Compute all that is derived from the items anew."
 )
+@click.option(
+    "--inventory",
+    metavar="MANIFEST",
+    help="Build it from an S3 Inventory: the path or s3:// address of its manifest.json.",
+)
+@click.option(
+    "--listing",
+    metavar="DIR",
+    help=(
+        "Build it from a folder of Parquet files with the columns key, size, last_modified_date and"
+        " e_tag of an S3 Inventory. Also an s3:// address."
+    ),
+)
+@click.option(
+    "--shards",
+    type=WholeNumber(1, 100_000),
+    help="Build it from listings of so many ranges of keys at a time, found by sampling.",
+)
+@spark_options
 @json_option
 @click.pass_obj
 def index(
     style: ProgressStyle | None,
+    *,
     address: str,
     state: Path,
     reads: bool,
     checks: bool,
+    inventory: str | None,
+    listing: str | None,
+    shards: int | None,
+    engine: str,
+    master: str | None,
+    settings: tuple[str, ...],
+    pack: Path | None,
     as_json: bool,
 ) -> None:
     """Build or refresh the index of the bucket at ADDRESS, beside that bucket.
@@ -50,6 +79,19 @@ def index(
     `treefold verifier run` with this state folder takes it over, and does the same by
     itself. A first run reads each object of which the store recorded no hash by the
     index's algorithm. An interrupted run is continued by the same command.
+
+    A first run asks the store for each object. For a huge bucket, build the index from
+    an inventory, a listing or --shards in a new state folder, and then run the command
+    without: that asks only for what changed since, and reads objects whose ETag is no
+    MD5. Such an index covers keys, sizes and contents by MD5, but no metadata and tags.
+    Its verifier needs `algorithm = "md5"`. With Spark, all executors see DIR of --state
+    and the listing.
+
+    \b
+    Examples:
+      treefold bucket index s3://photos --state /srv/index
+      treefold bucket index s3://photos --state /srv/index --engine spark \\
+        --inventory s3://reports/photos/daily/2026-11-25T01-00Z/manifest.json
 
     \b
     Exit status:
@@ -59,13 +101,44 @@ def index(
       5  some objects changed meanwhile or cannot be read: run it again
       7  the store does not answer, 8 a verifier uses the state folder
     """
+    check_spark_options(engine, master=master, settings=settings, pack=pack)
+    given = [option for option in (inventory, listing, shards) if option is not None]
+    _check_listing_options(len(given), engine, reads=reads)
+    style = style or ProgressStyle()
+    if not given:
+        _refresh(style, address, state, reads=reads, checks=checks, as_json=as_json)
+        return
+    # Imported here: a refresh needs no Arrow.
+    from admin.bucket_bulk import IndexBuild, build_index
+
+    build = IndexBuild(
+        address, state, inventory, listing, shards, engine, master, settings, pack, checks
+    )
+    with progress_sink(style) as progress:
+        is_sound = build_index(build, progress, as_json=as_json)
+    if not is_sound:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+
+
+def _check_listing_options(listings: int, engine: str, *, reads: bool) -> None:
+    if listings > 1:
+        raise UsageError("--inventory, --listing and --shards exclude each other")
+    if not listings and engine != LOCAL:
+        raise UsageError("--engine spark needs --inventory, --listing or --shards")
+    if listings and reads:
+        raise UsageError("--read is for a refresh, without --inventory, --listing and --shards")
+
+
+def _refresh(
+    style: ProgressStyle, address: str, state: Path, *, reads: bool, checks: bool, as_json: bool
+) -> None:
     clock = SystemClock()
     with (
         StopSignals() as stop,
         open_store(address, may_write=False) as store,
         locked_state(state, address) as folder,
         open_index(folder, store, clock, bucket=address, algorithm=None) as bucket,
-        progress_sink(style or ProgressStyle()) as progress,
+        progress_sink(style) as progress,
     ):
         with bucket.index.snapshot() as snapshot:
             items = snapshot.roots([WHOLE])[0].count

@@ -18,10 +18,11 @@ from admin.answer import controller_options
 from admin.cluster_sweep import cluster_sweep_options, sweep_with_cluster
 from admin.command_result import error_json, print_error
 from admin.demo.sweep_demo import demo
-from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.engines import open_engine
 from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
 from admin.paths import LocalPath, OutPath
+from admin.spark_options import check_spark_options, spark_options
 from admin.sweep_metrics import write_metrics
 from chunktable.files import AnyPath
 from chunktable.places import check_scheme
@@ -107,38 +108,11 @@ def sweep() -> None:
         " tree), block records, or reading all data. Tables name their own source."
     ),
 )
-@click.option(
-    "--engine",
-    type=click.Choice(ENGINES),
-    default=LOCAL,
-    show_default=True,
-    help="Use the threads of this machine, or a Spark cluster. The results are the same.",
-)
+@spark_options
 @click.option(
     "--threads",
     type=WholeNumber(1, 1024),
     help="Threads of the local engine. Default: one per core.",
-)
-@click.option(
-    "--master",
-    metavar="URL",
-    help="The Spark master: spark://HOST:PORT, yarn, k8s://... Default: local[*].",
-)
-@click.option(
-    "--conf",
-    "settings",
-    metavar="KEY=VALUE",
-    multiple=True,
-    help="A Spark setting. May be repeated.",
-)
-@click.option(
-    "--pack",
-    metavar="DIR",
-    type=LocalPath(file_okay=False, path_type=Path),
-    help=(
-        "The output of `treefold sweep pack`, for Spark executors that do not have Treefold"
-        " installed."
-    ),
 )
 @_out
 @click.option(
@@ -228,14 +202,14 @@ def run(
     compared, 7 a store does not answer, 8 another sweep runs in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
-    _check_engine(engine, threads=threads, master=master, settings=settings, pack=pack)
+    check_spark_options(engine, threads=threads, master=master, settings=settings, pack=pack)
     request = SweepRequest(
         out, (*tables, *more), volumes, TreeSource(source), fresh, keep, write_trees, gone
     )
     sweeps = SweepStore(out, Disk())
     with (
         progress_sink(output) as progress,
-        open_engine(engine, out, threads, settings, pack=pack, **_spark(master)) as chosen,
+        open_engine(engine, out, threads, settings, master, pack) as chosen,
     ):
         summary, read = sweep_with_cluster(request, chosen, progress, sweeps, cluster, rate)
     document = summary.json() | {"report": str(sweeps.report(summary.sweep_id))} | read
@@ -401,28 +375,6 @@ def _check_paths(
         if "://" in name:
             raise UsageError(f"--volume {name}: volumes are folders of this machine")
     check_metrics_file(metrics_file)
-
-
-def _spark(master: str | None) -> dict[str, str]:
-    """What the Spark engine takes besides; its own default stays without a master."""
-    return {"master": master} if master else {}
-
-
-def _check_engine(
-    engine: str,
-    *,
-    threads: int | None,
-    master: str | None,
-    settings: tuple[str, ...],
-    pack: Path | None,
-) -> None:
-    """Refuse options that are for the other engine."""
-    if engine == LOCAL and (master or settings or pack):
-        raise UsageError("--master, --conf and --pack are for --engine spark")
-    if pack and (master or "local").startswith("local"):
-        raise UsageError("--pack is for the executors of a cluster: give its --master")
-    if engine == SPARK and threads:
-        raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")
 
 
 def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:

@@ -13,17 +13,13 @@ import json
 import os
 import resource
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-
-import psutil
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.bench_sweep import NullProgress
-from benchmarks.measure import cpu_of_all_s
+from benchmarks.measure import cpu_of_all_s, memory_peaks
 from runtime.progress import ProgressSink
 from spark.engine import SparkEngine
 from spark.session import spark_session
@@ -83,7 +79,7 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
         else:
             ours = LocalEngine(Gatherer(folder / "spill", threads=THREADS))
         request = SweepRequest(folder / "out", (str(folder / "table"),))
-        with _peaks() as peaks:
+        with memory_peaks() as peaks:
             cpu, wall = cpu_of_all_s(), time.monotonic()
             summary = sweep(request, ours, progress)
             cpu, wall = cpu_of_all_s() - cpu, time.monotonic() - wall
@@ -101,31 +97,6 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
         "stages": getattr(progress, "begun", []),
         "load": os.getloadavg()[0],
     }
-
-
-@contextmanager
-def _peaks() -> Iterator[dict[str, int]]:
-    """The peaks of memory, in bytes: of this process, of its JVM, of any worker."""
-    peaks, done = {"driver": 0, "JVM": 0, "worker": 0}, threading.Event()
-
-    def look() -> None:
-        ours = psutil.Process()
-        while not done.wait(0.1):
-            for process in (ours, *ours.children(recursive=True)):
-                try:
-                    name = "JVM" if "java" in process.name() else "worker"
-                    name = "driver" if process == ours else name
-                    peaks[name] = max(peaks[name], process.memory_full_info().uss)
-                except psutil.Error:
-                    continue
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        done.set()
-        thread.join()
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ import os
 import platform
 import statistics
 import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import psutil
@@ -214,3 +216,28 @@ def cpu_of_all_s() -> float:
         except psutil.NoSuchProcess:
             continue
     return total
+
+
+@contextmanager
+def memory_peaks() -> Iterator[dict[str, int]]:
+    """The peaks of memory, in bytes: of this process, of its JVM, of any worker."""
+    peaks, done = {"driver": 0, "JVM": 0, "worker": 0}, threading.Event()
+
+    def look() -> None:
+        ours = psutil.Process()
+        while not done.wait(0.1):
+            for process in (ours, *ours.children(recursive=True)):
+                try:
+                    name = "JVM" if "java" in process.name() else "worker"
+                    name = "driver" if process == ours else name
+                    peaks[name] = max(peaks[name], process.memory_full_info().uss)
+                except psutil.Error:
+                    continue
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield peaks
+    finally:
+        done.set()
+        thread.join()

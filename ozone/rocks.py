@@ -15,12 +15,11 @@ is queried first, never tried.
 
 import contextlib
 import errno
-import itertools
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Self
@@ -31,7 +30,6 @@ from rocksdict import (
     ChecksumType,
     ColumnFamily,
     DBCompressionType,
-    DBRecoveryMode,
     Options,
     Rdict,
     RdictIter,
@@ -131,7 +129,7 @@ class Database:
         self._tables: dict[OzoneTable, Rdict] = {}
         for table in OzoneTable:
             # Databases of older releases lack some tables; a shadow cannot create them.
-            with contextlib.suppress(DatabaseError), _translate_errors(path, "open"):
+            with contextlib.suppress(DatabaseError), translate_errors(path, "open"):
                 self._tables[table] = rdict.get_column_family(table.value)
 
     @classmethod
@@ -143,12 +141,12 @@ class Database:
             DatabaseError: there is no database, or it cannot be read.
             DiskError: the shadow cannot be created; the database may be intact.
         """
-        _require_database(path)
+        require_database(path)
         for attempt in range(_SHADOW_TRIES_MAX):
             with _translate_shadow_errors(shadow_folder):
                 shadow = Path(tempfile.mkdtemp(dir=shadow_folder, prefix="shadow-"))
             try:
-                with _translate_errors(path, "open a shadow of"):
+                with translate_errors(path, "open a shadow of"):
                     names = os.listdir(path)
                     with _translate_shadow_errors(shadow_folder):
                         for name in names:
@@ -172,20 +170,20 @@ class Database:
                 `pid`.
             DatabaseError: there is no database, or it cannot be opened.
         """
-        _require_database(path)
+        require_database(path)
         with claim(path):
             holder = lock_holder(path / "LOCK")
             if holder is not None:
                 raise lock_error(path, holder)
             try:
-                with _translate_errors(path, "open"):
+                with translate_errors(path, "open"):
                     rdict = _open(path, AccessType.read_write())
                     for missing in set(OzoneTable) - set(
                         Rdict.list_cf(str(path), Options(raw_mode=True))
                     ):
                         rdict.create_column_family(missing.value, _table_options()).close()
             finally:
-                _remove_stray(path)
+                remove_stray(path)
             return cls(rdict, path, disk=disk)
 
     @classmethod
@@ -198,7 +196,7 @@ class Database:
         if (path / "CURRENT").exists():
             raise DatabaseError(f"there is a RocksDB in {path} already", path=str(path))
         disk.make_folder(path)
-        with claim(path), _translate_errors(path, "create"):
+        with claim(path), translate_errors(path, "create"):
             options = Options(raw_mode=True)
             options.create_if_missing(True)
             options.create_missing_column_families(True)
@@ -210,7 +208,7 @@ class Database:
                 column_families=tables,
                 access_type=AccessType.read_write(),
             )
-            _remove_stray(path)
+            remove_stray(path)
             return cls(rdict, path, disk=disk)
 
     @property
@@ -227,7 +225,7 @@ class Database:
         rows = self._table(table)
         if rows is None:
             return None
-        with _translate_errors(self._path, "read"):
+        with translate_errors(self._path, "read"):
             value: bytes | None = rows.get(key)
             return value
 
@@ -265,7 +263,7 @@ class Database:
         rows = self._table(table)
         if rows is None:
             return
-        with _translate_errors(self._path, "read"):
+        with translate_errors(self._path, "read"):
             options = ReadOptions()
             # An explicit bound: without the prefix extractor loaded, a prefix seek
             # continues into later containers.
@@ -273,7 +271,7 @@ class Database:
             options.set_total_order_seek(True)
             found = rows.iter(options)
             found.seek(prefix)
-        yield from _rows_from(found, self._path)
+        yield from rows_from(found, self._path)
 
     def write(self, batch: Batch) -> None:
         """Write all changes of a batch, or none; durable on return.
@@ -286,7 +284,7 @@ class Database:
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translate_errors(self._path, "write", suspect=True):
+            with translate_errors(self._path, "write", suspect=True):
                 changes = WriteBatch(raw_mode=True)
                 for table, key, value in batch.changes:
                     if value is None:
@@ -310,7 +308,7 @@ class Database:
         assert self._disk is not None, "a shadow is read-only"
 
         def act() -> None:
-            with _translate_errors(self._path, "sync", suspect=True):
+            with translate_errors(self._path, "sync", suspect=True):
                 self._rdict.flush_wal(True)
 
         self._check_open()
@@ -330,8 +328,8 @@ class Database:
         with contextlib.ExitStack() as closing:
             if self._disk is not None:
                 closing.callback(release, self._path)
-                closing.callback(_remove_stray, self._path)
-            closing.enter_context(_translate_errors(self._path, "close"))
+                closing.callback(remove_stray, self._path)
+            closing.enter_context(translate_errors(self._path, "close"))
             for rows in (self._rdict, *self._tables.values()):
                 closing.callback(rows.close)
             self._tables.clear()
@@ -348,136 +346,10 @@ class Database:
             raise DatabaseError(f"the database {self._path} is closed", path=str(self._path))
 
 
-class KeyValues:
-    """A RocksDB of our own: bytes by key, in the order of keys. One thread at a time
-    writes; iterators and snapshots end before `close`.
-    """
-
-    def __init__(self, path: Path, *, create: bool) -> None:
-        """Open a database, or create one.
-
-        Raises:
-            VolumeLockedError: a process has it open.
-            DatabaseError: there is none, or it cannot be opened.
-        """
-        if not create:
-            _require_database(path)
-        options = Options(raw_mode=True)
-        options.create_if_missing(create)
-        options.set_error_if_exists(create)
-        options.set_compression_type(DBCompressionType.zstd())
-        options.set_write_buffer_size(64 << 20)
-        options.set_block_based_table_factory(_block_options())
-        # The default takes a damaged record in the middle of the log for its end.
-        options.set_wal_recovery_mode(DBRecoveryMode.tolerate_corrupted_tail_records())
-        self._path, self._closed = path, False
-        with _translate_errors(path, "open"):
-            self._rdict = Rdict(str(path), options=options)
-        _remove_stray(path)
-
-    @contextlib.contextmanager
-    def scanner(self) -> Iterator["KeyScanner"]:
-        """All rows at this moment, unchanged until the context ends.
-
-        Raises:
-            DatabaseError: the database cannot be read.
-        """
-        with _translate_errors(self._path, "read"):
-            scanner = KeyScanner(self._rdict, self._path)
-        try:
-            yield scanner
-        finally:
-            scanner.release()
-
-    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows from one key on and before another, as of the first step. Raises as
-        `KeyScanner.scan`.
-        """
-        with _translate_errors(self._path, "read"):
-            options = ReadOptions()
-            options.set_iterate_upper_bound(end)
-            found = self._rdict.iter(options)
-            found.seek(start)
-        # A generator keeps the options; the iterator only refers to its bound.
-        yield from _rows_from(found, self._path)
-
-    def write(
-        self,
-        puts: Iterable[tuple[bytes, bytes]],
-        deletes: Iterable[bytes] = (),
-        *,
-        delete_range: tuple[bytes, bytes] | None = None,
-        durable: bool = True,
-    ) -> None:
-        """Delete a range, then keys, then write rows: all or nothing. Without `durable`
-        only `flush` makes it durable.
-
-        Raises:
-            DatabaseError: with the fact `suspect`: what the database holds is unknown.
-        """
-        with _translate_errors(self._path, "write", suspect=True):
-            changes, options = WriteBatch(raw_mode=True), WriteOptions()
-            if delete_range is not None:
-                changes.delete_range(*delete_range)
-            for key in deletes:
-                changes.delete(key)
-            for key, value in puts:
-                changes.put(key, value)
-            options.sync = durable
-            self._rdict.write(changes, options)
-
-    def flush(self) -> None:
-        """Make everything durable, in as few files as possible. Raises as `write`."""
-        with _translate_errors(self._path, "flush", suspect=True):
-            self._rdict.flush(True)
-            self._rdict.compact_range(None, None)
-
-    def close(self) -> None:
-        """Close the database, whatever it raises; idempotent."""
-        if not self._closed:
-            self._closed = True
-            with _translate_errors(self._path, "close"):
-                self._rdict.close()
-            _remove_stray(self._path)
-
-
-class KeyScanner:
-    """The rows of one moment; one scan at a time."""
-
-    def __init__(self, rdict: Rdict, path: Path) -> None:
-        """Internal: use `KeyValues.scanner`."""
-        self._path = path
-        # Iterators keep to their beginning; those of the binding's snapshots do not.
-        self._held: tuple[RdictIter, RdictIter] | None = (rdict.iter(), rdict.iter())
-
-    def scan(self, start: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
-        """The rows from one key on and before another. It ends the scan before.
-
-        Raises:
-            DatabaseError: a row cannot be read.
-        """
-        assert self._held is not None
-        with _translate_errors(self._path, "read"):
-            self._held[0].seek(start)
-        return itertools.takewhile(lambda row: row[0] < end, _rows_from(self._held[0], self._path))
-
-    def get(self, key: bytes) -> bytes | None:
-        """The value of a key. Raises as `scan`."""
-        assert self._held is not None
-        with _translate_errors(self._path, "read"):
-            self._held[1].seek(key)
-        found = next(_rows_from(self._held[1], self._path), None)
-        return found[1] if found is not None and found[0] == key else None
-
-    def release(self) -> None:
-        """End; whoever keeps the scanner does not keep the database open with it."""
-        self._held = None
-
-
-def _rows_from(found: RdictIter, path: Path) -> Iterator[tuple[bytes, bytes]]:
+def rows_from(found: RdictIter, path: Path) -> Iterator[tuple[bytes, bytes]]:
     """The rows from an iterator's place on."""
     while True:
-        with _translate_errors(path, "read"):
+        with translate_errors(path, "read"):
             if not found.valid():
                 # The end of the rows, or an unreadable block: only the status
                 # distinguishes them. The binding's own iterators ignore it.
@@ -488,8 +360,8 @@ def _rows_from(found: RdictIter, path: Path) -> Iterator[tuple[bytes, bytes]]:
         yield item
 
 
-def _require_database(path: Path) -> None:
-    with _translate_errors(path, "look into"):
+def require_database(path: Path) -> None:
+    with translate_errors(path, "look into"):
         if not (path / "CURRENT").is_file():
             raise DatabaseError(f"there is no RocksDB in {path}", path=str(path), missing=True)
         for entry in path.iterdir():
@@ -510,7 +382,7 @@ def _require_database(path: Path) -> None:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(entry))
 
 
-def _remove_stray(path: Path) -> None:
+def remove_stray(path: Path) -> None:
     """Remove the file that the binding leaves; it would be harmless to a datanode."""
     # Suppressed: an error here would hide the database's own.
     with contextlib.suppress(OSError):
@@ -532,7 +404,7 @@ def _open(path: Path, access: AccessType) -> Rdict:
     """Open a database with the options it was last written with, if readable."""
     names = Rdict.list_cf(str(path), Options(raw_mode=True))
     options, stored = Options(raw_mode=True), dict[str, Options]()
-    with contextlib.suppress(DatabaseError), _translate_errors(path, "read the options of"):
+    with contextlib.suppress(DatabaseError), translate_errors(path, "read the options of"):
         # A newer RocksDB writes options that this one does not have.
         options, stored = Options.load_latest(str(path), ignore_unknown_options=True)
     options.create_if_missing(False)
@@ -542,11 +414,11 @@ def _open(path: Path, access: AccessType) -> Rdict:
     tables = {name: stored.get(name) or _table_options() for name in names}
     for table in tables.values():
         # Set again, since the options file does not restore all of it.
-        table.set_block_based_table_factory(_block_options())
+        table.set_block_based_table_factory(block_options())
     return Rdict(str(path), options=options, column_families=tables, access_type=access)
 
 
-def _block_options() -> BlockBasedOptions:
+def block_options() -> BlockBasedOptions:
     """The block format of a datanode's table files, the same in all of its profiles."""
     blocks = BlockBasedOptions()
     # RocksDB 7, in Ozone up to 2.2, cannot read version 6, our library's default.
@@ -561,7 +433,7 @@ def _block_options() -> BlockBasedOptions:
 def _table_options() -> Options:
     """A datanode's table options (its DISK profile), as far as they affect files."""
     options = Options(raw_mode=True)
-    options.set_block_based_table_factory(_block_options())
+    options.set_block_based_table_factory(block_options())
     options.set_compression_type(DBCompressionType.snappy())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_write_buffer_size(128 << 20)
@@ -572,7 +444,7 @@ def _table_options() -> Options:
 
 
 @contextlib.contextmanager
-def _translate_errors(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
+def translate_errors(path: Path, verb: str, *, suspect: bool = False) -> Iterator[None]:
     """Translate RocksDB's errors to ours.
 
     The binding raises bare `Exception`, so no narrower class can be caught. It raises

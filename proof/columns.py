@@ -2,7 +2,7 @@
 once goes through these, because a Python object of each would cost more than the work.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
@@ -80,6 +80,13 @@ class ByteColumn:
         """All of them."""
         data, ends = self.data.tobytes(), self.ends.tolist()
         return [data[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    def pieces(self, length: int) -> "Iterator[ByteColumn]":
+        """Columns of so many of them at a time, in order."""
+        for first in range(0, len(self), length):
+            ends = self.ends[first : first + length]
+            start = int(self.ends[first - 1]) if first else 0
+            yield ByteColumn(self.data[start : ends[-1]], ends - start)
 
     def text(self, at: int) -> bytes:
         """One of them."""
@@ -166,18 +173,18 @@ def _first_words(data: "NDArray[np.uint8]", ends: "NDArray[np.int64]") -> "NDArr
     starts = np.concatenate((ends[:0], [0], ends[:-1]))[: len(ends)]
     whole = np.concatenate((data, np.zeros(_WORD_BYTES, np.uint8)))
     shortest, skipped = int((ends - starts).min()) if len(ends) else 0, 0
-    words = _words(whole, starts, ends)
+    words = words_at(whole, starts, ends)
     while skipped + _WORD_BYTES <= shortest and (words == words[0]).all():
         skipped += _WORD_BYTES
-        words = _words(whole, starts + skipped, ends)
+        words = words_at(whole, starts + skipped, ends)
     return words
 
 
-def _words(
+def words_at(
     data: "NDArray[np.uint8]", starts: "NDArray[np.int64]", ends: "NDArray[np.int64]"
 ) -> "NDArray[np.uint64]":
     """The eight bytes of each text at `starts`, zeros after its end, as numbers of the
-    same order.
+    same order. `data` has eight bytes more.
     """
     windows = np.lib.stride_tricks.sliding_window_view(data, _WORD_BYTES)
     words: NDArray[np.uint64] = windows[starts].view(">u8")[:, 0].astype(np.uint64)

@@ -98,3 +98,11 @@ class SpansInvalidError(ReconcileError):
     """The stored sums of spans are damaged; they can be made again from the items."""
 
     code = "spans_invalid"
+
+
+class ListingInvalidError(ReconcileError):
+    """A listing that an index was to be built from cannot be read, is not what its
+    manifest says, or says too little.
+    """
+
+    code = "listing_invalid"

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ozone.rocks import KeyScanner, KeyValues
-from proof.columns import NameColumns
+from ozone.key_values import KeyScanner, KeyValues, write_sorted
+from proof.columns import ByteColumn, NameColumns
 from proof.errors import IndexDamagedError
 from proof.item import KEY_HASH_BYTES
 from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
@@ -26,6 +26,8 @@ _ROW, _HASH, _JOURNAL, _VALUE = b"i", b"h", b"j", b"v"
 # so that the order is that of (key, version).
 _END, _AFTER_END = b"\0\0", b"\0\1"
 _POSITION_BYTES = 8
+# Rows of a file that are objects of Python at a time.
+_TOGETHER = 4_096
 # What RocksDB says of blocks and logs that fail their checksum, or are missing.
 _DAMAGE = ("Corruption", "No such file", "Checksum mismatch")
 
@@ -83,6 +85,16 @@ class RocksTables:
             durable=not self._is_building,
         )
 
+    def take_files(self, paths: Sequence[Path]) -> None:
+        """While the generation is built, take over files of `write_rows_file` and
+        `write_hashes_file`, which were made of disjoint ranges.
+
+        Raises:
+            DatabaseError: one is missing or damaged, or overlaps with another.
+        """
+        assert self._is_building
+        self._database.take_files(paths)
+
     def settle(self) -> None:
         """See ItemTables.settle."""
         assert self._is_building
@@ -93,6 +105,42 @@ class RocksTables:
     def close(self) -> None:
         """See ItemTables.close."""
         self._database.close()
+
+
+def write_rows_file(path: Path, keys: ByteColumn, rows: ByteColumn) -> None:
+    """Write rows of items without versions to a file for `RocksTables.take_files`. Keys
+    ascend.
+
+    Raises:
+        DatabaseError: it cannot be written.
+    """
+    names = (_ROW + name for name in _escaped(keys))
+    held = (row for some in rows.pieces(_TOGETHER) for row in some.texts())
+    write_sorted(path, zip(names, held, strict=True))
+
+
+def write_hashes_file(path: Path, hashes: "NDArray[np.uint64]", keys: ByteColumn) -> None:
+    """Write the entries by hash (48 bits) of such rows to a file for `take_files`. They
+    ascend by hash, then by key.
+
+    Raises:
+        DatabaseError: it cannot be written.
+    """
+    width = hashes.dtype.itemsize
+    packed = hashes.astype(">u8").tobytes()
+    places = range(width - KEY_HASH_BYTES, len(packed), width)
+    names = (
+        _HASH + packed[at : at + KEY_HASH_BYTES] + name
+        for at, name in zip(places, _escaped(keys), strict=True)
+    )
+    write_sorted(path, ((name, b"") for name in names))
+
+
+def _escaped(keys: ByteColumn) -> Iterator[bytes]:
+    """The names of rows without versions, as they stand behind the first byte."""
+    has_zeros = b"\0" in keys.data.tobytes()
+    for key in (key for some in keys.pieces(_TOGETHER) for key in some.texts()):
+        yield (key.replace(b"\0", b"\0\xff") if has_zeros else key) + _END
 
 
 class _RocksView:

@@ -18,9 +18,9 @@ from proof.symbols import ids_from_hashes
 from proof.tables import RowColumns
 
 # Flags of a row: the evidence's level in the lowest two bits, then these.
-_LEVEL_MASK, _DELETE_MARKER, _VERSIONED = 3, 4, 8
+_LEVEL_MASK, _DELETE_MARKER, VERSIONED = 3, 4, 8
 # An ETag is most often the hexadecimal content, else some other bytes as hexadecimal.
-_ETAG_IS_CONTENT, _ETAG_IS_HEX = 16, 32
+ETAG_IS_CONTENT, ETAG_IS_HEX = 16, 32
 _DAMAGED = 64
 # The next byte: how many bytes the size has, whether there are properties, and the
 # length of the content as a place in this list.
@@ -50,8 +50,7 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     flags, size = int(evidence.level), item.size_bytes
     size_bytes = (size.bit_length() + 7) // 8
     assert size_bytes <= _SIZE_MASK
-    content_at = _CONTENT_BYTES.index(None if item.content is None else len(item.content))
-    shape = size_bytes | content_at << _CONTENT_SHIFT
+    shape = size_bytes | content_shape(None if item.content is None else len(item.content))
     if item.properties:
         assert len(item.properties) == PROPERTIES_DIGEST_BYTES
         shape |= _PROPERTIES
@@ -64,12 +63,12 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     if packed is None:
         tail.append(_counted(stamp.etag.encode()))
     elif packed == item.content:
-        flags |= _ETAG_IS_CONTENT
+        flags |= ETAG_IS_CONTENT
     else:
-        flags |= _ETAG_IS_HEX
+        flags |= ETAG_IS_HEX
         tail.append(_counted(packed))
     if stamp.version:
-        flags |= _VERSIONED
+        flags |= VERSIONED
         tail.append(_counted(stamp.version.encode()))
     assert (evidence.level is EvidenceLevel.READ) == (evidence.read_at_s is not None)
     if evidence.read_at_s is not None:
@@ -78,6 +77,11 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     head = _HEAD.pack(flags, shape, stamp.modified_ms & _LOW_MASK, stamp.modified_ms >> _LOW_BITS)
     row = b"".join((hashes, head, *tail))
     return row + _CHECK.pack(crc32(row, _key_crc(item.key.encode(), item.version.encode())))
+
+
+def content_shape(length_bytes: int | None) -> int:
+    """How a row says that its content has so many bytes; None is no content."""
+    return _CONTENT_BYTES.index(length_bytes) << _CONTENT_SHIFT
 
 
 def checked_hashes(key: bytes, version: bytes, row: bytes) -> bytes:
@@ -106,12 +110,12 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
         content, at = row[at : at + length], at + length
     end = at + PROPERTIES_DIGEST_BYTES * bool(shape & _PROPERTIES)
     properties, at = row[at:end], end
-    if flags & _ETAG_IS_CONTENT:
+    if flags & ETAG_IS_CONTENT:
         etag = (content or b"").hex()
     else:
         packed, at = _counted_at(row, at)
-        etag = packed.hex() if flags & _ETAG_IS_HEX else packed.decode()
-    stored_version = _counted_at(row, at)[0].decode() if flags & _VERSIONED else ""
+        etag = packed.hex() if flags & ETAG_IS_HEX else packed.decode()
+    stored_version = _counted_at(row, at)[0].decode() if flags & VERSIONED else ""
     is_marker = bool(flags & _DELETE_MARKER)
     return StampedItem(
         Item(key.decode(), size, content, properties, version.decode(), is_marker),

@@ -18,6 +18,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
+from typing import TypeVar
 
 from proof.change_plan import plan_changes
 from proof.errors import JournalTrimmedError, RebuildLimitError
@@ -42,6 +43,7 @@ from proof.open_generation import (
     read_journal,
     rows_by_key,
 )
+from proof.rocks_index import RocksTables
 from proof.root import SetRoot
 from proof.rows import decode_row, encode_row
 from proof.self_check import SelfCheck, self_check
@@ -50,6 +52,7 @@ from proof.symbols import KEPT_SYMBOLS
 from proof.tables import ItemRow, ItemTables, TableBatch
 from runtime.disk import Disk
 
+_Tables = TypeVar("_Tables", bound=ItemTables)
 _DEFAULT_LIMITS = IndexLimits()
 # Keys that changed during a rebuild are taken over in batches of this many.
 _TAKEN_KEYS = 1_000
@@ -205,15 +208,43 @@ class StoredIndex:
         Raises:
             DatabaseError: the new database cannot be written.
         """
+        kind = storage_for(items)
+        with self._building(kind, self._openers[kind]) as (generation, tables):
+            yield IndexRebuild(self._hasher, tables, partial(self._take_over, generation))
+
+    def take_files(
+        self, files: Sequence[Path], derived: tuple[DerivedState, EvidenceTally]
+    ) -> SetRoot:
+        """Let a generation count that was made in parts (`proof.index_parts`), by its
+        files and what follows from its items. What changed meanwhile is taken over, as
+        by a rebuild. The root afterwards.
+
+        Raises:
+            RebuildLimitError: too much changed meanwhile; the index is as before.
+            DatabaseError: a file is missing or damaged, or the database cannot be
+                written.
+            DiskError: the folder cannot be written.
+        """
+        with self._building(StorageKind.ROCKSDB, _new_rocks) as (generation, tables):
+            tables.take_files(files)
+            tables.settle()
+            return self._take_over(generation, tables, derived, None)
+
+    @contextmanager
+    def _building(
+        self, kind: StorageKind, opener: Callable[[Path, bool], _Tables]
+    ) -> Iterator[tuple[Generation, _Tables]]:
+        """The tables of the next generation; at the end they are removed, unless they
+        got the name of one that counts.
+        """
         with self._lock:
             assert self._touched is None
             self._touched = set()
-            generation = self._generation.next(storage_for(items))
+            generation = self._generation.next(kind)
         try:
-            path = generation.building_path(self._folder)
-            tables = self._openers[generation.kind](path, True)
+            tables = opener(generation.building_path(self._folder), True)
             try:
-                yield IndexRebuild(self._hasher, tables, partial(self._take_over, generation))
+                yield generation, tables
             finally:
                 tables.close()
                 remove_generation(self._folder, generation, self._disk, building=True)
@@ -304,6 +335,10 @@ class StoredIndex:
             now.retire(partial(remove_generation, self._folder, before, self._disk))
             self._now = self._opened(generation)
             return self._now.head.root
+
+
+def _new_rocks(path: Path, building: bool) -> RocksTables:
+    return RocksTables(path, building=building)
 
 
 class IndexRebuild:

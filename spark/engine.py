@@ -46,7 +46,7 @@ from spark.by_container import (
 )
 from spark.by_range import RangeJob, file_groups, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
-from spark.errors import FolderNotSharedError, SparkFailedError
+from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
 from spark.session import watched
 from spark.sql import aggregate, names_of
 from spark.task_parts import at_once, parts_of_text, text_of
@@ -116,15 +116,6 @@ _NOTHING = (
 # Errors of tasks that the sweep itself, or an operator, can do something about.
 _NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
 _DAMAGED = re.compile(r"\bSweepWorkError: (.*)")
-# Where Spark's error text names the cause: our own error first, then the last failure
-# of a task, then the innermost exception of Java, then any line.
-_CAUSES = (
-    re.compile(r"\b\w+\.errors\.(\w+: .*)"),
-    re.compile(r"most recent failure: (.*)"),
-    re.compile(r"(?s:.*)\nCaused by: (.*)"),
-    re.compile(r"\n: (.*)"),
-    re.compile(r"(.+)"),
-)
 
 
 def _ignore(*_: int) -> None:
@@ -337,9 +328,8 @@ class SparkEngine:
                 _ignore,
             )
         except (PySparkException, Py4JError) as error:
-            return (
-                f"the rows in no order were sorted, because Spark SQL failed: {_cause(str(error))}"
-            )
+            cause = cause_of(str(error))
+            return f"the rows in no order were sorted, because Spark SQL failed: {cause}"
 
     def _aggregated(
         self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]
@@ -399,7 +389,7 @@ class SparkEngine:
             if damaged := _DAMAGED.search(str(error)):
                 raise SweepWorkError(damaged[1].strip(), path="") from error
             raise SparkFailedError(
-                f"{description} failed on Spark: {_cause(str(error))}"
+                f"{description} failed on Spark: {cause_of(str(error))}"
             ) from error
 
 
@@ -578,7 +568,3 @@ def _wave(folded: Sequence[tuple[Part, Commit]]) -> FoldedWave:
         by_table(commit for _, commit in folded),
         {part.part_id: commit.skipped for part, commit in folded if commit.skipped},
     )
-
-
-def _cause(text: str) -> str:
-    return next((match[1].strip() for cause in _CAUSES if (match := cause.search(text))), "")

@@ -23,10 +23,22 @@ CODE = "treefold.zip"
 ENVIRONMENT = "treefold-env"
 ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 
-# The packages of ours that tasks import (tests/tidy checks the list).
-PACKAGES = ("merkle", "protos", "runtime", "ozone", "chunktable", "sweep", "spark")
+# The packages of ours that tasks import (tests/tidy checks the list); `replicator` has
+# tasks that list a bucket.
+PACKAGES = (
+    "merkle",
+    "protos",
+    "runtime",
+    "ozone",
+    "chunktable",
+    "sweep",
+    "proof",
+    "spark",
+    "replicator",
+)
 # The libraries that PACKAGES import; their own requirements are added.
 LIBRARIES = (
+    "blake3",
     "botocore",
     "crcmod",
     "fastcrc",

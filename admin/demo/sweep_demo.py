@@ -14,8 +14,9 @@ import click
 
 from admin.demo.ground_truth import DamageKind, GroundTruth
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
-from admin.engines import ENGINES, LOCAL, SPARK, open_engine
+from admin.engines import open_engine
 from admin.option_types import Fraction, WholeNumber
+from admin.spark_options import ENGINES, LOCAL, SPARK
 from merkle.outcome import DIVERGED_VERDICTS
 from runtime.disk import Disk
 from runtime.errors import UsageError

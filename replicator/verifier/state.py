@@ -46,10 +46,17 @@ def locked_state(folder: Path, bucket: str) -> Iterator[Path]:
 
 @contextmanager
 def open_index(
-    folder: Path, store: Store, clock: Clock, *, bucket: str, algorithm: HashAlgorithm | None
+    folder: Path,
+    store: Store,
+    clock: Clock,
+    *,
+    bucket: str,
+    algorithm: HashAlgorithm | None,
+    has_properties: bool = True,
 ) -> Iterator[IndexedBucket]:
     """The index of a store in a locked state folder. `bucket` is the store's address,
-    `algorithm` None for that of the folder, or BLAKE3 in a new one.
+    `algorithm` None for that of the folder, or BLAKE3 in a new one. Without
+    `has_properties` the items of a new folder cover no properties.
 
     Raises:
         ConfigError: the state belongs to another bucket or algorithm.
@@ -57,7 +64,7 @@ def open_index(
             used.
     """
     disk = Disk()
-    properties = groups_of(store.capabilities)
+    properties = groups_of(store.capabilities) if has_properties else ()
     profile = _profile(folder, disk, canonical_address(bucket), algorithm, properties)
     index = StoredIndex(folder / "index", profile, disk=disk)
     try:

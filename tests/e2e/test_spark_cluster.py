@@ -17,6 +17,7 @@ import pytest
 
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from spark.pack import PACKAGES
+from tests.support.bucket_command import write
 from tests.support.java import SHORT_LIVED
 from tests.support.waiting import wait_until
 
@@ -133,8 +134,8 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run_words(tmp_path: Path, bare: Path, master: str, pack: Path) -> list[object]:
-    """The arguments of a sweep of `tmp_path`/table on a cluster."""
+def options(bare: Path, master: str, pack: Path) -> list[object]:
+    """The arguments for a job on a cluster."""
     settings = {
         "spark.pyspark.python": bare,
         "spark.executor.memory": "512m",
@@ -144,8 +145,26 @@ def run_words(tmp_path: Path, bare: Path, master: str, pack: Path) -> list[objec
         "spark.sql.shuffle.partitions": "4",
     }
     words = [word for key, value in settings.items() for word in ("--conf", f"{key}={value}")]
-    words += ["--master", master, "--pack", pack, "--table", tmp_path / "table"]
-    return ["sweep", "run", "--engine", "spark", *words, "--out", tmp_path / "out", "--json"]
+    return ["--engine", "spark", *words, "--master", master, "--pack", pack]
+
+
+def run_words(tmp_path: Path, bare: Path, master: str, pack: Path) -> list[object]:
+    """The arguments of a sweep of `tmp_path`/table on a cluster."""
+    words = [*options(bare, master, pack), "--table", tmp_path / "table"]
+    return ["sweep", "run", *words, "--out", tmp_path / "out", "--json"]
+
+
+def test_a_cluster_with_a_bare_python_lists_and_indexes_a_bucket(
+    tmp_path: Path, bare: Path, master: str, pack: Path
+) -> None:
+    write(tmp_path / "bucket", {f"{number:05}": b"x" for number in range(1_500)})
+    index = ("bucket", "index", f"local:{tmp_path}/bucket", "--state", tmp_path / "state", "--json")
+    words = (*options(bare, master, pack), "--shards", 3)
+    built = json.loads(treefold(*index, *words, check=0).stdout)
+    assert (built["objects"], built["parts"], built["engine"]) == (1_500, 3, "spark")
+    refreshed = json.loads(treefold(*index, "--check", check=0).stdout)
+    assert (refreshed["root"], refreshed["indexDamage"]) == (built["root"], [])
+    assert [refreshed[name] for name in ("added", "changed", "removed")] == [0, 0, 0]
 
 
 def test_a_cluster_with_a_bare_python_sweeps(

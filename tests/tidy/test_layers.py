@@ -27,7 +27,7 @@ ALLOWED = {
 # One module each may know these libraries, so that replacing one is a change in one
 # place.
 ONLY_IMPORTER = {
-    "rocksdict": {"ozone/rocks.py"},
+    "rocksdict": {"ozone/rocks.py", "ozone/key_values.py"},
     "fastcrc": {"merkle/checksum.py", "merkle/kernels.py"},
     "crcmod": {"merkle/checksum.py", "merkle/kernels.py"},
     "xxhash": {"merkle/checksum.py"},
@@ -35,6 +35,7 @@ ONLY_IMPORTER = {
     "hashlib": {
         "merkle/checksum.py",
         "ozone/descriptor.py",
+        "proof/inventory.py",
         "proof/item.py",
         "repair/replica_plan.py",
         "replicator/hashing.py",

@@ -86,14 +86,16 @@ def test_the_architecture_draws_the_ranks() -> None:
 
 
 def test_executors_get_what_the_engine_imports() -> None:
-    """The packages that `spark` imports, directly or not, and no others."""
+    """The packages that `spark` and `replicator`, whose tasks it runs, import, directly
+    or not, and no others.
+    """
     names = {
         package: set[str]().union(
             *(imported(path) for path in modules() if path.relative_to(ROOT).parts[0] == package)
         )
         for package in PACKAGES
     }
-    needed, waiting = set[str](), ["spark"]
+    needed, waiting = set[str](), ["spark", "replicator"]
     while waiting:
         package = waiting.pop()
         needed.add(package)

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from admin.bucket_pair import open_pair
 from admin.cli import treefold
 from admin.verify_metrics import VerifyOutcome
+from proof.item import HashAlgorithm
 from proof.receipts import load_signing_key, public_key_bytes
 from replicator.stores.local import LocalBucket
 from replicator.stores.opening import open_store
@@ -28,7 +29,16 @@ from runtime.rate_limit import SystemClock
 from runtime.rpc import start_server
 from tests.support.bucket_command import bodies_in, opened, write
 from tests.support.identities import ANYBODY
+from tests.support.listings import (
+    ListedVersion,
+    version_of,
+    versions_by_chance,
+    write_inventory,
+    write_listing,
+)
 from tests.support.receipts import OUR_KEY, THEIR_KEY, chain_of
+
+INDEX = ("local:DIR/source", "--state", "DIR/i")
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,21 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
         ),
         (("index", "local:DIR/none", "--state", "DIR/index"), 1, "does not exist"),
         (("index", "local:DIR/source", "--state", "DIR/source/i"), 2, "inside the bucket"),
+        (("index", *INDEX, "--engine", "spark"), 2, "needs --inventory, --listing or"),
+        (("index", *INDEX, "--master", "local[2]"), 2, "are for --engine spark"),
+        (("index", *INDEX, "--inventory", "x", "--listing", "y"), 2, "exclude each other"),
+        (("index", *INDEX, "--shards", "2", "--listing", "y"), 2, "exclude each other"),
+        (("index", *INDEX, "--shards", "0"), 2, "--shards"),
+        (("index", *INDEX, "--inventory", "x", "--read"), 2, "--read is for a refresh"),
+        (("index", *INDEX, "--inventory", "DIR/none/manifest.json"), 1, "does not exist"),
+        (("index", *INDEX, "--inventory", "gs://b/manifest.json"), 2, "not an address that is"),
+        (("index", *INDEX, "--listing", "DIR/plain"), 1, "has no Parquet file"),
+        (("index", *INDEX, "--listing", "DIR/none"), 1, "cannot be listed"),
+        (
+            ("index", "ozone://om:8981/v/b?s3=http://g", "--state", "DIR/i", "--listing", "x"),
+            2,
+            "no listing has what an Ozone Manager says",
+        ),
         (("receipts", "verify", "DIR/none"), 2, "does not exist"),
         (("receipts", "verify", "DIR/plain/file"), 2, "receipts.key"),
         (("receipts", "verify", "DIR/plain/file", "--key", "zz"), 2, "no key and no file"),
@@ -363,3 +388,61 @@ def test_an_index_is_built_refreshed_and_checked(place: Place) -> None:
     assert second["indexDamage"] == []
     result = place.bucket("index", "local:DIR/plain/../source", "--state", "DIR/index")
     assert (result.exit_code, "all" in result.output or "4 objects" in result.output) == (0, True)
+
+
+def test_an_index_is_built_from_a_listing_in_a_new_state_folder_only(place: Place) -> None:
+    with open_store(f"local:{place.folder}/source", may_write=False) as store:
+        rows = [version_of(facts) for facts in store.lister.list_objects("")]
+    gone = ListedVersion("gone", "e" * 32)
+    write_listing(place.folder / "listing", [*rows, gone, replace(gone, modified_ms=1)])
+    words = ("index", "local:DIR/source", "--state", "DIR/index")
+    listing = ("--listing", "DIR/listing")
+    built = json.loads(place.bucket(*words, *listing, "--check", "--json").stdout)
+    assert (built["objects"], built["repeatedKeys"], built["indexDamage"]) == (4, 1, [])
+    assert (built["engine"], built["listingCreatedAt"]) == ("local", None)
+    assert not (place.folder / "index" / "index-build").exists()
+    refused = place.bucket(*words, *listing)
+    assert (refused.exit_code, "has 4 objects already" in refused.output) == (2, True)
+    refreshed = json.loads(place.bucket(*words, "--json").stdout)
+    assert [refreshed[name] for name in ("objects", "added", "changed", "removed")] == [3, 0, 0, 1]
+    # An index that covers more than a listing tells is not one that it can fill.
+    other = ("index", "local:DIR/source", "--state", "DIR/other")
+    assert place.bucket(*other).exit_code == 0
+    refused = place.bucket(*other, *listing)
+    assert (refused.exit_code, "by blake3" in refused.output) == (2, True)
+    address, md5 = f"local:{place.folder}/source", HashAlgorithm.MD5
+    with (
+        open_store(address, may_write=False) as store,
+        locked_state(place.folder / "wide", address) as folder,
+        open_index(folder, store, SystemClock(), bucket=address, algorithm=md5),
+    ):
+        pass
+    wide = ("index", "local:DIR/source", "--state", "DIR/wide", *listing)
+    refused = place.bucket(*wide)
+    assert (refused.exit_code, "covers properties" in refused.output) == (2, True)
+    text = place.bucket("index", "local:DIR/source", "--state", "DIR/third", *listing)
+    assert (text.exit_code, "1 rows named a key once more" in text.output) == (0, True)
+
+
+def test_a_build_that_was_interrupted_is_continued(place: Place) -> None:
+    write_inventory(place.folder / "dest", versions_by_chance(200), "CSV", bucket="b")
+    data = place.folder / "dest/reports/b/daily/data/part-2.csv.gz"
+    body = data.read_bytes()
+    data.write_bytes(body[:-1])
+    manifest = "DIR/dest/reports/b/daily/2026-11-25T01-00Z/manifest.json"
+    words = ("index", "local:DIR/source", "--state", "DIR/index", "--inventory", manifest)
+    broken = place.bucket(*words)
+    assert (broken.exit_code, "part-2.csv.gz: its MD5 is" in broken.output) == (1, True)
+    data.write_bytes(body)
+    done = place.bucket(*words)
+    assert (done.exit_code, "200 objects, root" in done.output) == (0, True), done.output
+    assert "old. What changed since is not in it" in done.output
+
+
+def test_an_index_is_built_from_the_store_s_own_listing_in_shards(place: Place) -> None:
+    words = ("index", "local:DIR/source", "--state", "DIR/index")
+    built = json.loads(place.bucket(*words, "--shards", "4", "--json").stdout)
+    assert (built["objects"], built["levels"]["recorded"]) == (3, 3)
+    assert not (place.folder / "index" / "index-listing").exists()
+    refreshed = json.loads(place.bucket(*words, "--json").stdout)
+    assert [refreshed[name] for name in ("objects", "added", "changed", "removed")] == [3, 0, 0, 0]

@@ -1,0 +1,74 @@
+"""The options of commands that run on this machine, or on a Spark cluster."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from admin.paths import LocalPath
+from runtime.errors import UsageError
+
+LOCAL, SPARK = "local", "spark"
+ENGINES = (LOCAL, SPARK)
+
+
+def spark_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add --engine, and what Spark takes: the command gets `engine`, `master`,
+    `settings` and `pack`.
+    """
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+_OPTIONS = (
+    click.option(
+        "--engine",
+        type=click.Choice(ENGINES),
+        default=LOCAL,
+        show_default=True,
+        help="Use the threads of this machine, or a Spark cluster. The results are the same.",
+    ),
+    click.option(
+        "--master",
+        metavar="URL",
+        help="The Spark master: spark://HOST:PORT, yarn, k8s://... Default: local[*].",
+    ),
+    click.option(
+        "--conf",
+        "settings",
+        metavar="KEY=VALUE",
+        multiple=True,
+        help="A Spark setting. May be repeated.",
+    ),
+    click.option(
+        "--pack",
+        metavar="DIR",
+        type=LocalPath(file_okay=False, path_type=Path),
+        help=(
+            "The output of `treefold sweep pack`, for Spark executors that do not have Treefold"
+            " installed."
+        ),
+    ),
+)
+
+
+def check_spark_options(
+    engine: str,
+    *,
+    threads: int | None = None,
+    master: str | None,
+    settings: tuple[str, ...],
+    pack: Path | None,
+) -> None:
+    """Refuse options that are for the other engine.
+
+    Raises:
+        UsageError: there is one.
+    """
+    if engine == LOCAL and (master or settings or pack):
+        raise UsageError("--master, --conf and --pack are for --engine spark")
+    if pack and (master or "local").startswith("local"):
+        raise UsageError("--pack is for the executors of a cluster: give its --master")
+    if engine == SPARK and threads:
+        raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")

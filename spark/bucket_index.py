@@ -1,0 +1,194 @@
+"""The index of a bucket on a Spark cluster (proof.index_build):
+
+    sample the parts of a listing
+    read them  ->  exchange by range of keys  ->  write the files of each range
+    write the entries by hash of each share
+    merge the sums, some ranges a task
+
+Rows travel in typed columns. Results are files in a folder that executors and driver
+share, and rows of small numbers; of sums, which are 600 kB, the driver gets one for
+each 64 ranges.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import TaskContext
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from proof.errors import ListingInvalidError
+from proof.index_parts import IndexJob, IndexSums, ranged_rows
+from proof.listing import LISTED_SCHEMA, SAMPLE_SCHEMA, ListingPart, sample_part
+from runtime.disk import Disk
+from spark.by_range import run_tasks
+from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
+from spark.session import watched
+
+# Ranges whose sums one task merges.
+_MERGED_RANGES = 64
+_RANGE_NUMBER = "range_number"
+_EXCHANGED_SCHEMA = pa.schema([pa.field(_RANGE_NUMBER, pa.int32(), nullable=False), *LISTED_SCHEMA])
+_DONE_SCHEMA = pa.schema([pa.field("number", pa.int32(), nullable=False)])
+_SUMS_SCHEMA = pa.schema([pa.field("sums", pa.binary(), nullable=False)])
+_INVALID = re.compile(r"\bListingInvalidError: (.*)")
+_NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
+
+
+class SparkIndexEngine:
+    """An engine (proof.index_build.IndexEngine) that uses all cores of a Spark session.
+    Every method also raises SparkFailedError if a job failed otherwise, and
+    FolderNotSharedError if executors do not see the folder of the build.
+    """
+
+    def __init__(self, session: SparkSession, disk: Disk) -> None:
+        self._session, self._disk = session, disk
+
+    def run(self, tasks: Sequence[Callable[[], None]], advance: Callable[[int], None]) -> None:
+        """See IndexEngine."""
+        frame = run_tasks(self._session, len(tasks), partial(_run, tasks), _DONE_SCHEMA)
+        report = _Advance(advance, len(tasks))
+        self._rows_of(frame, "listing a bucket", report)
+        report.finish()
+
+    def sample(
+        self, parts: Sequence[ListingPart], advance: Callable[[int], None]
+    ) -> Iterator[pa.Table]:
+        """See IndexEngine."""
+        sampled = run_tasks(self._session, len(parts), partial(_sample, parts), SAMPLE_SCHEMA)
+        yield self._rows_of(sampled, "sampling a listing", _Advance(advance, len(parts)))
+
+    def index_ranges(
+        self,
+        job: IndexJob,
+        parts: Sequence[ListingPart],
+        wanted: Sequence[int],
+        advance: Callable[[int], None],
+    ) -> None:
+        """See IndexEngine."""
+        report = _Advance(advance, len(wanted))
+        done = self.ranges_frame(job, parts, wanted)
+        self._rows_of(done, "indexing ranges of keys", report)
+        report.finish()
+        # Spark starts no task for a partition without rows.
+        for number in wanted:
+            if not job.is_done(number):
+                job.index_range(number, LISTED_SCHEMA.empty_table(), self._disk)
+
+    def ranges_frame(
+        self, job: IndexJob, parts: Sequence[ListingPart], wanted: Sequence[int]
+    ) -> DataFrame:
+        """The job of `index_ranges`, with a row for each range that has objects."""
+        read = partial(_read, job, parts, wanted)
+        rows = run_tasks(self._session, len(parts), read, _EXCHANGED_SCHEMA)
+        return rows.repartitionById(len(wanted), _RANGE_NUMBER).mapInArrow(
+            partial(_index_range, job, wanted), from_arrow_schema(_DONE_SCHEMA)
+        )
+
+    def index_hashes(self, job: IndexJob, advance: Callable[[int], None]) -> None:
+        """See IndexEngine."""
+        frame = run_tasks(self._session, job.shares, partial(_index_hashes, job), _DONE_SCHEMA)
+        report = _Advance(advance, job.shares)
+        self._rows_of(frame, "indexing hashes", report)
+        report.finish()
+
+    def sums(self, job: IndexJob) -> IndexSums:
+        """See IndexEngine."""
+        tasks = -(-job.ranges // _MERGED_RANGES)
+        frame = run_tasks(self._session, tasks, partial(_merge, job), _SUMS_SCHEMA)
+        merged = self._rows_of(frame, "merging sums", lambda _done, _total: None)
+        return IndexSums.of_all(IndexSums.from_bytes(one.as_py()) for one in merged["sums"])
+
+    def _rows_of(
+        self, frame: DataFrame, description: str, report: Callable[[int, int], None]
+    ) -> pa.Table:
+        """Run a frame."""
+        try:
+            return watched(self._session, description, frame.toArrow, report)
+        except (PySparkException, Py4JError) as error:
+            text = str(error)
+            if unshared := _NOT_SHARED.search(text):
+                hint = "Give a --state that all executors have at the same path."
+                raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
+            if invalid := _INVALID.search(text):
+                raise ListingInvalidError(invalid[1].strip()) from error
+            raise SparkFailedError(f"{description} failed on Spark: {cause_of(text)}") from error
+
+
+class _Advance:
+    """Counts units of a stage by Spark's counts of tasks, of which other stages are a
+    part.
+    """
+
+    def __init__(self, advance: Callable[[int], None], units: int) -> None:
+        self._advance, self._units, self._seen = advance, units, 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._units * done // max(total, 1)
+        if now > self._seen:
+            self._advance(now - self._seen)
+            self._seen = now
+
+    def finish(self) -> None:
+        """All units are done."""
+        self(1, 1)
+
+
+def _run(tasks: Sequence[Callable[[], None]], number: int) -> Iterator[pa.RecordBatch]:
+    tasks[number]()
+    yield _done(number)
+
+
+def _sample(parts: Sequence[ListingPart], number: int) -> Iterator[pa.RecordBatch]:
+    yield from sample_part(number, parts[number], parts=len(parts)).to_batches()
+
+
+def _read(
+    job: IndexJob, parts: Sequence[ListingPart], wanted: Sequence[int], part: int
+) -> Iterator[pa.RecordBatch]:
+    """The objects of a part, each with the place of its range among the wanted ones."""
+    place = np.zeros(job.ranges, np.int32)
+    place[list(wanted)] = np.arange(len(wanted))
+    for rows, numbers in ranged_rows(parts[part], job.bounds, frozenset(wanted)):
+        columns = [pa.array(place[numbers]), *rows.combine_chunks().columns]
+        yield from pa.table(columns, schema=_EXCHANGED_SCHEMA).to_batches()
+
+
+def _index_range(
+    job: IndexJob, wanted: Sequence[int], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    context = TaskContext.get()
+    assert context is not None
+    _check_shared(job)
+    held = [batch.select(LISTED_SCHEMA.names).cast(LISTED_SCHEMA) for batch in batches]
+    if held:
+        number = wanted[context.partitionId()]
+        job.index_range(number, pa.Table.from_batches(held, LISTED_SCHEMA), Disk())
+        yield _done(number)
+
+
+def _index_hashes(job: IndexJob, number: int) -> Iterator[pa.RecordBatch]:
+    _check_shared(job)
+    job.index_hashes(number, Disk())
+    yield _done(number)
+
+
+def _merge(job: IndexJob, task: int) -> Iterator[pa.RecordBatch]:
+    _check_shared(job)
+    first = task * _MERGED_RANGES
+    merged = job.sums(range(first, min(first + _MERGED_RANGES, job.ranges)), Disk())
+    yield pa.RecordBatch.from_pylist([{"sums": merged.to_bytes()}], _SUMS_SCHEMA)
+
+
+def _check_shared(job: IndexJob) -> None:
+    if not job.is_seen:
+        raise FolderNotSharedError(f"executors do not see {job.folder}")
+
+
+def _done(number: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pylist([{"number": number}], _DONE_SCHEMA)
