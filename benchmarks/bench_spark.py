@@ -174,11 +174,16 @@ def file_wise(session: SparkSession, table: Table) -> Roots:
     """The Spark engine, from files to replicas."""
     waves: list[FoldedWave] = []
     parts = table_parts([str(table.folder)]).parts
-    with _place(RUN_SCHEMA) as place:
-        places = {"runs": place, "requested": place}
+    with _place(RUN_SCHEMA) as of_runs, _place(REPLICA_SCHEMA) as of_replicas:
+        places = {"runs": of_runs, "requested": of_runs, "replicas": of_replicas}
         SparkEngine(session).fold(parts, places, waves.append, lambda _: None)
-        runs = _stored(place, [file for wave in waves for file in wave.files["runs"]])
-        return _roots(settle(runs).replicas)
+
+        def stored(name: str) -> pa.Table:
+            files = [file for wave in waves for file in wave.files.get(name, ())]
+            return _stored(places[name], files)
+
+        settled = settle(stored("runs")).replicas
+        return _roots(pa.concat_tables([settled, stored("replicas")]))
 
 
 @contextmanager

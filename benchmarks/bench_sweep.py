@@ -86,7 +86,8 @@ def ours(place: Path) -> list[int]:
     )
     settled = settle(pa.concat_tables([wave.runs for wave in waves]))
     assert not len(settled.exact)
-    found: list[int] = compare_replicas(settled.replicas).candidates.tolist()
+    replicas = pa.concat_tables([settled.replicas, *(wave.replicas for wave in waves)])
+    found: list[int] = compare_replicas(replicas).candidates.tolist()
     return found
 
 

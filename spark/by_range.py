@@ -78,7 +78,7 @@ class RangeJob:
         self, session: SparkSession, groups: Sequence[Sequence[tuple[str, AnyPath]]]
     ) -> DataFrame:
         """The rows of the inputs in the wanted ranges, as a frame of `row_schema`."""
-        return _run_tasks(session, len(groups), partial(_read, self, groups), self.row_schema)
+        return run_tasks(session, len(groups), partial(_read, self, groups), self.row_schema)
 
     def read(self, files: Sequence[tuple[str, AnyPath]]) -> Iterator[pa.RecordBatch]:
         """The rows of these files, each given with the name of its input, that are in a
@@ -151,7 +151,7 @@ class RangeJob:
         return numbers
 
 
-def _run_tasks(
+def run_tasks(
     session: SparkSession,
     count: int,
     work: Callable[[int], Iterable[pa.RecordBatch]],
@@ -177,7 +177,7 @@ def run_texts(
     schema: pa.Schema,
 ) -> DataFrame:
     """The rows that `work` returns for each of these texts, in one task each. A task
-    gets its own text alone, where all that `_run_tasks` closes over goes to each task.
+    gets its own text alone, where all that `run_tasks` closes over goes to each task.
     """
     rows = pa.table({"number": pa.array(range(len(texts)), pa.int32()), "text": list(texts)})
     by_number = session.createDataFrame(rows).repartitionById(len(texts), "number")

@@ -40,8 +40,8 @@ def test_the_core_without_extras_is_small() -> None:
     agent, a controller and the commands for them.
 
     Files count in whole blocks, as `du` counts. Bytecode, which `pip` writes besides,
-    counts as much as its sources. Folders and large bytecode are the margin below 150
-    MiB: where this gave 137, `du` found 148.
+    counts as much as its sources. Folders and large bytecode are the margin below 155
+    MiB: where this gave 140, `du` found 153.
     """
     installed_bytes, waiting, seen = 0, list(PYPROJECT["project"]["dependencies"]), set[str]()
     while waiting:
@@ -58,7 +58,7 @@ def test_the_core_without_extras_is_small() -> None:
                 installed_bytes += blocks * (2 if file.suffix == ".py" else 1)
     ours = sum(path.stat().st_size for path in modules())
     assert "botocore" not in seen
-    assert installed_bytes + 2 * ours <= 140 << 20, installed_bytes + 2 * ours
+    assert installed_bytes + 2 * ours <= 141 << 20, installed_bytes + 2 * ours
 
 
 def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> None:
