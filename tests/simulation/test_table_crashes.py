@@ -5,6 +5,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from chunktable.files import Files
 from sweep.output import write_atomically
 from tests.support.disk import ImagingDisk
 
@@ -15,7 +16,7 @@ def test_a_table_is_there_whole_or_not_at_all(memory_folder: Path) -> None:
     out = memory_folder / "out"
     out.mkdir()
     disk = ImagingDisk(out, memory_folder / "images")
-    with write_atomically(out / "sweep" / "roots.parquet", TABLE.schema, disk) as writer:
+    with write_atomically(out / "sweep" / "roots.parquet", TABLE.schema, Files(disk)) as writer:
         writer.add(TABLE)
     for image in disk.finish():
         path = image.folder / "sweep" / "roots.parquet"
