@@ -412,7 +412,8 @@ def _store_error(operation: str, path: ObjectPath, error: OSError) -> DiskError:
     cause = error.__cause__
     text = f"cannot {operation} {path}: {error}"
     if isinstance(cause, ConfigError):
-        return StoreDeniedError(text, hint=cause.hint, path=str(path))
+        said = f"cannot {operation} {path}: {cause.message}"
+        return StoreDeniedError(said, hint=cause.hint, path=str(path))
     if not isinstance(cause, S3Error):
         return DiskError(text, path=str(path))
     facts = {"path": str(path), "status": cause.status, "s3_code": cause.s3_code}
