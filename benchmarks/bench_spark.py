@@ -17,7 +17,6 @@ import argparse
 import statistics
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -33,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
 
-from benchmarks.measure import Report, Samples, cpu_of_all_s
+from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
@@ -332,40 +330,15 @@ def _rounds(
     for _ in range(ROUNDS):
         for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
-            with _peak_worker() as peak:
+            with memory_peaks() as peaks:
                 cpu, wall = cpu_of_all_s(), time.perf_counter()
                 variant(session, table)
                 costs[name].wall_s.append(time.perf_counter() - wall)
                 costs[name].cpu_s.append(cpu_of_all_s() - cpu)
             costs[name].shuffled_bytes = _shuffled(session) - shuffled
-            costs[name].worker_bytes = max(costs[name].worker_bytes, *peak)
+            costs[name].worker_bytes = max(costs[name].worker_bytes, peaks["worker"])
             print(f"{name}: {costs[name].cpu_s[-1]:.1f} s of CPU", file=sys.stderr)
     return costs
-
-
-@contextmanager
-def _peak_worker() -> Iterator[list[int]]:
-    """The greatest unique memory of any Python worker, in bytes, sampled ten times a
-    second.
-    """
-    peak, done = [0], threading.Event()
-
-    def look() -> None:
-        while not done.wait(0.1):
-            for process in psutil.Process().children(recursive=True):
-                try:
-                    if "python" in process.name():
-                        peak[0] = max(peak[0], process.memory_full_info().uss)
-                except psutil.Error:
-                    continue
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield peak
-    finally:
-        done.set()
-        thread.join()
 
 
 def _shuffled(session: SparkSession) -> int:

@@ -121,6 +121,7 @@ def _open(settings: S3Settings, region: str) -> S3Client:
     return open_client(found)
 
 
+# pyarrow has no types.
 class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
     """The buckets of one store; paths are `BUCKET/KEY`. Thread-safe."""
 

@@ -99,6 +99,7 @@ class ListingShard:
 
     def _objects(self, lister: ObjectLister) -> Iterator[ObjectFacts]:
         end = None if self.last is None else self.last.encode()
+        # A task of an executor: nobody can hand a clock to it or end its wait.
         listing = list_resumed(
             lister, "", sleep=time.sleep, backoff=Backoff(), start_after=self.after
         )

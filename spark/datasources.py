@@ -18,6 +18,7 @@ Spark tell a source which columns a query needs: a schema of some columns
 import os
 import re
 import sys
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -261,9 +262,9 @@ class _Reader(DataSourceReader):
             for batch in self.rows(partition):
                 yield batch.select(list(self.columns))
 
+    @abstractmethod
     def rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a partition, with all columns."""
-        raise NotImplementedError
 
 
 @dataclass

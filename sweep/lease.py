@@ -51,7 +51,9 @@ def exclusive(folder: AnyPath, note: Callable[[str], None]) -> Iterator[Callable
         with _locked(folder):
             yield lambda: None
         return
-    lease = SweepLease(_LeaseObject(folder / ".lock"), str(folder), note)
+    lease = SweepLease(
+        _LeaseObject(folder / ".lock"), str(folder), note, clock=time.monotonic, sleep=time.sleep
+    )
     lease.acquire()
     stopped = Event()
 
@@ -114,8 +116,8 @@ class SweepLease:
         folder: str,
         note: Callable[[str], None],
         *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float],
+        sleep: Callable[[float], None],
     ) -> None:
         self._store = store
         self._folder = folder

@@ -19,8 +19,7 @@ from tests.unit.test_index_build import bits_of
 
 @pytest.fixture
 def bucket(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    for name, value in s3_bucket.endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_bucket.endpoint.set_environment(monkeypatch)
     return s3_bucket
 
 

@@ -19,14 +19,9 @@ from chunktable.files import (
 )
 from runtime.disk import Disk
 from runtime.errors import BusyError, DiskError, UsageError
-from tests.support.s3_servers import S3Bucket, S3Endpoint, free_port
+from tests.support.s3_servers import S3Bucket, free_port
 
 KINDS = ["folder", "ministack_bucket", "moto_bucket"]
-
-
-def use(endpoint: S3Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(params=KINDS)
@@ -36,7 +31,7 @@ def root(
     if request.param == "folder":
         return tmp_path / "root"
     bucket: S3Bucket = request.getfixturevalue(request.param)
-    use(bucket.endpoint, monkeypatch)
+    bucket.endpoint.set_environment(monkeypatch)
     return ObjectPath.of(f"s3://{bucket.name}/a%20b?endpoint_url={bucket.endpoint.url}")
 
 
@@ -102,7 +97,7 @@ def test_an_object_is_swapped_only_for_the_one_that_was_read(
     kind: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bucket: S3Bucket = request.getfixturevalue(kind)
-    use(bucket.endpoint, monkeypatch)
+    bucket.endpoint.set_environment(monkeypatch)
     path = ObjectPath.of(f"s3://{bucket.name}/lock?endpoint_url={bucket.endpoint.url}")
     assert read_object(path) is None
     first = swap_object(path, b"1", "")
@@ -122,7 +117,7 @@ def test_an_object_is_swapped_only_for_the_one_that_was_read(
 def test_no_change_of_a_bucket_passes_a_check_that_refuses(
     ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(ministack_bucket.endpoint, monkeypatch)
+    ministack_bucket.endpoint.set_environment(monkeypatch)
     place = f"s3://{ministack_bucket.name}/x?endpoint_url={ministack_bucket.endpoint.url}"
     root, is_refused = ObjectPath.of(place), False
 
@@ -152,7 +147,7 @@ def test_a_missing_bucket_a_wrong_key_and_a_dead_store_have_names(
     signing_ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint, name = signing_ministack_bucket.endpoint, signing_ministack_bucket.name
-    use(endpoint, monkeypatch)
+    endpoint.set_environment(monkeypatch)
 
     def refuses(address: str, kind: type[DiskError]) -> None:
         files, root = Files(Disk()), ObjectPath.of(address)

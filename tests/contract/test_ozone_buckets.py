@@ -330,8 +330,7 @@ def test_a_bucket_is_made_like_another_and_may_be_replicated(
     manager.create_bucket(given)
     # The OM has granted all to whoever made it.
     manager.set_acl("s3v", name, "", acl)
-    for variable, value in buckets.endpoint.environment.items():
-        monkeypatch.setenv(variable, value)
+    buckets.endpoint.set_environment(monkeypatch)
 
     def run(*words: str) -> None:
         result = CliRunner().invoke(treefold, ["bucket", *words])

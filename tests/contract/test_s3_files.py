@@ -22,8 +22,7 @@ LENGTH = 5 << 20
 
 @pytest.fixture
 def bucket(s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch) -> S3Bucket:
-    for name, value in s3_bucket.endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    s3_bucket.endpoint.set_environment(monkeypatch)
     return s3_bucket
 
 
@@ -181,8 +180,7 @@ def test_a_refusal_is_an_os_error_with_its_reason(
     signing_ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = signing_ministack_bucket.endpoint
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    endpoint.set_environment(monkeypatch)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
     # A store that this process has used before keeps its credentials.
     filesystem, _ = resolve_location(f"s3://b/x?endpoint_url={endpoint.url}&addressing=path")
@@ -207,8 +205,7 @@ def test_both_ways_to_name_an_endpoint_lead_there(
     ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, query: str
 ) -> None:
     endpoint = ministack_bucket.endpoint
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    endpoint.set_environment(monkeypatch)
     asked = query.format(url=endpoint.url, address=endpoint.address)
     filesystem, path = resolve_location(f"s3://{ministack_bucket.name}/?{asked}&region=us-east-1")
     assert filesystem.get_file_info(path).type is pa_fs.FileType.Directory
@@ -217,8 +214,7 @@ def test_both_ways_to_name_an_endpoint_lead_there(
 def test_the_region_of_a_bucket_is_taken_from_the_store_unless_it_is_named(
     ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name, value in ministack_bucket.endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    ministack_bucket.endpoint.set_environment(monkeypatch)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-1")
     location = f"s3://{ministack_bucket.name}?endpoint_url={ministack_bucket.endpoint.url}"
     filesystem, path = resolve_location(f"{location}&profile=")

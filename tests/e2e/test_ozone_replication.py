@@ -54,8 +54,7 @@ def sides(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[tuple[Side, ...]]:
     with two_sides(ozone_cluster, second_ozone_cluster) as both:
-        for name, value in both[0].endpoint.environment.items():
-            monkeypatch.setenv(name, value)
+        both[0].endpoint.set_environment(monkeypatch)
         yield both
 
 
@@ -148,8 +147,7 @@ def test_what_s3_has_comes_to_ozone_and_back(
     """From a store without a log by listings, from one with a log live. One cluster
     does: the other side is another store.
     """
-    for name, value in ministack_server.environment.items():
-        monkeypatch.setenv(name, value)
+    ministack_server.set_environment(monkeypatch)
     first, last = (s3_address(ministack_server.fresh_bucket()) for _ in range(2))
     with (
         two_sides(ozone_cluster) as (side,),

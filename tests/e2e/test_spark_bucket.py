@@ -94,8 +94,7 @@ def test_executors_that_the_store_does_not_let_in_are_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endpoint = signing_ministack_bucket.endpoint
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    endpoint.set_environment(monkeypatch)
     synthetic(tmp_path / "table", SyntheticCluster(seed=4, datanodes=3, containers=5))
     place = ObjectPath.of(f"s3://{signing_ministack_bucket.name}/out?endpoint_url={endpoint.url}")
     session.sparkContext.environment["AWS_ACCESS_KEY_ID"] = "unknown"

@@ -41,8 +41,7 @@ def treefold(*words: object, check: int) -> Result:
 
 
 def use(bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch, options: str = "") -> ObjectPath:
-    for name, value in bucket.endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    bucket.endpoint.set_environment(monkeypatch)
     return ObjectPath.of(f"s3://{bucket.name}/out?endpoint_url={bucket.endpoint.url}{options}")
 
 
@@ -142,12 +141,16 @@ class DyingDisk(Disk):
         act()
 
 
+# Every change of a sweep is one of these.
+@pytest.mark.parametrize(
+    "first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(1, 4))]
+)
 def test_killed_before_any_change_the_next_run_comes_to_the_same(
-    tmp_path: Path, out: ObjectPath, nights: Path
+    tmp_path: Path, out: ObjectPath, nights: Path, first: int
 ) -> None:
     whole = run(tmp_path / "whole", nights / "second", report=lambda _: ())
     expected = rows_of(tmp_path / "whole", whole.sweep_id)
-    changes, deaths, resumed = 0, 0, 0
+    changes, deaths, resumed = first, 0, 0
     while True:
         place = out / str(changes)
         store = SweepStore(place, Disk())

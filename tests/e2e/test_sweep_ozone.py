@@ -24,8 +24,7 @@ def test_two_nights_in_a_bucket_of_ozone_one_of_them_killed(
     """The exports are there too: their times must be those of the night before. While
     one sweep writes, another one is refused, by the gateway's conditional puts.
     """
-    for name, value in ozone_bucket.endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    ozone_bucket.endpoint.set_environment(monkeypatch)
     root = ObjectPath.of(f"s3://{ozone_bucket.name}?endpoint_url={ozone_bucket.endpoint.url}")
     out, files = root / "out", Files(Disk())
     cluster = SyntheticCluster(seed=4, datanodes=3, containers=30, blocks=4, chunks=4)

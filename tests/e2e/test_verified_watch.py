@@ -109,8 +109,7 @@ def test_killed_processes_lose_nothing_and_less_crosses(
         plain.write(0, OBJECTS)
         plain.await_count(OBJECTS)
         without = plain.crossed()
-    for name, value in ministack_server.environment.items():
-        monkeypatch.setenv(name, value)
+    ministack_server.set_environment(monkeypatch)
     with site(tmp_path / "verified", ministack_server) as verified:
         option = ("--verifier", verified.to_verifier.address)
         with verified.verifier() as process:

@@ -75,6 +75,13 @@ class S3Endpoint:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
+    def set_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Give them to this process and those that it starts, as a user does: the
+        product takes keys from the environment, and never from an address.
+        """
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+
     def client(self, service: str = "s3") -> "closing[BaseClient]":
         """A botocore client, which knows nothing of our own; close it."""
         options = Config(

@@ -233,8 +233,7 @@ def test_the_next_syncer_takes_the_word_of_the_last_one_and_asks_later(
     """A gateway is asked some forty questions: not while work waits for the answers."""
     make_source(tmp_path)
     with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
-        for name, value in service.s3_endpoint.environment.items():
-            monkeypatch.setenv(name, value)
+        service.s3_endpoint.set_environment(monkeypatch)
         target = buckets.fresh(BucketLayout.OBJECT_STORE)
         with assigned(tmp_path, target=target.address) as found:
             wait_until(lambda: is_at_work(found, target), "the object")
@@ -259,8 +258,7 @@ def test_a_target_that_does_other_things_now_is_opened_again(
 ) -> None:
     make_source(tmp_path)
     with TwinService() as service, OzoneBuckets(service, service.s3_endpoint) as buckets:
-        for name, value in service.s3_endpoint.environment.items():
-            monkeypatch.setenv(name, value)
+        service.s3_endpoint.set_environment(monkeypatch)
         target = buckets.fresh(BucketLayout.OBJECT_STORE)
         with assigned(tmp_path, target=target.address) as found:
             wait_until(lambda: is_at_work(found, target), "the object")

@@ -123,8 +123,7 @@ def test_a_bucket_on_s3_is_proven_alike(
     tmp_path: Path, ministack_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     endpoint = ministack_bucket.endpoint
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
+    endpoint.set_environment(monkeypatch)
     address = f"s3://{ministack_bucket.name}/below?endpoint_url={endpoint.url}"
     with verified_pair(tmp_path, address) as pair:
         check_pair(pair)
