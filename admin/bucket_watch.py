@@ -26,7 +26,7 @@ from replicator.stores.port import Store
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.folder import folder_name, has_checkpoint, syncer_id
 from replicator.syncer.lease import LocalLease
-from replicator.syncer.rounds import EngineLimits, follower_copies
+from replicator.syncer.limits import EngineLimits, follower_copies
 from replicator.syncer.target_probe import ProbeRecord, TargetProbe
 from replicator.syncer.threads import ReplicationThreads
 from runtime.disk import Disk

@@ -46,7 +46,7 @@ from benchmarks.verified_replication import measure_verified
 from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
 
-JOBS = ("idle", "trickle", "burst", "changes", "kill", "gap")
+JOBS = ("idle", "trickle", "burst", "backlog", "changes", "kill", "gap")
 DELAY_MS = 45.0
 MBIT = 200.0
 INTERVAL_S = 0.25
@@ -92,6 +92,7 @@ def main() -> None:
             "idle": idle,
             "trickle": trickle,
             "burst": burst,
+            "backlog": backlog,
             "changes": changes,
             "kill": kill,
         }
@@ -137,6 +138,21 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
     report.add(f"{job}: crossed", "B/B", mine, theirs)
     bar = Samples("the bar", (SMALL_RATIO_MAX,))
     report.add(f"{job}: crossed", "B/B", mine, bar, most=1.0)
+
+
+def backlog(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """Objects are written while the replicator is stopped (SIGSTOP; of Ceph that is the
+    gateway of the second zone, which pulls), so that their writers take no CPU from it.
+    """
+    found = [
+        one.many("backlog", BURST_OBJECTS, OBJECT_BYTES, is_paused=True) for one in (ours, peer)
+    ]
+    pairs = list(zip((ours, peer), found, strict=True))
+    job = f"backlog of {BURST_OBJECTS:,} objects of 4 KiB"
+    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
+    report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
+    mine, theirs = (_samples(one, run.flow) for one, run in pairs)
+    report.add(f"{job}: from the first arrival on", "objects/s", mine, theirs, OBJECT_RATE_MIN)
 
 
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:

@@ -34,7 +34,7 @@ from benchmarks.replication_runs import (
 )
 from ozone.manager_values import BucketLayout
 from replicator.master.client import MasterClient
-from replicator.replication import Policy, PolicyId, Stage
+from replicator.replication import Condition, DesiredState, Policy, PolicyId, Stage
 from tests.support.ozone import OzoneCluster, first_cluster, second_cluster
 from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.processes import TreefoldProcess
@@ -75,11 +75,12 @@ def measure_ozone(jobs: Sequence[str], *, delay_ms: float, mbit: float) -> Repor
         "idle": _idle,
         "trickle": _trickle,
         "burst": _burst,
+        "backlog": _backlog,
         "changes": _changes,
         "kill": _kill,
     }
     with _replication(delay_ms=delay_ms, mbit=mbit) as (ours, om_calls):
-        for name in jobs:
+        for name in (one for one in jobs if one in known):
             known[name](_Run(report, ours, om_calls))
     return report
 
@@ -113,6 +114,17 @@ def _burst(run: _Run) -> None:
     run.add(f"{job}: lag, p99", "s", found.lag_s(0.99))
     crossed = found.crossed / (BURST_OBJECTS * OBJECT_BYTES)
     run.add(f"{job}: crossed", "B/B", crossed, SMALL_RATIO_MAX)
+    run.add(f"{job}: requests to the source's OM, a change", "", calls / BURST_OBJECTS)
+
+
+def _backlog(run: _Run) -> None:
+    """Objects are written while the replication is paused: nothing competes then."""
+    calls = run.om_calls()
+    found = run.ours.many("backlog", BURST_OBJECTS, OBJECT_BYTES, is_paused=True)
+    calls = run.om_calls() - calls
+    job = f"backlog of {BURST_OBJECTS:,} objects of 4 KiB"
+    run.add(job, "objects/s", BURST_OBJECTS / found.seconds)
+    run.add(f"{job}: from the first arrival on", "objects/s", found.flow)
     run.add(f"{job}: requests to the source's OM, a change", "", calls / BURST_OBJECTS)
 
 
@@ -159,6 +171,22 @@ class _Syncers:
         """Start what was killed, as whoever watches it does."""
         self._start(self._killed)
 
+    def pause(self) -> None:
+        """As an operator does; returns once nothing is written any more."""
+        self._want(DesiredState.PAUSED)
+        wait_until(lambda: self._condition() is Condition.PAUSED, "a pause")
+
+    def resume(self) -> None:
+        """Let it go on."""
+        self._want(DesiredState.ENABLED)
+
+    def _want(self, desired: DesiredState) -> None:
+        self.client.set_desired(_POLICY, desired, "a benchmark")
+
+    def _condition(self) -> Condition | None:
+        report = self.client.replication(_POLICY).state.report
+        return report.condition if report is not None else None
+
     def is_live(self) -> bool:
         """Whether the log is followed."""
         report = self.client.replication(_POLICY).state.report
@@ -200,8 +228,8 @@ def _replication(*, delay_ms: float, mbit: float) -> Iterator[tuple[Replicator, 
         wait_until(syncers.is_live, "the log to be followed", timeout_s=_START_S)
         sides = zip(endpoints, places, strict=True)
         source, target_bucket = (S3Bucket(*one) for one in sides)
-        kill, start, feed = syncers.kill, syncers.start, stores[1].feed
-        ours = Replicator("Treefold", source, target_bucket, links, kill, start, feed)
+        acts = syncers.kill, syncers.start, syncers.pause, syncers.resume
+        ours = Replicator("Treefold", source, target_bucket, links, *acts, stores[1].feed)
         # The first comparison of both sides comes soon after the start.
         time.sleep(_FIRST_PROOF_S)
         yield ours, lambda: _grpc_requests(clusters[0])

@@ -49,12 +49,14 @@ _SETTLE_S = 3.0
 class Arrivals:
     """How objects came to the target. Lags are in seconds, sorted: from the answer to
     a PUT to the first listing of the target that has the object. `seconds` is from the
-    first PUT to the last arrival, `written_s` to the last answer to a PUT, `crossed`
-    all bytes on the links.
+    first PUT to the last arrival, `flow` the objects a second between the first arrival
+    and the last, `written_s` to the last answer to a PUT, `crossed` all bytes on the
+    links.
     """
 
     lags: tuple[float, ...]
     seconds: float
+    flow: float
     written_s: float
     crossed: int
 
@@ -66,8 +68,8 @@ class Arrivals:
 @dataclass(frozen=True, slots=True)
 class Replicator:
     """A running replicator: where one writes, where it arrives, what links it uses, and
-    how it is killed, and started again. Arrivals are seen in the target's log where it
-    has one, `feed`, otherwise by listings.
+    how it is killed, and started again; how it is paused, and goes on. Arrivals are
+    seen in the target's log where it has one, `feed`, otherwise by listings.
     """
 
     name: str
@@ -76,6 +78,8 @@ class Replicator:
     links: Sequence[WanLink]
     kill: Callable[[], None]
     start: Callable[[], None]
+    pause: Callable[[], None]
+    resume: Callable[[], None]
     feed: ChangeFeed | None = None
 
     def crossed(self) -> int:
@@ -94,18 +98,30 @@ class Replicator:
         time.sleep(seconds)
         return self.crossed()
 
-    def many(self, name: str, count: int, size_bytes: int, *, per_second: float = 0.0) -> Arrivals:
+    def many(
+        self,
+        name: str,
+        count: int,
+        size_bytes: int,
+        *,
+        per_second: float = 0.0,
+        is_paused: bool = False,
+    ) -> Arrivals:
         """Write so many objects below a prefix, at most so many a second (0 for no
-        limit), and wait for all.
+        limit), and wait for all. With `is_paused` nothing is replicated meanwhile, and
+        `seconds` count from when it goes on.
         """
         self.reset()
+        if is_paused:
+            self.pause()
         written, seen = dict[str, float](), dict[str, float]()
         stop = threading.Event()
         look = self._look if self.feed is None else self._read_log
         looks = threading.Thread(target=look, args=(f"{name}/", count, seen, stop))
         body = os.urandom(size_bytes)
         with self.source.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
-            looks.start()
+            if not is_paused:
+                looks.start()
             begun = time.monotonic()
 
             def put(number: int) -> None:
@@ -116,13 +132,20 @@ class Replicator:
                 written[key] = time.monotonic()
 
             list(writers.map(put, range(count)))
+        written_s = max(written.values()) - begun
+        if is_paused:
+            begun = time.monotonic()
+            looks.start()
+            self.resume()
         looks.join(_WAIT_S)
         stop.set()
         looks.join()
         assert len(seen) == count, f"{self.name}: {len(seen)} of {count} objects came"
         lags = sorted(max(0.0, at - written[key]) for key, at in seen.items())
-        written_s = max(written.values()) - begun
-        return Arrivals(tuple(lags), max(seen.values()) - begun, written_s, self.crossed())
+        first, last = min(seen.values()), max(seen.values())
+        later = sum(at > first for at in seen.values())
+        flow = later / (last - first) if later else float(count)
+        return Arrivals(tuple(lags), last - begun, flow, written_s, self.crossed())
 
     def change(
         self, act: Callable[[BaseClient], object], seen: Callable[[BaseClient], bool]
@@ -246,7 +269,13 @@ def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
     def start() -> None:
         sites.start("b", "rgw")
 
-    peer = Replicator("Ceph multisite", source, target, sites.links, kill, start)
+    def pause() -> None:
+        sites.pause("b", "rgw")
+
+    def resume() -> None:
+        sites.resume("b", "rgw")
+
+    peer = Replicator("Ceph multisite", source, target, sites.links, kill, start, pause, resume)
     peer.wait_for_bucket()
     sites.wait_until_synced()
     yield peer
@@ -266,7 +295,8 @@ def watched_sync(
         ours = _Watch(
             source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
         )
-        replicator = Replicator("Treefold", source, target, (link,), ours.kill, ours.start)
+        acts = ours.kill, ours.start, ours.pause, ours.resume
+        replicator = Replicator("Treefold", source, target, (link,), *acts)
         replicator.wait_for_bucket()
         ours.start()
         try:
@@ -320,6 +350,16 @@ class _Watch:
         assert self._process is not None
         self._process.kill()
         self._process.wait()
+
+    def pause(self) -> None:
+        """Stop it where it is."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """Ask it to end.

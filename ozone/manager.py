@@ -328,13 +328,6 @@ class ManagerClient:
             )
         )
 
-    def set_modified(self, volume: str, bucket: str, name: str, modified_ms: int) -> None:
-        """Set the time of the last change of a key, in ms since the epoch."""
-        body = pb.SetTimesRequest(
-            keyArgs=_key_args(volume, bucket, name), mtime=modified_ms, atime=modified_ms
-        )
-        self._asked(pb.OMRequest(cmdType=pb.SetTimes, clientId=_CLIENT_ID, setTimesRequest=body))
-
     def set_acl(self, volume: str, bucket: str, name: str, acl: Pairs) -> None:
         """Replace the ACL of a key; without a name that of the bucket.
 

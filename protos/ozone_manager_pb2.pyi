@@ -25,7 +25,6 @@ class Type(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ListSnapshot: _ClassVar[Type]
     SnapshotDiff: _ClassVar[Type]
     DeleteSnapshot: _ClassVar[Type]
-    SetTimes: _ClassVar[Type]
     GetSnapshotInfo: _ClassVar[Type]
     PutObjectTagging: _ClassVar[Type]
     SubmitSnapshotDiff: _ClassVar[Type]
@@ -147,7 +146,6 @@ CreateSnapshot: Type
 ListSnapshot: Type
 SnapshotDiff: Type
 DeleteSnapshot: Type
-SetTimes: Type
 GetSnapshotInfo: Type
 PutObjectTagging: Type
 SubmitSnapshotDiff: Type
@@ -720,20 +718,6 @@ class PutObjectTaggingResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
-class SetTimesRequest(_message.Message):
-    __slots__ = ("keyArgs", "mtime", "atime")
-    KEYARGS_FIELD_NUMBER: _ClassVar[int]
-    MTIME_FIELD_NUMBER: _ClassVar[int]
-    ATIME_FIELD_NUMBER: _ClassVar[int]
-    keyArgs: KeyArgs
-    mtime: int
-    atime: int
-    def __init__(self, keyArgs: _Optional[_Union[KeyArgs, _Mapping]] = ..., mtime: _Optional[int] = ..., atime: _Optional[int] = ...) -> None: ...
-
-class SetTimesResponse(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
 class OzoneObj(_message.Message):
     __slots__ = ("resType", "storeType", "path")
     RESTYPE_FIELD_NUMBER: _ClassVar[int]
@@ -905,7 +889,7 @@ class SubmitSnapshotDiffResponse(_message.Message):
     def __init__(self, response: _Optional[str] = ...) -> None: ...
 
 class OMRequest(_message.Message):
-    __slots__ = ("cmdType", "clientId", "version", "createVolumeRequest", "infoVolumeRequest", "createBucketRequest", "infoBucketRequest", "renameKeyRequest", "listKeysRequest", "deleteKeysRequest", "serviceListRequest", "dbUpdatesRequest", "listStatusRequest", "setAclRequest", "s3Authentication", "getS3VolumeContextRequest", "getKeyInfoRequest", "createSnapshotRequest", "listSnapshotRequest", "snapshotDiffRequest", "deleteSnapshotRequest", "setTimesRequest", "snapshotInfoRequest", "putObjectTaggingRequest", "submitSnapshotDiffRequest")
+    __slots__ = ("cmdType", "clientId", "version", "createVolumeRequest", "infoVolumeRequest", "createBucketRequest", "infoBucketRequest", "renameKeyRequest", "listKeysRequest", "deleteKeysRequest", "serviceListRequest", "dbUpdatesRequest", "listStatusRequest", "setAclRequest", "s3Authentication", "getS3VolumeContextRequest", "getKeyInfoRequest", "createSnapshotRequest", "listSnapshotRequest", "snapshotDiffRequest", "deleteSnapshotRequest", "snapshotInfoRequest", "putObjectTaggingRequest", "submitSnapshotDiffRequest")
     CMDTYPE_FIELD_NUMBER: _ClassVar[int]
     CLIENTID_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -927,7 +911,6 @@ class OMRequest(_message.Message):
     LISTSNAPSHOTREQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTDIFFREQUEST_FIELD_NUMBER: _ClassVar[int]
     DELETESNAPSHOTREQUEST_FIELD_NUMBER: _ClassVar[int]
-    SETTIMESREQUEST_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTINFOREQUEST_FIELD_NUMBER: _ClassVar[int]
     PUTOBJECTTAGGINGREQUEST_FIELD_NUMBER: _ClassVar[int]
     SUBMITSNAPSHOTDIFFREQUEST_FIELD_NUMBER: _ClassVar[int]
@@ -952,14 +935,13 @@ class OMRequest(_message.Message):
     listSnapshotRequest: ListSnapshotRequest
     snapshotDiffRequest: SnapshotDiffRequest
     deleteSnapshotRequest: SnapshotRequest
-    setTimesRequest: SetTimesRequest
     snapshotInfoRequest: SnapshotRequest
     putObjectTaggingRequest: PutObjectTaggingRequest
     submitSnapshotDiffRequest: SnapshotDiffRequest
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., clientId: _Optional[str] = ..., version: _Optional[int] = ..., createVolumeRequest: _Optional[_Union[CreateVolumeRequest, _Mapping]] = ..., infoVolumeRequest: _Optional[_Union[InfoVolumeRequest, _Mapping]] = ..., createBucketRequest: _Optional[_Union[CreateBucketRequest, _Mapping]] = ..., infoBucketRequest: _Optional[_Union[InfoBucketRequest, _Mapping]] = ..., renameKeyRequest: _Optional[_Union[RenameKeyRequest, _Mapping]] = ..., listKeysRequest: _Optional[_Union[ListKeysRequest, _Mapping]] = ..., deleteKeysRequest: _Optional[_Union[DeleteKeysRequest, _Mapping]] = ..., serviceListRequest: _Optional[_Union[ServiceListRequest, _Mapping]] = ..., dbUpdatesRequest: _Optional[_Union[DBUpdatesRequest, _Mapping]] = ..., listStatusRequest: _Optional[_Union[ListStatusRequest, _Mapping]] = ..., setAclRequest: _Optional[_Union[SetAclRequest, _Mapping]] = ..., s3Authentication: _Optional[_Union[S3Authentication, _Mapping]] = ..., getS3VolumeContextRequest: _Optional[_Union[GetS3VolumeContextRequest, _Mapping]] = ..., getKeyInfoRequest: _Optional[_Union[GetKeyInfoRequest, _Mapping]] = ..., createSnapshotRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., listSnapshotRequest: _Optional[_Union[ListSnapshotRequest, _Mapping]] = ..., snapshotDiffRequest: _Optional[_Union[SnapshotDiffRequest, _Mapping]] = ..., deleteSnapshotRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., setTimesRequest: _Optional[_Union[SetTimesRequest, _Mapping]] = ..., snapshotInfoRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., putObjectTaggingRequest: _Optional[_Union[PutObjectTaggingRequest, _Mapping]] = ..., submitSnapshotDiffRequest: _Optional[_Union[SnapshotDiffRequest, _Mapping]] = ...) -> None: ...
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., clientId: _Optional[str] = ..., version: _Optional[int] = ..., createVolumeRequest: _Optional[_Union[CreateVolumeRequest, _Mapping]] = ..., infoVolumeRequest: _Optional[_Union[InfoVolumeRequest, _Mapping]] = ..., createBucketRequest: _Optional[_Union[CreateBucketRequest, _Mapping]] = ..., infoBucketRequest: _Optional[_Union[InfoBucketRequest, _Mapping]] = ..., renameKeyRequest: _Optional[_Union[RenameKeyRequest, _Mapping]] = ..., listKeysRequest: _Optional[_Union[ListKeysRequest, _Mapping]] = ..., deleteKeysRequest: _Optional[_Union[DeleteKeysRequest, _Mapping]] = ..., serviceListRequest: _Optional[_Union[ServiceListRequest, _Mapping]] = ..., dbUpdatesRequest: _Optional[_Union[DBUpdatesRequest, _Mapping]] = ..., listStatusRequest: _Optional[_Union[ListStatusRequest, _Mapping]] = ..., setAclRequest: _Optional[_Union[SetAclRequest, _Mapping]] = ..., s3Authentication: _Optional[_Union[S3Authentication, _Mapping]] = ..., getS3VolumeContextRequest: _Optional[_Union[GetS3VolumeContextRequest, _Mapping]] = ..., getKeyInfoRequest: _Optional[_Union[GetKeyInfoRequest, _Mapping]] = ..., createSnapshotRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., listSnapshotRequest: _Optional[_Union[ListSnapshotRequest, _Mapping]] = ..., snapshotDiffRequest: _Optional[_Union[SnapshotDiffRequest, _Mapping]] = ..., deleteSnapshotRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., snapshotInfoRequest: _Optional[_Union[SnapshotRequest, _Mapping]] = ..., putObjectTaggingRequest: _Optional[_Union[PutObjectTaggingRequest, _Mapping]] = ..., submitSnapshotDiffRequest: _Optional[_Union[SnapshotDiffRequest, _Mapping]] = ...) -> None: ...
 
 class OMResponse(_message.Message):
-    __slots__ = ("cmdType", "success", "message", "status", "leaderOMNodeId", "createVolumeResponse", "infoVolumeResponse", "createBucketResponse", "infoBucketResponse", "renameKeyResponse", "listKeysResponse", "deleteKeysResponse", "serviceListResponse", "dbUpdatesResponse", "listStatusResponse", "setAclResponse", "getS3VolumeContextResponse", "getKeyInfoResponse", "createSnapshotResponse", "listSnapshotResponse", "snapshotDiffResponse", "deleteSnapshotResponse", "setTimesResponse", "snapshotInfoResponse", "putObjectTaggingResponse", "submitSnapshotDiffResponse")
+    __slots__ = ("cmdType", "success", "message", "status", "leaderOMNodeId", "createVolumeResponse", "infoVolumeResponse", "createBucketResponse", "infoBucketResponse", "renameKeyResponse", "listKeysResponse", "deleteKeysResponse", "serviceListResponse", "dbUpdatesResponse", "listStatusResponse", "setAclResponse", "getS3VolumeContextResponse", "getKeyInfoResponse", "createSnapshotResponse", "listSnapshotResponse", "snapshotDiffResponse", "deleteSnapshotResponse", "snapshotInfoResponse", "putObjectTaggingResponse", "submitSnapshotDiffResponse")
     CMDTYPE_FIELD_NUMBER: _ClassVar[int]
     SUCCESS_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
@@ -982,7 +964,6 @@ class OMResponse(_message.Message):
     LISTSNAPSHOTRESPONSE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTDIFFRESPONSE_FIELD_NUMBER: _ClassVar[int]
     DELETESNAPSHOTRESPONSE_FIELD_NUMBER: _ClassVar[int]
-    SETTIMESRESPONSE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOTINFORESPONSE_FIELD_NUMBER: _ClassVar[int]
     PUTOBJECTTAGGINGRESPONSE_FIELD_NUMBER: _ClassVar[int]
     SUBMITSNAPSHOTDIFFRESPONSE_FIELD_NUMBER: _ClassVar[int]
@@ -1008,8 +989,7 @@ class OMResponse(_message.Message):
     listSnapshotResponse: ListSnapshotResponse
     snapshotDiffResponse: SnapshotDiffResponse
     deleteSnapshotResponse: DeleteSnapshotResponse
-    setTimesResponse: SetTimesResponse
     snapshotInfoResponse: SnapshotResponse
     putObjectTaggingResponse: PutObjectTaggingResponse
     submitSnapshotDiffResponse: SubmitSnapshotDiffResponse
-    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[int] = ..., leaderOMNodeId: _Optional[str] = ..., createVolumeResponse: _Optional[_Union[CreateVolumeResponse, _Mapping]] = ..., infoVolumeResponse: _Optional[_Union[InfoVolumeResponse, _Mapping]] = ..., createBucketResponse: _Optional[_Union[CreateBucketResponse, _Mapping]] = ..., infoBucketResponse: _Optional[_Union[InfoBucketResponse, _Mapping]] = ..., renameKeyResponse: _Optional[_Union[RenameKeyResponse, _Mapping]] = ..., listKeysResponse: _Optional[_Union[ListKeysResponse, _Mapping]] = ..., deleteKeysResponse: _Optional[_Union[DeleteKeysResponse, _Mapping]] = ..., serviceListResponse: _Optional[_Union[ServiceListResponse, _Mapping]] = ..., dbUpdatesResponse: _Optional[_Union[DBUpdatesResponse, _Mapping]] = ..., listStatusResponse: _Optional[_Union[ListStatusResponse, _Mapping]] = ..., setAclResponse: _Optional[_Union[SetAclResponse, _Mapping]] = ..., getS3VolumeContextResponse: _Optional[_Union[GetS3VolumeContextResponse, _Mapping]] = ..., getKeyInfoResponse: _Optional[_Union[GetKeyInfoResponse, _Mapping]] = ..., createSnapshotResponse: _Optional[_Union[SnapshotResponse, _Mapping]] = ..., listSnapshotResponse: _Optional[_Union[ListSnapshotResponse, _Mapping]] = ..., snapshotDiffResponse: _Optional[_Union[SnapshotDiffResponse, _Mapping]] = ..., deleteSnapshotResponse: _Optional[_Union[DeleteSnapshotResponse, _Mapping]] = ..., setTimesResponse: _Optional[_Union[SetTimesResponse, _Mapping]] = ..., snapshotInfoResponse: _Optional[_Union[SnapshotResponse, _Mapping]] = ..., putObjectTaggingResponse: _Optional[_Union[PutObjectTaggingResponse, _Mapping]] = ..., submitSnapshotDiffResponse: _Optional[_Union[SubmitSnapshotDiffResponse, _Mapping]] = ...) -> None: ...
+    def __init__(self, cmdType: _Optional[_Union[Type, str]] = ..., success: bool = ..., message: _Optional[str] = ..., status: _Optional[int] = ..., leaderOMNodeId: _Optional[str] = ..., createVolumeResponse: _Optional[_Union[CreateVolumeResponse, _Mapping]] = ..., infoVolumeResponse: _Optional[_Union[InfoVolumeResponse, _Mapping]] = ..., createBucketResponse: _Optional[_Union[CreateBucketResponse, _Mapping]] = ..., infoBucketResponse: _Optional[_Union[InfoBucketResponse, _Mapping]] = ..., renameKeyResponse: _Optional[_Union[RenameKeyResponse, _Mapping]] = ..., listKeysResponse: _Optional[_Union[ListKeysResponse, _Mapping]] = ..., deleteKeysResponse: _Optional[_Union[DeleteKeysResponse, _Mapping]] = ..., serviceListResponse: _Optional[_Union[ServiceListResponse, _Mapping]] = ..., dbUpdatesResponse: _Optional[_Union[DBUpdatesResponse, _Mapping]] = ..., listStatusResponse: _Optional[_Union[ListStatusResponse, _Mapping]] = ..., setAclResponse: _Optional[_Union[SetAclResponse, _Mapping]] = ..., getS3VolumeContextResponse: _Optional[_Union[GetS3VolumeContextResponse, _Mapping]] = ..., getKeyInfoResponse: _Optional[_Union[GetKeyInfoResponse, _Mapping]] = ..., createSnapshotResponse: _Optional[_Union[SnapshotResponse, _Mapping]] = ..., listSnapshotResponse: _Optional[_Union[ListSnapshotResponse, _Mapping]] = ..., snapshotDiffResponse: _Optional[_Union[SnapshotDiffResponse, _Mapping]] = ..., deleteSnapshotResponse: _Optional[_Union[DeleteSnapshotResponse, _Mapping]] = ..., snapshotInfoResponse: _Optional[_Union[SnapshotResponse, _Mapping]] = ..., putObjectTaggingResponse: _Optional[_Union[PutObjectTaggingResponse, _Mapping]] = ..., submitSnapshotDiffResponse: _Optional[_Union[SubmitSnapshotDiffResponse, _Mapping]] = ...) -> None: ...

@@ -132,6 +132,10 @@ class ChangeApplier:
             case ChangeKind.RENAME_PREFIX:
                 return self._sum(self._rename_below(change))
 
+    def wants(self, key: str) -> bool:
+        """Whether a key is replicated."""
+        return covers(self._prefixes, key)
+
     def doubt(self, key: str) -> None:
         """Note that a comparison of contents has shown a key to differ that the ledger
         takes for equal: once it is applied, the object is sent in any case.

@@ -33,8 +33,8 @@ from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.folder import folder_name
 from replicator.syncer.lease import LeaseLostError
+from replicator.syncer.limits import EngineLimits, follower_copies
 from replicator.syncer.master_lease import MasterLease
-from replicator.syncer.rounds import EngineLimits, follower_copies
 from replicator.syncer.target_probe import TargetProbe
 from replicator.syncer.target_verifier import follower_client
 from replicator.syncer.threads import ReplicationThreads

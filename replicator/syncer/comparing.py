@@ -18,8 +18,8 @@ from replicator.cut import CutCheck
 from replicator.difference import Action
 from replicator.ledger import PairLedger
 from replicator.stores.port import Change, ChangeKind
+from replicator.syncer.differences_found import DifferenceSink
 from replicator.syncer.schedule import Work
-from replicator.syncer.workers import ChangeWorkers
 from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
 
@@ -80,7 +80,7 @@ class StoreComparing:
     def __init__(
         self,
         comparison: KeyComparison,
-        workers: ChangeWorkers,
+        sink: DifferenceSink,
         ledger: PairLedger,
         clock: Clock,
         *,
@@ -91,12 +91,12 @@ class StoreComparing:
         spares_foreign: bool,
         new_cut: Callable[[str], CutCheck] | None = None,
     ) -> None:
-        """`reader` reads the keys, and calls `wake` when some are there. With
-        `spares_foreign` only keys that were copied before are deleted. `new_cut`
-        watches for what changes meanwhile.
+        """What differs goes to `sink`. `reader` reads the keys, and calls `wake` when
+        some are there. With `spares_foreign` only keys that were copied before are
+        deleted. `new_cut` watches for what changes meanwhile.
         """
         self._comparison = comparison
-        self._workers = workers
+        self._sink = sink
         self._ledger = ledger
         self._clock = clock
         self._reader = reader
@@ -214,8 +214,8 @@ class StoreComparing:
         if action is not Action.NOTHING:
             change = self._change(decided)
             if change is not None:
-                self._differing += 1
-                work = self._workers.schedule.touch(change, now_ms=self._clock.now_ms())
+                work = self._sink.take(change)
+                self._differing += work is not None
             self._found += 1
             if len(self._named) < NAMED_MAX:
                 self._named.append(key)
@@ -240,7 +240,7 @@ class StoreComparing:
         while self._waiting:
             key, work = self._waiting[0]
             if work is not None:
-                if not work.is_done and not self._workers.is_held(work):
+                if not work.is_done and not self._sink.is_held(work):
                     break
                 self._differing -= 1
             self._waiting.popleft()

@@ -33,12 +33,14 @@ from replicator.syncer.fence import fenced_store
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.following import LogFollower
 from replicator.syncer.lease import Lease, LeaseLostError
+from replicator.syncer.limits import EngineLimits
 from replicator.syncer.phase import Tools
 from replicator.syncer.prefixes import uncovered
 from replicator.syncer.property_reads import READS_MAX
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
-from replicator.syncer.rounds import EngineLimits, RoundRunner
+from replicator.syncer.rounds import RoundRunner
 from replicator.syncer.stages import GapFound, StageMachine, WishesChanged
+from replicator.syncer.store_health import StoreHealth, is_unavailable
 from replicator.syncer.tally import ReplicationTally
 from replicator.syncer.workers import ChangeWorkers
 from runtime.disk import Disk
@@ -114,7 +116,7 @@ class ReplicationEngine:
         self._rate = RateLimiter(policy.options.bytes_per_second, clock, self._wait)
         copies = self._limits.copier.copies
         threads = {"change": copies, "reader": copies, "properties": READS_MAX}
-        threads |= {"lister": 1, "comparer": 1}
+        threads |= {"lister": 1, "comparer": 1, "health": 1}
         self._executors = {name: new_executor(count, name) for name, count in threads.items()}
         fenced = fenced_store(target, lease)
         if self._verifier is not None:
@@ -138,6 +140,7 @@ class ReplicationEngine:
             self._proofs = IndexProofs(
                 self._verifier, self._ledger, self._folder.path, clock, new_executor
             )
+        self._health = StoreHealth(source, target, policy.policy_id, clock)
         tools = self._tools(target, new_executor)
         self._tally = ReplicationTally()
         self._workers = ChangeWorkers(
@@ -146,6 +149,8 @@ class ReplicationEngine:
             clock=clock,
             tally=self._tally,
             judge=self._judge,
+            health=self._health,
+            prober=self._executors["health"],
             wait_s=self._limits.wait_s,
         )
         feed = source.feed
@@ -315,7 +320,7 @@ class ReplicationEngine:
             queued=self._queue.count,
             applied=numbers.applied,
             duplicates=capture.duplicates if capture is not None else 0,
-            failed=workers.held,
+            failed=workers.failed,
             sent_bytes=numbers.sent_bytes,
             proven_position=proof.position,
             proven_ms=proof.proven_ms,
@@ -438,6 +443,8 @@ class ReplicationEngine:
 
     def _fails_alone(self, error: StoreError) -> bool:
         """Whether an error is of one object, so that others go on."""
+        if is_unavailable(error):
+            return self._health.both_answer()
         return not isinstance(error, SnapshotLostError) and self._judge(error).is_of_key
 
     def _receive_verdict(self) -> FaultVerdict | None:

@@ -32,9 +32,12 @@ class FaultVerdict:
     is_of_key: bool = False
 
 
-def verdict(error: ReconcileError, *, source_answers: bool) -> FaultVerdict:
+def verdict(
+    error: ReconcileError, *, source_answers: bool, fails_alone: bool = False
+) -> FaultVerdict:
     """What follows from an error. `source_answers` says whether the source was asked
     after it, and did: then the target is to blame where the error does not say.
+    `fails_alone` says that both stores answer for other keys, again and again.
     """
     text = f"{error.message} {error.hint}".strip()
     reason = error.reason if isinstance(error, CopyFailedError) else None
@@ -48,6 +51,8 @@ def verdict(error: ReconcileError, *, source_answers: bool) -> FaultVerdict:
         # Stores have errors of their own, also those in folders.
         return FaultVerdict(fault.LOCAL_DISK, text)
     if error.retryable or reason is FailureReason.UNAVAILABLE:
+        if fails_alone:
+            return FaultVerdict(fault.OBJECT_FAILED, text, is_of_key=True)
         waiting = fault.SOURCE_UNAVAILABLE if is_of_source else fault.TARGET_UNAVAILABLE
         return FaultVerdict(waiting, text, waits=True)
     if isinstance(error, UnsupportedObjectError) or reason is FailureReason.UNSUPPORTED:

@@ -8,10 +8,11 @@ from replicator.stores.port import Change, ChangeKind, FeedPosition
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import Comparing
 from replicator.syncer.lease import Lease
+from replicator.syncer.limits import EngineLimits
 from replicator.syncer.prefixes import ALL, change_within, without_nested
 from replicator.syncer.queue import ChangeQueue
 from replicator.syncer.round_proofs import FIRST_PROOF_S
-from replicator.syncer.rounds import EngineLimits, RoundRunner
+from replicator.syncer.rounds import RoundRunner
 from replicator.syncer.schedule import Work
 from replicator.syncer.stages import ChangesApplied, IntervalPassed, StageMachine
 from replicator.syncer.workers import ChangeWorkers
@@ -199,7 +200,7 @@ class LogFollower:
             result,
             position=self._proof_at,
             moved=moved,
-            failed=self._workers.held,
+            failed=self._workers.failed,
         )
         if self._rounds.proof.proven_ms == result.began_ms:
             # The log may never tell that they are gone: while it was read, others may

@@ -12,14 +12,12 @@ from replicator.difference import Action
 from replicator.proven_plan import ProvenStep
 from replicator.stores.errors import SnapshotLostError
 from replicator.stores.port import Change, ChangeKind
-from replicator.syncer.applier import ChangeApplier
 from replicator.syncer.comparing import NAMED_MAX, WAITING_MAX, Comparing, ComparisonFindings
+from replicator.syncer.differences_found import DifferenceSink
 from replicator.syncer.index_proofs import DOUBTED, IndexFindings, IndexProofs, ProofRequest
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.schedule import Work
-from replicator.syncer.workers import ChangeWorkers
 from runtime.errors import OperationInterruptedError
-from runtime.rate_limit import Clock
 
 # Of one unit of work, for the thread that compares.
 _WAIT_S = 0.02
@@ -32,19 +30,17 @@ class ProvenComparing:
         self,
         proofs: IndexProofs,
         request: ProofRequest,
-        workers: ChangeWorkers,
-        applier: ChangeApplier,
-        clock: Clock,
+        sink: DifferenceSink,
         *,
         listed: Callable[[], Comparing],
         wait_s: float = _WAIT_S,
     ) -> None:
-        """`listed` begins a comparison by listings instead."""
+        """What differs goes to `sink`. `listed` begins a comparison by listings
+        instead.
+        """
         self._proofs = proofs
         self._request = request
-        self._workers = workers
-        self._applier = applier
-        self._clock = clock
+        self._sink = sink
         self._new_listed = listed
         self._wait_s = wait_s
         self._listed: Comparing | None = None
@@ -133,7 +129,7 @@ class ProvenComparing:
 
     def _take(self) -> None:
         """Let what differs be applied, some at a time."""
-        held = self._workers.is_held
+        held = self._sink.is_held
         self._waiting = [one for one in self._waiting if not (one.is_done or held(one))]
         while not self._is_read and len(self._waiting) < WAITING_MAX:
             step = next(self._steps, None)
@@ -146,12 +142,10 @@ class ProvenComparing:
                 self._count += 1
                 if len(self._named) < NAMED_MAX:
                     self._named.append(step.key)
-            if step.action is not Action.LEAVE:
-                self._waiting.append(self._touched(step))
-
-    def _touched(self, step: ProvenStep) -> Work:
-        if step.reason == DOUBTED:
-            self._applier.doubt(step.key)
-        kind = ChangeKind.DELETE if step.action is Action.DELETE else ChangeKind.PUT
-        change = Change(0, step.key, "", kind)
-        return self._workers.schedule.touch(change, now_ms=self._clock.now_ms())
+            if step.action is Action.LEAVE:
+                continue
+            kind = ChangeKind.DELETE if step.action is Action.DELETE else ChangeKind.PUT
+            change = Change(0, step.key, "", kind)
+            work = self._sink.take(change, is_doubted=step.reason == DOUBTED)
+            if work is not None:
+                self._waiting.append(work)

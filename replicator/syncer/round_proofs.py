@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from replicator.cut import CutCheck
 from replicator.syncer.comparing import Comparing, ComparisonFindings, StoreComparing
+from replicator.syncer.differences_found import AppliedDifferences, DifferenceSink
 from replicator.syncer.phase import SyncPhase, Tools
 from replicator.syncer.proof import ProofState
 from replicator.syncer.workers import ChangeWorkers
@@ -54,21 +55,21 @@ class RoundProofs:
         moved: set[str] | None,
         failed: int,
         is_whole: bool = True,
-        is_final: bool = False,
+        names_moved: bool = False,
     ) -> None:
         """Note what a comparison has found. `moved` are keys that were found changed
-        while it ran, None for more than can be told. Unless it `is_whole` it proves
-        nothing. `is_final` says that another one is early only when it is due.
+        while it ran, None for more than can be told; `names_moved` says that no other
+        was. Unless it `is_whole` it proves nothing.
         """
         if is_whole:
             count = result.in_flight
-            if moved and count is not None:
+            if moved and count is not None and not names_moved:
                 result = replace(result, in_flight=count + len(moved))
             self.state = self.state.after(result, position=None, moved=moved, failed=failed)
         is_proven = self.state.proven_ms == result.began_ms
         self._unproven = 0 if is_proven else self._unproven + 1
         retry_s = _RETRY_S * 2 ** min(self._unproven - 1, 10)
-        wait_s = self._every_s if is_proven or is_final else min(retry_s, self._every_s)
+        wait_s = self._every_s if is_proven else min(retry_s, self._every_s)
         self._due_s = self._clock.monotonic_s() + wait_s
 
 
@@ -82,11 +83,14 @@ def begin_comparison(
     start_after: str,
     spares_foreign: bool,
     watched: bool,
+    sink: DifferenceSink | None = None,
 ) -> Comparing:
     """Begin to compare. With `spares_foreign` only keys that were copied before are
-    deleted, with `watched` what changes meanwhile is counted. With a verifier it is
-    done by indexes, from the first key on.
+    deleted, with `watched` what changes meanwhile is counted. What differs is applied,
+    unless there is a `sink` for it. With a verifier it is done by indexes, from the
+    first key on.
     """
+    sink = sink or AppliedDifferences(workers, phase.applier, clock)
 
     def new_cut(prefix: str) -> CutCheck:
         source, target = phase.source, tools.target
@@ -95,7 +99,7 @@ def begin_comparison(
     def listed() -> StoreComparing:
         return StoreComparing(
             phase.comparison,
-            workers,
+            sink,
             tools.ledger,
             clock,
             reader=tools.comparer,
@@ -121,4 +125,4 @@ def begin_comparison(
         must_settle=watched,
         needs_rows=watched and phase.snapshot is None,
     )
-    return ProvenComparing(tools.proofs, request, workers, phase.applier, clock, listed=listed)
+    return ProvenComparing(tools.proofs, request, sink, listed=listed)

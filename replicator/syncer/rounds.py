@@ -8,12 +8,9 @@ changes of one key never overtake each other.
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
-from replicator.copier import CopierLimits
-from replicator.copy_task import CopyLimits
 from replicator.hashing import blake3_of
 from replicator.replication import KEY_BYTES_MAX, Checkpoint, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
@@ -21,12 +18,15 @@ from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
 from replicator.syncer.comparing import Comparing
 from replicator.syncer.difference import SnapshotDifference
+from replicator.syncer.differences_found import AppliedDifferences, DifferenceSink
 from replicator.syncer.folder import SyncerFolder
 from replicator.syncer.lease import Lease
+from replicator.syncer.limits import EngineLimits
 from replicator.syncer.phase import SyncPhase, Tools
-from replicator.syncer.prefixes import uncovered
+from replicator.syncer.prefixes import ALL, uncovered, without_nested
 from replicator.syncer.proof import ProofState
 from replicator.syncer.round_proofs import RoundProofs, begin_comparison
+from replicator.syncer.snapshot_proofs import SnapshotProofs
 from replicator.syncer.source_rounds import SourceRounds
 from replicator.syncer.stages import (
     ApplyDifference,
@@ -52,40 +52,11 @@ from replicator.syncer.stages import (
 from replicator.syncer.two_way import SupersededKeys
 from replicator.syncer.workers import ChangeWorkers
 from runtime.rate_limit import Clock
-from runtime.retry import Backoff
 
 # Between two records of the key up to which a comparison is done (OZ-056).
 _PROGRESS_S = 5.0
-# Small objects that are written at once for each larger one: each waits for its answer
-# in a thread, and more of them fill a call of a verifier.
-_SMALL_OBJECTS = 4
 # Names of snapshots that a store may still reserve after they were deleted.
 _NAME_TRIES = 100
-
-
-def follower_copies(objects: int = 8, parts: int = 8) -> CopierLimits:
-    """What a replication copies at once, given how many large objects and parts."""
-    return CopierLimits(objects, parts, small_objects=_SMALL_OBJECTS * objects)
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLimits:
-    """How a replication is carried out: what is copied at once, attempts of one request
-    before its key or round is tried again later, and the time between two proofs.
-    Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
-    is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
-    a key that only the target has changed is left to the other direction of a pair.
-    `page_keys`: of a listing, so many keys are read at a time.
-    """
-
-    copier: CopierLimits = field(default_factory=follower_copies)
-    copy: CopyLimits = field(default_factory=CopyLimits)
-    backoff: Backoff = field(default_factory=lambda: Backoff(attempts_max=3, most_s=2.0))
-    prove_every_s: float = 3600.0
-    deletes_extras: bool = True
-    wait_s: float = 0.1
-    superseded_wait_s: float = 86_400.0
-    page_keys: int = 1_000
 
 
 class RoundRunner:
@@ -130,6 +101,9 @@ class RoundRunner:
         self._superseded = SupersededKeys(clock, limits.superseded_wait_s)
         self._began_s = self._progress_s = clock.monotonic_s()
         self._proofs = RoundProofs(clock, limits.prove_every_s)
+        self._snapshot_proofs = SnapshotProofs(
+            self._proofs, lambda: self._new_phase(None), self._compare_all
+        )
         self.policy = policy
         """What the operator wants now."""
         self._is_ahead = self._may_go_ahead()
@@ -272,8 +246,13 @@ class RoundRunner:
         phase = self._phase
         if phase is not None and phase.snapshot == snapshot:
             return phase
-        self.end_phase()
-        phase = SyncPhase(
+        self.end_phase(keeps_proof=True)
+        self._phase = phase = self._new_phase(snapshot)
+        self._workers.begin(phase.applier)
+        return phase
+
+    def _new_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
+        return SyncPhase(
             self._tools,
             self.policy.options,
             self.policy.prefixes,
@@ -281,13 +260,14 @@ class RoundRunner:
             self._superseded,
             is_first=self._machine.checkpoint.stage is Stage.INITIAL_BATCH,
         )
-        self._phase = phase
-        self._workers.begin(phase.applier)
-        return phase
 
-    def end_phase(self) -> None:
-        """Put away what runs; what was taken from a queue is taken again."""
-        if self._tools.proofs is not None:
+    def end_phase(self, *, keeps_proof: bool = False) -> None:
+        """Put away what runs; what was taken from a queue is taken again. A comparison
+        beside rounds by snapshots may go on.
+        """
+        if not keeps_proof:
+            self._snapshot_proofs.cancel()
+        if self._tools.proofs is not None and not self._snapshot_proofs.is_under_way:
             self._tools.proofs.cancel()
         self._workers.end()
         self._settle_source_rounds()
@@ -302,11 +282,15 @@ class RoundRunner:
         self.on_phase_end()
 
     def compare(
-        self, phase: SyncPhase, prefixes: tuple[str, ...], *, start_after: str = "", watched: bool
+        self,
+        phase: SyncPhase,
+        prefixes: tuple[str, ...],
+        *,
+        start_after: str = "",
+        watched: bool,
+        sink: DifferenceSink | None = None,
     ) -> Comparing:
-        """Begin to compare; with `watched` what changes meanwhile is counted. With a
-        verifier it is done by indexes, from the first key on.
-        """
+        """Begin to compare; see `begin_comparison`."""
         spares_foreign = self.policy.options.newest_wins or not self._limits.deletes_extras
         return begin_comparison(
             self._tools,
@@ -317,7 +301,12 @@ class RoundRunner:
             start_after=start_after,
             spares_foreign=spares_foreign,
             watched=watched,
+            sink=sink,
         )
+
+    def _compare_all(self, phase: SyncPhase, sink: DifferenceSink) -> Comparing:
+        prefixes = without_nested(self.policy.prefixes) or ALL
+        return self.compare(phase, prefixes, watched=False, sink=sink)
 
     def _carry_out(self, request: Request) -> tuple[bool, Event | None]:
         """A unit of a request: whether it is done, and what happened."""
@@ -369,6 +358,7 @@ class RoundRunner:
             position = made.position
             if position is None and self._capture is not None:
                 position = self._capture.position()
+            self._snapshot_proofs.note_snapshot(made)
             return SnapshotTaken(made, position)
         raise StoreError(f"the snapshots {self._snapshot_prefix}... cannot be deleted")
 
@@ -462,6 +452,7 @@ class RoundRunner:
             if not is_live:
                 # What rounds have found and is not applied would count as a difference.
                 self.end_phase()
+                self._snapshot_proofs.must_compare = False
             phase = self.begin_phase(request.snapshot)
             self._note_begin()
             comparing = self._comparing = self.compare(
@@ -478,9 +469,8 @@ class RoundRunner:
         self._proofs.note(
             result,
             moved=set(),
-            failed=self._workers.held,
+            failed=self._workers.failed,
             is_whole=not request.start_after and not is_first,
-            is_final=request.snapshot is not None,
         )
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         event = self._round_done(as_of, is_resumed=bool(request.start_after))
@@ -489,9 +479,12 @@ class RoundRunner:
         return True, event
 
     def _compare_beside(self) -> bool:
-        """Beside rounds of the source alone, compare a little of both sides when that
-        is due; whether there was something to do.
+        """Beside rounds, compare a little of both sides when that is due; whether there
+        was something to do.
         """
+        if self._goes_by_snapshots:
+            pending = (one.change for one in self._workers.schedule.pending())
+            return self._comparing is None and self._snapshot_proofs.advance(pending)
         proofs, rounds, phase = self._proofs, self._source_rounds, self._phase
         if rounds is None or phase is None or not (self._is_ahead or self._compared is not None):
             return False
@@ -504,7 +497,7 @@ class RoundRunner:
         comparing.advance()
         if not comparing.is_done:
             return not comparing.is_waiting
-        proofs.beside, result, failed = None, comparing.result(), self._workers.held
+        proofs.beside, result, failed = None, comparing.result(), self._workers.failed
         proofs.note(result, moved=rounds.noted(), failed=failed)
         # What has failed is not at the target, whatever the ledger says.
         rounds.await_works(self._workers.schedule.pending())
@@ -520,7 +513,7 @@ class RoundRunner:
         self._progress_s = now_s
         key = comparing.last_key
         # No record holds a longer key: an earlier one will do.
-        if self._workers.held or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
+        if self._workers.failed or not 0 < len(key.encode()) <= KEY_BYTES_MAX:
             return None
         return WorkProgressed(key)
 
@@ -528,9 +521,9 @@ class RoundRunner:
         snapshots = self._tools.source.snapshots
         assert snapshots is not None
         if not self._is_difference_open:
-            if self._is_proof_due():
+            if self._snapshot_proofs.must_compare:
                 return True, DifferenceFailed()
-            self.begin_phase(request.snapshot)
+            phase = self.begin_phase(request.snapshot)
             self._note_begin()
             try:
                 self._difference.open(
@@ -544,26 +537,33 @@ class RoundRunner:
             now_ms = self._clock.now_ms()
             for change in self.applied_changes():
                 self._workers.schedule.touch(change, now_ms=now_ms)
+            sink = AppliedDifferences(self._workers, phase.applier, self._clock)
+            self._snapshot_proofs.apply(request.snapshot, sink)
             self._is_difference_open = True
         schedule = self._workers.schedule
         taken = self._difference.take(self._workers.room)
         for one in taken:
             # No snapshot tells when; it was after its base: the lag is no longer.
             schedule.add(one, now_ms=request.base.created_ms)
+        self._snapshot_proofs.note_changes(one.change for one in taken)
         self._difference.acknowledge(schedule.done_through)
         if taken or not self._workers.has_only_held:
             return False, None
         self._is_difference_open = False
         self._difference.close()
+        self._snapshot_proofs.end_round(request.snapshot, failed=self._workers.failed)
         return True, self._round_done(request.snapshot.created_ms, is_resumed=False)
 
     @property
     def _follows(self) -> bool:
         return self._capture is not None and self.policy.options.is_live
 
-    def _is_proof_due(self) -> bool:
-        """Whether all is to be compared, although a difference would do."""
-        return not self._follows and self._proofs.is_due
+    @property
+    def _goes_by_snapshots(self) -> bool:
+        """Whether each round applies what leads from one snapshot to the next."""
+        at = self._machine.checkpoint
+        is_known = at.base is not None and not uncovered(self.policy.prefixes, at.prefixes)
+        return is_known and at.stage is Stage.INCREMENTAL and not self._follows
 
     def _note_begin(self) -> None:
         if self._machine.checkpoint.stage is not Stage.LIVE:
@@ -571,9 +571,9 @@ class RoundRunner:
 
     def _round_done(self, as_of_ms: int, *, is_resumed: bool) -> Event:
         # What fails by itself is not at the target.
-        if not is_resumed and not self._workers.held:
+        if not is_resumed and not self._workers.failed:
             self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
-        self.end_phase()
+        self.end_phase(keeps_proof=True)
         return WorkDone()
 
 

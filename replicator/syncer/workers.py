@@ -1,8 +1,9 @@
 """Applies the changes of a schedule in several threads, and keeps those that fail.
 
-What a store does not answer is tried again for ever, after growing waits. A key that
-fails by itself is held back and tried again later, while others go on. What no other
-attempt can mend stops everything until somebody has looked at it.
+While a store does not answer, everything is tried again for ever, after growing waits.
+A key that fails by itself is held back and tried again later, while others go on: also
+one that a store never answers for, once both stores were seen to answer for others.
+What no other attempt can mend stops everything until somebody has looked at it.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from replicator.replication import FAILED_KEYS_MAX, FailedKey
 from replicator.stores.errors import SnapshotLostError, StoreError
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer.applier import ChangeApplier, Effect, Outcome
-from replicator.syncer.faults import FaultVerdict
+from replicator.syncer.failing_keys import FailingKeys
+from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.lease import LeaseLostError
 from replicator.syncer.schedule import ChangeSchedule, Work
+from replicator.syncer.store_health import HealthAnswer, StoreHealth, is_unavailable
 from replicator.syncer.tally import ReplicationTally
 from runtime.errors import InternalError, OperationInterruptedError
 from runtime.rate_limit import Clock
@@ -40,11 +43,18 @@ _HELD_MAX = 1_000
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What failed by itself, why, and when it is tried again."""
+    """What failed by itself, why, and when it is tried again. `is_slow`: no answer came
+    of it, for which nobody should wait often.
+    """
 
     due_s: float
     work: Work
     verdict: FaultVerdict
+    is_slow: bool
+
+    def is_later(self, now_s: float) -> bool:
+        """Whether it need not be tried now."""
+        return self.is_slow and self.due_s > now_s
 
 
 class ChangeWorkers:
@@ -58,12 +68,16 @@ class ChangeWorkers:
         clock: Clock,
         tally: ReplicationTally,
         judge: Callable[[ReconcileError], FaultVerdict],
+        health: StoreHealth,
+        prober: Executor,
         wait_s: float,
     ) -> None:
-        """`judge` says what follows from an error; `pump` waits up to `wait_s` for what
-        runs.
+        """`judge` says what follows from an error; `prober` asks for the health of the
+        stores; `pump` waits up to `wait_s` for what runs.
         """
         self._executor = executor
+        self._health = health
+        self._prober = prober
         self._threads = threads
         self._clock = clock
         self._tally = tally
@@ -72,6 +86,12 @@ class ChangeWorkers:
         self._running = dict[_Applying, list[Work]]()
         self._ended = SimpleQueue[_Applying | None]()
         self._held = list[_Held]()
+        # By key, until it is carried out, also while it is tried again.
+        self._failed = dict[str, _Held]()
+        self._failing = FailingKeys()
+        # Whether the stores have to be asked before anything is begun.
+        self._must_ask = False
+        self._asking: Future[HealthAnswer] | None = None
         self._applier: ChangeApplier | None = None
         self._not_before_s = 0.0
         self._failures = 0
@@ -86,31 +106,35 @@ class ChangeWorkers:
     @property
     def is_idle(self) -> bool:
         """Whether nothing runs."""
-        return not self._running
+        return not self._running and self._asking is None
 
     @property
     def held(self) -> int:
-        """Keys that failed and are tried again later."""
+        """Keys that failed and wait to be tried again."""
         return len(self._held)
+
+    @property
+    def failed(self) -> int:
+        """Keys that failed by themselves and were not carried out since."""
+        return len(self._failed)
 
     @property
     def key_fault(self) -> FaultVerdict | None:
         """Of the key that failed last, of those that are tried again."""
-        held = self._held
-        return held[-1].verdict if held else None
+        return next(reversed(self._failed.values())).verdict if self._failed else None
 
     @property
     def failed_keys(self) -> tuple[FailedKey, ...]:
         """Up to FAILED_KEYS_MAX of those that are tried again."""
         return tuple(
-            FailedKey(one.work.change.key, one.verdict.fault, one.verdict.message)
-            for one in islice(self._held, FAILED_KEYS_MAX)
+            FailedKey(key, one.verdict.fault, one.verdict.message)
+            for key, one in islice(self._failed.items(), FAILED_KEYS_MAX)
         )
 
     @property
     def has_only_held(self) -> bool:
         """Whether all is done but for what failed, or waits behind it."""
-        return not self._running and not self.schedule.has_ready
+        return self.is_idle and not self.schedule.has_ready
 
     @property
     def room(self) -> int:
@@ -122,17 +146,25 @@ class ChangeWorkers:
         return any(one.work is work or one.work.holds_up(work) for one in self._held)
 
     def begin(self, applier: ChangeApplier) -> None:
-        """Begin a phase with the keys that are held back, and nothing else."""
+        """Begin a phase with the keys that have failed, and nothing else."""
         assert self.is_idle
-        keys = [one.work.change for one in self._held]
-        self.schedule, self._held = ChangeSchedule(), []
+        failed, self._failed, self._held = self._failed, {}, []
+        self.schedule = ChangeSchedule()
         self._applier, self.lost, self.waiting = applier, None, None
-        self._not_before_s, self._failures = 0.0, 0
-        now_ms = self._clock.now_ms()
-        for change in keys:
-            for key in (change.key, change.previous_key):
-                if key and not key.endswith("/"):
-                    self.schedule.touch(Change(0, key, "", ChangeKind.DELETE), now_ms=now_ms)
+        self._not_before_s, self._failures, self._must_ask = 0.0, 0, False
+        self._failing.keep(failed)
+        now_s, now_ms = self._clock.monotonic_s(), self._clock.now_ms()
+        for key, one in sorted(failed.items(), key=lambda item: not item[1].is_later(now_s)):
+            # What is below a prefix, comparisons find.
+            if key.endswith("/") or not applier.wants(key):
+                continue
+            change = Change(0, key, "", ChangeKind.DELETE)
+            work = self.schedule.touch(change, now_ms=now_ms)
+            work.tries = one.work.tries
+            self._failed[key] = replace(one, work=work)
+            if one.is_later(now_s) and self.schedule.start(1):
+                # Others need not wait for it at each beginning.
+                self._held.append(self._failed[key])
 
     def resume(self) -> None:
         """Try everything again now."""
@@ -151,7 +183,10 @@ class ChangeWorkers:
         for future in [one for one in self._running if one.cancel()]:
             for work in self._running.pop(future):
                 self.schedule.give_back(work)
-        while self._running:
+        if self._asking is not None and self._asking.cancel():
+            self._asking = None
+            self._failing.note(both_answer=False)
+        while not self.is_idle:
             self._collect(None)
 
     def wake(self) -> None:
@@ -168,18 +203,20 @@ class ChangeWorkers:
         now_s = self._clock.monotonic_s()
         if self._applier is None or now_s < self._not_before_s:
             return
+        if self._must_ask:
+            self._ask()
+            return
         due = [one.work for one in self._held if one.due_s <= now_s]
         self._held = [one for one in self._held if one.due_s > now_s]
         for work in due:
             # Its facts may be old by now: what counts is what the source has.
             work.change = replace(work.change, facts=None)
             self.schedule.give_back(work)
-        # After a failure one goes ahead of the others.
-        limit = 1 if self._failures else 2 * self._threads
         deletes = list[Work]()
-        while len(self._running) < limit and (found := self.schedule.start(1)):
+        while len(self._running) < 2 * self._threads and (found := self.schedule.start(1)):
             (work,) = found
-            if work.change.kind is not ChangeKind.DELETE:
+            # One that fails must not fail others that are deleted with it.
+            if work.change.kind is not ChangeKind.DELETE or work.change.key in self._failing:
                 self._submit([work])
                 continue
             deletes.append(work)
@@ -188,6 +225,46 @@ class ChangeWorkers:
                 deletes = []
         if deletes:
             self._submit(deletes)
+
+    def _ask(self) -> None:
+        """Ask for the health of the stores, if that is not being done."""
+        if self._asking is None:
+            self._failing.ask()
+            avoided = frozenset(self._failed)
+            self._asking = self._prober.submit(self._health.ask, avoided)
+            self._asking.add_done_callback(lambda _: self.wake())
+
+    def _note_health(self, asking: Future[HealthAnswer]) -> None:
+        self._asking, answer = None, None
+        try:
+            answer = asking.result()
+        except LeaseLostError as error:
+            self.lost = self.lost or error
+        except OperationInterruptedError:
+            # It is asked again.
+            pass
+        except Exception as error:  # noqa: BLE001 - a defect ends the work, not the process
+            self.stopped = self._judge(InternalError(f"{type(error).__name__}: {error}"))
+        both_answer = answer is not None and answer.both_answer
+        self._failing.note(both_answer=both_answer)
+        if answer is None:
+            return
+        self._must_ask = not both_answer
+        if self.held < _HELD_MAX:
+            self.waiting = None
+        failure = answer.source or answer.target
+        if failure is None:
+            # Single keys fail: nobody need wait longer and longer for those.
+            self._failures = min(self._failures, 1)
+        else:
+            self.waiting = verdict(failure, source_answers=answer.source is None)
+            self._wait_longer()
+
+    def _wait_longer(self) -> None:
+        """Begin nothing for a while."""
+        wait_s = min(_FIRST_WAIT_S * 2 ** min(self._failures, 10), _WAIT_MAX_S)
+        self._not_before_s = self._clock.monotonic_s() + wait_s
+        self._failures += 1
 
     def _submit(self, works: list[Work]) -> None:
         applier = self._applier
@@ -206,7 +283,7 @@ class ChangeWorkers:
     def _collect(self, wait_s: float | None) -> int:
         ended, count = list[_Applying | None](), 0
         with suppress(Empty):
-            ended.append(self._ended.get(timeout=wait_s if self._running else 0.0))
+            ended.append(self._ended.get(timeout=0.0 if self.is_idle else wait_s))
             while True:
                 ended.append(self._ended.get_nowait())
         for future in ended:
@@ -226,6 +303,8 @@ class ChangeWorkers:
                 outcomes = [InternalError(f"{type(error).__name__}: {error}")] * len(works)
             for work, outcome in zip(works, outcomes, strict=True):
                 count += self._settle(work, outcome)
+        if self._asking is not None and self._asking.done():
+            self._note_health(self._asking)
         return count
 
     def _settle(self, work: Work, outcome: Outcome | ReconcileError) -> int:
@@ -236,24 +315,51 @@ class ChangeWorkers:
             since_ms = work.since_ms if has_lag else None
             self._tally.applied(outcome, since_ms, len(work.numbers), self._clock.now_ms())
             self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
+            self._failing.forget(work.change.key)
+            for name in work.names:
+                self._failed.pop(name, None)
             self._failures, self.waiting = 0, None
             return 1
         if isinstance(outcome, LeaseLostError | SnapshotLostError):
             self.lost = self.lost or outcome
             self.schedule.give_back(work)
-            return 0
-        verdict = self._judge(outcome)
-        if verdict.is_of_key and self.held < _HELD_MAX:
-            wait_s = min(_KEY_WAIT_S * 2 ** min(work.tries, 10), _KEY_WAIT_MAX_S)
-            work.tries += 1
-            self._held.append(_Held(self._clock.monotonic_s() + wait_s, work, verdict))
-            return 0
-        self.schedule.give_back(work)
-        if verdict.waits:
-            self.waiting = verdict
-            wait_s = min(_FIRST_WAIT_S * 2 ** min(self._failures, 10), _WAIT_MAX_S)
-            self._not_before_s = self._clock.monotonic_s() + wait_s
-            self._failures += 1
+        elif is_unavailable(outcome):
+            self._unanswered(work, outcome)
         else:
-            self.stopped = verdict
+            self._refused(work, self._judge(outcome))
         return 0
+
+    def _unanswered(self, work: Work, error: ReconcileError) -> None:
+        """Hold a key back that fails by itself; else ask the stores before anything
+        more is begun.
+        """
+        fails_alone = self._failing.fails_alone(work.change.key)
+        if fails_alone and self.held < _HELD_MAX:
+            found = verdict(error, source_answers=True, fails_alone=True)
+            self._hold(work, found, is_slow=True)
+            return
+        self.schedule.give_back(work)
+        if fails_alone:
+            # So many are a fault of a store, whatever it answers for others.
+            self.waiting = verdict(error, source_answers=True)
+        if not self._must_ask:
+            self._must_ask = True
+            self._wait_longer()
+
+    def _refused(self, work: Work, found: FaultVerdict) -> None:
+        if found.is_of_key and self.held < _HELD_MAX:
+            self._hold(work, found)
+            return
+        self.schedule.give_back(work)
+        if found.waits:
+            self.waiting = found
+            self._wait_longer()
+        else:
+            self.stopped = found
+
+    def _hold(self, work: Work, found: FaultVerdict, *, is_slow: bool = False) -> None:
+        wait_s = min(_KEY_WAIT_S * 2 ** min(work.tries, 10), _KEY_WAIT_MAX_S)
+        work.tries += 1
+        held = _Held(self._clock.monotonic_s() + wait_s, work, found, is_slow)
+        self._held.append(held)
+        self._failed |= dict.fromkeys(work.names, held)

@@ -100,7 +100,6 @@ def test_whoever_follows_the_log_has_the_keys_of_the_bucket(
     store.writer.put_properties(
         current(store, "d/b"), ObjectProperties(tags=(("a", "b"),)), tags_only=True
     )
-    manager.set_modified(*place, "top", 1_700_000_000_000)
     store.renamer.rename(current(store, "top"), "moved")
     store.renamer.rename(current(store, "moved"), "moved2")
     upload = store.upload_writer.begin("parts", NOTHING)

@@ -174,11 +174,6 @@ class TwinOm:
         self._twin.change(self._bucket(args), args.keyName, tags=args.tags)
         return {"putObjectTaggingResponse": pb.PutObjectTaggingResponse()}
 
-    def _set_times(self, request: pb.OMRequest) -> dict[str, Any]:
-        args, modified_ms = request.setTimesRequest.keyArgs, request.setTimesRequest.mtime
-        self._twin.change(self._bucket(args), args.keyName, modificationTime=modified_ms)
-        return {"setTimesResponse": pb.SetTimesResponse()}
-
     def _set_acl(self, request: pb.OMRequest) -> dict[str, Any]:
         body = request.setAclRequest
         _, volume, name, *rest = body.obj.path.split("/", 3)

@@ -15,7 +15,7 @@ from replicator.stores.errors import StoreError
 from replicator.stores.port import ObjectProperties, Store
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import Lease, LocalLease
-from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.limits import EngineLimits
 from replicator.verifier.client import VerifierClient
 from runtime.disk import Disk
 from runtime.retry import Backoff
@@ -159,8 +159,8 @@ class Replication:
         )
 
     def failed_keys(self) -> set[str]:
-        """The keys that failed and are tried again later."""
-        return {name for one in self.engine._workers._held for name in one.work.names}
+        """The keys that failed and are tried again."""
+        return {one.key for one in self.engine.report().failed_keys}
 
     def kill(self) -> None:
         """End as a killed process does: nothing is finished, locks are free."""

@@ -5,6 +5,7 @@
 import json
 import os
 import random
+import signal
 import socket
 import subprocess
 import tempfile
@@ -94,6 +95,18 @@ class RgwPair:
     def start(self, site: str, daemon: str) -> None:
         """Start one daemon again and wait until it answers."""
         self._run("up", site, daemon)
+
+    def pause(self, site: str, daemon: str) -> None:
+        """Stop one daemon where it is, until `resume`."""
+        os.kill(self._process_id(site, daemon), signal.SIGSTOP)
+
+    def resume(self, site: str, daemon: str) -> None:
+        """Let one daemon go on."""
+        os.kill(self._process_id(site, daemon), signal.SIGCONT)
+
+    def _process_id(self, site: str, daemon: str) -> int:
+        folder = Path(self._environment["CEPH_RGW_DIR"])
+        return int((folder / site / "run" / f"{daemon}.pid").read_text())
 
     def collect_garbage(self, site: str) -> None:
         """Give back the space of what was deleted, which Ceph keeps for hours."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from replicator.copier import CopierLimits
 from replicator.replication import (
     Condition,
     DesiredState,
@@ -193,6 +194,7 @@ FORBIDDEN = StoreError("no tags of it for you", status=403, s3_code="AccessDenie
     [
         (StoreError("its tags are gone"), ReplicationFault.OBJECT_FAILED),
         (FORBIDDEN, ReplicationFault.SOURCE_FORBIDDEN),
+        (StoreUnavailableError("503"), ReplicationFault.OBJECT_FAILED),
     ],
 )
 def test_an_object_that_cannot_be_read_holds_up_itself_alone(
@@ -234,8 +236,9 @@ def test_an_object_that_cannot_be_read_holds_up_itself_alone(
 
 @way_of_all
 @pytest.mark.parametrize("side", ["source", "target"])
+@pytest.mark.parametrize("error", [StoreError("its tags are gone"), StoreUnavailableError("503")])
 def test_an_object_that_the_first_copy_cannot_compare_does_not_hold_up_others(
-    way: str, side: str, tmp_path: Path
+    way: str, side: str, error: StoreError, tmp_path: Path
 ) -> None:
     has_feed, has_snapshots = WAYS[way]
     source = MemoryStore("memory:a", has_feed=has_feed, has_snapshots=has_snapshots)
@@ -245,7 +248,7 @@ def test_an_object_that_the_first_copy_cannot_compare_does_not_hold_up_others(
     # Of the same content, so that properties decide.
     target.write("b", b"b")
     store = source if side == "source" else target
-    mend = failing_for(store, StoreError("its tags are gone"), "properties", "b")
+    mend = failing_for(store, error, "properties", "b")
     replication = Replication(source.store(), target.store(), tmp_path)
     replication.run(100, seconds=10.0)
     assert target.bodies() == source.bodies()
@@ -259,6 +262,105 @@ def test_an_object_that_the_first_copy_cannot_compare_does_not_hold_up_others(
     report = replication.engine.report()
     assert (report.failed, report.differences) == (0, 0)
     assert report.oldest_unproven_ms is not None
+
+
+@way_of_all
+@pytest.mark.parametrize("name", ["put", "facts", "delete"])
+def test_a_key_that_the_target_never_answers_for_holds_up_itself_alone(
+    way: str, name: str, tmp_path: Path
+) -> None:
+    """It is named, tried again more and more rarely, and crosses once it is mended."""
+    source, target, replication = begun(way, tmp_path)
+    asked = list[float]()
+
+    def before(operation: str, key: str) -> None:
+        keys = target.deleting if operation == "delete" else (key,)
+        if operation == name and "b" in keys:
+            asked.append(replication.clock.monotonic_s())
+            raise StoreUnavailableError("500 each time")
+
+    target.faults = replace(target.faults, before=before)
+    if name == "delete":
+        source.remove("b")
+    else:
+        source.write("b", b"another")
+        # The target is looked at, and the write there has a condition.
+        target.write("b", b"of somebody else")
+    source.write("d", b"d")
+    source.remove("c")
+    # A round each minute.
+    replication.run(700)
+    assert {"a", "b", "d"} == set(target.objects)
+    source.write("e", b"e")
+    replication.run(700)
+    assert "e" in target.objects
+    replication.run(600, seconds=10.0)
+    report = replication.engine.report()
+    assert (report.condition, report.failed) == (Condition.ACTIVE, 1)
+    (named,) = report.failed_keys
+    assert (named.key, named.fault) == ("b", ReplicationFault.OBJECT_FAILED)
+    assert "500 each time" in named.message
+    assert report.differences != 0
+    # Others go on at once, also while it is tried.
+    asked.clear()
+    replication.run(3_600, seconds=1.0)
+    assert 1 <= len(asked) <= 20
+    target.faults = StoreFaults()
+    replication.run(600, seconds=10.0)
+    assert held(target) == held(source)
+    assert replication.engine.report().failed == 0
+    assert not target.uploading
+
+
+def test_writes_that_fail_for_all_keys_are_no_fault_of_single_ones(tmp_path: Path) -> None:
+    """Such a target may still be listed and read."""
+    source, target, replication = begun("log", tmp_path)
+    mend = failing(target, StoreUnavailableError("503"), {"put", "write_part", "complete"})
+    for number in range(100):
+        source.write(f"d{number}", b"x")
+    replication.run(600, seconds=10.0)
+    report = replication.engine.report()
+    assert (report.condition, report.failed) == (Condition.WAITING, 0)
+    assert report.fault is ReplicationFault.TARGET_UNAVAILABLE
+    mend()
+    replication.run(20, seconds=1.0)
+    assert held(target) == held(source)
+    assert not target.uploading
+
+
+def test_reads_that_fail_for_all_keys_are_no_fault_of_single_ones(tmp_path: Path) -> None:
+    """Such a source may still be listed: its datanodes are down, and not its OM."""
+    source, target, replication = begun("log", tmp_path)
+    mend = failing(source, StoreUnavailableError("503"), {"read"})
+    for number in range(100):
+        source.write(f"d{number}", b"x")
+    replication.run(600, seconds=10.0)
+    report = replication.engine.report()
+    assert (report.condition, report.failed) == (Condition.WAITING, 0)
+    assert report.fault is ReplicationFault.SOURCE_UNAVAILABLE
+    mend()
+    replication.run(20, seconds=1.0)
+    assert held(target) == held(source)
+
+
+def test_more_than_a_thousand_keys_that_nobody_answers_for_wait(tmp_path: Path) -> None:
+    """They stop nothing: it may be the fault of a store after all."""
+    source, target, replication = begun("log", tmp_path)
+    replication.engine.close()
+    copier = CopierLimits(objects=600, parts=1, memory_bytes=1 << 20)
+    replication.limits = replace(replication.limits, copier=copier)
+    replication.start()
+    mend = failing(target, StoreUnavailableError("503"), {"put"})
+    for number in range(1_050):
+        source.write(f"d{number}", b"")
+    replication.run(60, seconds=0.5)
+    report = replication.engine.report()
+    assert (report.condition, report.failed) == (Condition.WAITING, 1_000)
+    assert report.fault is ReplicationFault.TARGET_UNAVAILABLE
+    mend()
+    replication.run(60, seconds=1.0)
+    assert held(target) == held(source)
+    assert replication.engine.report().failed == 0
 
 
 def test_a_source_that_forbids_everything_stops_it(tmp_path: Path) -> None:

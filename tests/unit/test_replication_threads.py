@@ -15,7 +15,7 @@ from replicator.replication import (
 )
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LocalLease
-from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.limits import EngineLimits
 from replicator.syncer.threads import ReplicationThreads
 from runtime.rate_limit import SystemClock
 from tests.support.memory_store import MemoryStore

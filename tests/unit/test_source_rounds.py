@@ -21,7 +21,7 @@ from replicator.stores.errors import StoreUnavailableError
 from replicator.stores.port import ObjectFacts, ObjectProperties
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LocalLease
-from replicator.syncer.rounds import EngineLimits
+from replicator.syncer.limits import EngineLimits
 from replicator.syncer.threads import ReplicationThreads
 from runtime.rate_limit import SystemClock
 from tests.support.memory_store import MEMORY, MemoryStore
