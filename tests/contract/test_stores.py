@@ -18,6 +18,7 @@ import pytest
 from blake3 import blake3
 
 from proof.item import ContentHash, HashAlgorithm
+from replicator.replication import PolicyId
 from replicator.stores.errors import (
     DigestMismatchError,
     FeedGapError,
@@ -41,6 +42,8 @@ from replicator.stores.port import (
     WriteCondition,
 )
 from replicator.stores.stamps import same_stamp
+from replicator.syncer.store_health import StoreHealth, health_key
+from runtime.rate_limit import SystemClock
 from tests.support.stores import (
     ANYTHING,
     NOTHING,
@@ -1070,3 +1073,16 @@ def test_a_failed_write_is_no_change(target: ContractStore) -> None:
     assert (feed.position(), changes_after(feed, before)) == (before, [])
     with pytest.raises(PositionTrimmedError):
         feed.read(replace(before, index=-1))
+
+
+def test_a_question_whether_a_store_answers_leaves_nothing(store: Store) -> None:
+    """Nor does one that a killed process has begun, once there was another."""
+    policy = PolicyId("policy-1")
+    for key in ("a", "b"):
+        put(store, key, b"body")
+    store.upload_writer.begin(health_key(policy), NOTHING)
+    health = StoreHealth(store, store, policy, SystemClock())
+    for _ in range(2):
+        assert health.ask(avoided={"a"}).both_answer
+    assert keys(store) == ["a", "b"]
+    assert list(store.upload_reader.uploads("")) == []
