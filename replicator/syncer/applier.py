@@ -155,8 +155,8 @@ class ChangeApplier:
     def _put(
         self, key: str, facts: ObjectFacts | None, *, looks: bool = False, is_found: bool = False
     ) -> Outcome:
-        """Bring over what the source has; with `looks` the target is asked first what
-        it has: a comparison has found another object there than the ledger knows.
+        """Bring over what the source has; with `looks` the ledger is not believed: a
+        comparison has found another object at the target than it knows.
         `is_found` says that no change of the log tells of it.
         """
         row = self._ledger.row(key)
@@ -173,7 +173,7 @@ class ChangeApplier:
             self._seen_gone.discard(key)
         if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
-        elif not looks and self._expects_absent(source):
+        elif row is None and self._expects_absent(source):
             target = None
         else:
             target = self._look(key)

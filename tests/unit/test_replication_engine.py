@@ -149,6 +149,26 @@ def test_snapshots_are_let_go_of_and_an_empty_round_lists_nothing(tmp_path: Path
     assert held(target) == held(source)
 
 
+def test_few_of_many_new_objects_are_looked_for_before_they_are_written(tmp_path: Path) -> None:
+    """Those of a first copy neither: the write has a condition."""
+    source, target = pair()
+    for number in range(400):
+        source.write(f"k{number:03}", b"x")
+    # The comparison has listed before: somebody writes there later.
+    target.faults = replace(
+        target.faults,
+        before=lambda name, _key: target.write("k300", b"foreign") if name == "put" else None,
+    )
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(200)
+    assert held(target).keys() == held(source).keys()
+    assert target.calls.count("facts") < 200
+    target.faults = replace(target.faults, before=lambda _name, _key: None)
+    source.write("k300", b"another")
+    replication.run(100)
+    assert held(target) == held(source)
+
+
 def test_a_pause_keeps_its_place_and_resends_nothing(tmp_path: Path) -> None:
     """OZ-130: also in the middle of a large object."""
     source, target, replication = live(tmp_path)
