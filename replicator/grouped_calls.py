@@ -21,10 +21,9 @@ class _Wish(Generic[Q, A]):
 
     def __init__(self, item: Q) -> None:
         self.item = item
-        self.is_taken = False
+        self.is_taken = self.is_done = False
         self.answer: A | None = None
         self.error: BaseException | None = None
-        self.is_done = threading.Event()
 
 
 class GroupedCalls(Generic[Q, A]):
@@ -47,9 +46,9 @@ class GroupedCalls(Generic[Q, A]):
         self._size_of = size_of
         self._items_max = items_max
         self._bytes_max = bytes_max
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
         self._waiting = deque[_Wish[Q, A]]()
-        self._turn = threading.BoundedSemaphore(_CALLS_AT_ONCE)
+        self._calls = 0
 
     def run(self, items: Sequence[Q]) -> list[A]:
         """The answers to these items, in their order.
@@ -58,45 +57,59 @@ class GroupedCalls(Generic[Q, A]):
             Exception: what the call of one of them raised.
         """
         wishes = [_Wish[Q, A](item) for item in items]
-        with self._lock:
+        with self._changed:
             self._waiting += wishes
         for wish in wishes:
-            while not wish.is_taken:
-                with self._turn:
-                    if not wish.is_taken:
-                        self._send(self._take())
+            while taken := self._turn(wish):
+                self._send(taken)
         found = list[A]()
         for wish in wishes:
-            wish.is_done.wait()
             if wish.error is not None:
                 raise wish.error
             assert wish.answer is not None
             found.append(wish.answer)
         return found
 
+    def _turn(self, wish: _Wish[Q, A]) -> list[_Wish[Q, A]]:
+        """What to send now for this wish, and others; nothing once it is answered. Who
+        has an answer waits for no call of others.
+        """
+
+        def may_go_on() -> bool:
+            return wish.is_done or (not wish.is_taken and self._calls < _CALLS_AT_ONCE)
+
+        with self._changed:
+            self._changed.wait_for(may_go_on)
+            if wish.is_done:
+                return []
+            self._calls += 1
+            return self._take()
+
     def _take(self) -> list[_Wish[Q, A]]:
         """The first of those that wait, as many as fit into one call."""
         taken, keys, size = list[_Wish[Q, A]](), set[str](), 0
-        with self._lock:
-            while self._waiting and len(taken) < self._items_max:
-                item = self._waiting[0].item
-                key, size = self._key_of(item), size + self._size_of(item)
-                if taken and (size > self._bytes_max or key in keys):
-                    break
-                keys.add(key)
-                wish = self._waiting.popleft()
-                wish.is_taken = True
-                taken.append(wish)
+        while self._waiting and len(taken) < self._items_max:
+            item = self._waiting[0].item
+            key, size = self._key_of(item), size + self._size_of(item)
+            if taken and (size > self._bytes_max or key in keys):
+                break
+            keys.add(key)
+            wish = self._waiting.popleft()
+            wish.is_taken = True
+            taken.append(wish)
         return taken
 
     def _send(self, wishes: Sequence[_Wish[Q, A]]) -> None:
         try:
-            answers = self._call([wish.item for wish in wishes]) if wishes else ()
+            answers = self._call([wish.item for wish in wishes])
             for wish, answer in zip(wishes, answers, strict=True):
                 wish.answer = answer
         except BaseException as error:  # noqa: BLE001 - each of the waiting threads raises it
             for wish in wishes:
                 wish.error = error
         finally:
-            for wish in wishes:
-                wish.is_done.set()
+            with self._changed:
+                self._calls -= 1
+                for wish in wishes:
+                    wish.is_done = True
+                self._changed.notify_all()

@@ -1,6 +1,7 @@
 """What several threads want at once goes in one call, within its limits."""
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -66,3 +67,24 @@ def test_an_error_of_a_call_reaches_all_whose_items_it_had() -> None:
     with pytest.raises(ValueError, match="no"):
         calling.run(["a", "b"])
     assert calling.run(["c"]) == ["c"]
+
+
+def test_who_has_an_answer_waits_for_no_other_call() -> None:
+    """Else callers come back one by one, and each call carries what one of them has."""
+    sizes = list[int]()
+
+    def call(items: Sequence[str]) -> list[str]:
+        sizes.append(len(items))
+        time.sleep(0.05)
+        return list(items)
+
+    calling = grouped(call, items_max=100, bytes_max=10_000)
+
+    def one(number: int) -> None:
+        for _ in range(20):
+            assert calling.run([chr(200 + number)]) == [chr(200 + number)]
+
+    with ThreadPoolExecutor(32) as pool:
+        list(pool.map(one, range(32)))
+    assert sum(sizes) == 32 * 20
+    assert len(sizes) < 32 * 20 / 6
