@@ -24,6 +24,7 @@ if [ "${1:-}" = tests ]; then
     command -v chromium >/dev/null || need chromium
     command -v systemd-analyze >/dev/null || need systemd
     command -v groff >/dev/null || need groff
+    .venv/bin/python -m tests.support.java
     exit
 fi
 
