@@ -53,9 +53,9 @@ CHUNK_BYTES, WINDOW_BYTES = 4 << 20, 16 << 10
 # Another window of the first chunk on each datanode.
 OFFSETS = (100, 20_100, 40_100)
 ROUNDS = 5
-# As many as one batch of a diagnosis can well have; an Ozone fills and closes two in a
+# Batches as those of a diagnosis; an Ozone fills and closes one or two containers in a
 # second, so that they are diagnosed again and again.
-OZONE_CONTAINERS, OZONE_REPEAT = 100, 5
+OZONE_CONTAINERS, OZONE_REPEAT = 50, 10
 # Below the size at which a container of the test bed closes by itself.
 OZONE_LARGE_BLOCKS = (16 << 20, 16 << 20, 8 << 20)
 
