@@ -188,8 +188,7 @@ class ClusterSurvey:
         }
         rest = [one for one in wanted.replicas if one.container_id not in found]
         found |= {
-            one.replica.container_id: one
-            for one in self._read_trees(datanode, rest, wanted.trees)
+            one.replica.container_id: one for one in self._read_trees(datanode, rest, wanted.trees)
         }
         readings = [found[one.container_id] for one in wanted.replicas]
         return [
