@@ -169,10 +169,11 @@ def test_a_stage_is_one_exchange_between_two_nodes_of_python_and_no_sort(
     assert "Sort" not in plan
     # What travels has types: no column of bytes that only Python could read.
     assert {kind for _, kind in job.read_frame(session, [[]]).dtypes} == {
-        "bigint",
         "int",
-        "string",
-        "boolean",
+        "array<int>",
+        "array<bigint>",
+        "array<string>",
+        "array<boolean>",
     }
 
 
