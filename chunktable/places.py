@@ -60,9 +60,8 @@ def read_whole(filesystem: pa_fs.FileSystem, path: str, bytes_max: int) -> bytes
     Raises:
         OSError: it cannot be read.
     """
-    handler = filesystem.handler if isinstance(filesystem, pa_fs.PyFileSystem) else None
-    if isinstance(handler, _WholeReader):
-        return handler.read_whole(path, bytes_max)
+    if isinstance(filesystem, pa_fs.PyFileSystem) and isinstance(filesystem.handler, _WholeReader):
+        return filesystem.handler.read_whole(path, bytes_max)
     with filesystem.open_input_stream(path, compression=None) as stream:
         found: bytes = stream.read(bytes_max + 1)
     return found

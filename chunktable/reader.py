@@ -226,7 +226,7 @@ def read_inventory(
     tables = [
         _read_table(filesystem, folder, f, schema) for f in manifest.of_kind(FileKind.CONTAINERS)
     ]
-    inventory = pa.concat_tables([schema.empty_table(), *tables]).unify_dictionaries()
+    inventory = pa.concat_tables(tables or [schema.empty_table()]).unify_dictionaries()
     listed = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
     unlisted = set(inventory["file"].unique().to_pylist()) - listed
     if unlisted:

@@ -11,8 +11,11 @@ import numpy as np
 import pyarrow as pa
 
 from sweep.fragments import Bools, Int64s
-from sweep.model import REPLICA_SCHEMA, RootMethod
+from sweep.model import RootMethod
 from sweep.runs import RUN_SCHEMA, Rows, RunJoiner, Stretches, replicas_of
+
+# Making one takes as long as reading a small export.
+_NO_RUNS = RUN_SCHEMA.empty_table()
 
 
 class ListedReplicas:
@@ -100,7 +103,7 @@ class ListedReplicas:
         (RUN_SCHEMA) of others, some at a time; without those that are not listed or not
         live. Counts the rows.
         """
-        joiner, nothing = RunJoiner(), (REPLICA_SCHEMA.empty_table(), RUN_SCHEMA.empty_table())
+        joiner = RunJoiner()
         for rows in stretches:
             found = Stretches.of(rows)
             places = self.places(found.text("volume"), pa.array(found.container_ids()))
@@ -110,7 +113,7 @@ class ListedReplicas:
             is_whole[is_whole] = found.counts[is_whole] == self.rows[places[is_whole]]
             # Most replicas are whole in a batch, and need no table of runs.
             if is_whole.any():
-                yield found.chosen(is_whole).replicas(), nothing[1]
+                yield found.chosen(is_whole).replicas(), _NO_RUNS
             if (others := is_live & ~is_whole).any():
                 yield from map(self._settle_joined, joiner.add(found.chosen(others).runs()))
         yield from map(self._settle_joined, joiner.close())

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from sweep.engine import Engine, Revisit
+from sweep.exports import parts_of_holders
 from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, Part
 from sweep.output import SweepTotals
@@ -45,5 +46,6 @@ class Night:
     ) -> None:
         """Store the findings of `work` about these containers."""
         places = {"findings": self._revisited.place("findings", FINDING_SCHEMA)}
-        for found in self._engine.revisit(work, self._parts, earlier, requested, changed, places):
+        parts = parts_of_holders(self._parts, changed)
+        for found in self._engine.revisit(work, parts, earlier, requested, changed, places):
             self._revisited.add({}, {"findings": found.findings}, found.files)

@@ -31,7 +31,7 @@ from runtime.progress import ProgressSink
 from sweep.by_range import run_by_range, unfinished
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
-from sweep.exports import Exports, export_findings
+from sweep.exports import Exports, export_findings, parts_of_holders
 from sweep.history import History, whole_names
 from sweep.inputs import (
     ALL_OR_NONE,
@@ -427,7 +427,8 @@ class _Sweep:
         if len(container_ids):
             self._progress.begin("comparing", len(container_ids), "containers")
             places = {name: stage.place(name, of) for name, of in _INSPECTED.items()}
-            for found in self._engine.inspect(parts, container_ids, rows, replicas, places):
+            holders = parts_of_holders(parts, replicas)
+            for found in self._engine.inspect(holders, container_ids, rows, replicas, places):
                 stage.add({}, {"verdicts": found.verdicts, "findings": found.findings}, found.files)
                 self._progress.advance(found.containers)
         return stage
