@@ -140,7 +140,7 @@ def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
     """
     path = f"{folder}/{file.name}"
     with _translate_errors(path):
-        raw = read_whole(filesystem, path, file.length_bytes)
+        raw = read_whole(filesystem, path, max(file.length_bytes, WHOLE_BYTES_MAX))
     if fingerprint(raw).hex() != file.checksum:
         raise _changed(path)
     return raw
