@@ -63,7 +63,7 @@ class _ReadManifests:
 
     @property
     def schema(self) -> pa.Schema:
-        """See ExportWork: the location, and the manifest as it was written."""
+        """See ExportWork: the location, and the manifest."""
         return _MANIFESTS
 
     def __call__(self, text: str) -> pa.Table:
@@ -73,7 +73,7 @@ class _ReadManifests:
             manifest = read_manifest(filesystem, path)
         except ChunkTableError:
             return _MANIFESTS.empty_table()
-        return pa.table([[text], [manifest.to_bytes().decode()]], schema=_MANIFESTS)
+        return pa.table([[text], [manifest.to_bytes(compact=True).decode()]], schema=_MANIFESTS)
 
 
 _MANIFESTS = pa.schema(
@@ -175,7 +175,7 @@ class KeepExports:
     @staticmethod
     def text(place: str, manifest: Manifest, copies: str) -> str:
         """The text for one export; `copies` is the name of its folder."""
-        raw = manifest.to_bytes().decode()
+        raw = manifest.to_bytes(compact=True).decode()
         return json.dumps({"place": place, "manifest": raw, "copies": copies})
 
     @property
