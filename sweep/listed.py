@@ -106,7 +106,7 @@ class ListedReplicas:
         joiner = RunJoiner()
         for rows in stretches:
             found = Stretches.of(rows)
-            places = self.places(found.text("volume"), pa.array(found.container_ids()))
+            places = self.places(found.volumes(), pa.array(found.integers["container_id"]))
             self.count(places, found.counts)
             is_live = self.is_live(places)
             is_whole = is_live & found.ordered

@@ -16,7 +16,7 @@ after its last row, so fragments count the rows that are marked deleted. Sums ar
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeVar
 
@@ -305,14 +305,16 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """The runs of some rows, one for each stretch of rows of one replica: where each
-    begins, its number of rows, whether they are in order, and a row for each of NUMBERS
-    with a column for each stretch.
+    """The runs of some rows, one for each stretch of rows of one replica.
+
+    `text` and `integers` are its REPLICA_COLUMNS, `counts` its rows; `numbers` has a
+    row for each of NUMBERS and a column for each stretch.
     """
 
-    rows: Rows
-    starts: Int64s
+    text: Mapping[str, TextColumn]
+    integers: Mapping[str, Int64s]
     counts: Int64s
+    # Whether the rows are in order; the numbers of others are meaningless.
     ordered: Bools
     numbers: Int64s
 
@@ -321,53 +323,47 @@ class Stretches:
         """Fold the rows."""
         starts = _changes(rows)
         ordered, numbers = fold_stretches(starts, rows)
-        sources = rows.text["source"]
-        is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
+        text = {n: TextColumn(take(t.codes, starts), t.values) for n, t in rows.text.items()}
+        is_none = text["source"].values.to_numpy(zero_copy_only=False) == "none"
         # A replica without a tree has no blocks.
-        ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
+        ordered &= ~is_none[text["source"].codes] | (numbers[ENDS] == 0)
         if rows.unreadable is not None:
             ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-        return cls(rows, starts, np.diff(starts, append=rows.count), ordered, numbers)
+        integers = {n: take(rows.integers[n], starts) for n in REPLICA_COLUMNS if n not in TEXT}
+        return cls(text, integers, np.diff(starts, append=rows.count), ordered, numbers)
 
     def chosen(self, which: Bools) -> Self:
         """Only these stretches."""
         if which.all():
             return self
-        # Along the rows of the kernels' output, which are contiguous.
-        numbers = self.numbers.T[which].T
-        columns = self.starts[which], self.counts[which], self.ordered[which]
-        return replace(self, starts=columns[0], counts=columns[1], ordered=columns[2],
-                       numbers=numbers)  # fmt: skip
+        return type(self)(
+            {name: TextColumn(one.codes[which], one.values) for name, one in self.text.items()},
+            {name: column[which] for name, column in self.integers.items()},
+            self.counts[which],
+            self.ordered[which],
+            # Along the rows of the kernel's output, which are contiguous.
+            self.numbers.T[which].T,
+        )
 
-    def text(self, name: str) -> pa.DictionaryArray:
-        """A column of text, with an entry for each stretch."""
-        text = self.rows.text[name]
-        return pa.DictionaryArray.from_arrays(pa.array(take(text.codes, self.starts)), text.values)
-
-    def container_ids(self) -> Int64s:
-        """The container of each stretch."""
-        return take(self.rows.integers["container_id"], self.starts)
+    def volumes(self) -> pa.DictionaryArray:
+        """The volume of each stretch."""
+        volume = self.text["volume"]
+        return pa.DictionaryArray.from_arrays(pa.array(volume.codes), volume.values)
 
     def runs(self) -> pa.Table:
         """The runs (RUN_SCHEMA)."""
         columns = self._identity() | number_columns(self.numbers)
-        columns["ordered"] = pa.array(self.ordered)
-        columns["rows"] = pa.array(self.counts)
+        columns |= {"ordered": pa.array(self.ordered), "rows": pa.array(self.counts)}
         return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
     def replicas(self) -> pa.Table:
         """The replicas (REPLICA_SCHEMA) of ordered stretches that are whole."""
-        paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), len(self.starts))
+        paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), len(self.counts))
         return _replica_table(self._identity() | {"path": paths}, self.numbers)
 
     def _identity(self) -> dict[str, pa.Array]:
-        """The REPLICA_COLUMNS."""
-        integers = {
-            name: to_arrow(name, take(self.rows.integers[name], self.starts))
-            for name in REPLICA_COLUMNS
-            if name not in TEXT
-        }
-        return integers | {name: self.text(name).dictionary_decode() for name in TEXT}
+        found = {name: to_arrow(name, column) for name, column in self.integers.items()}
+        return found | {n: one.values.take(pa.array(one.codes)) for n, one in self.text.items()}
 
 
 def _changes(rows: Rows) -> Int64s:
