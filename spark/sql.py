@@ -67,8 +67,8 @@ _INTS = ArrayType(IntegerType(), containsNull=False)
 _WORDS = ArrayType(ArrayType(LongType(), containsNull=False), containsNull=False)
 
 
-# The sums of replicas, each with the columns that name it, from `aggregate`.
-SUM_SCHEMA = pa.schema(
+# The sums of replicas, each with the columns that name it.
+_SUM_SCHEMA = pa.schema(
     [
         *(REPLICA_SCHEMA.field(n).with_nullable(True) for n in (*KEY, *ATTRIBUTE_COLUMNS)),
         *(REPLICA_SCHEMA.field(n).with_nullable(True) for n in REPLICA_SCHEMA.names if n in _SUMS),
@@ -95,8 +95,8 @@ class ReplicaNames:
 
 @dataclass(frozen=True, slots=True)
 class SettledSums:
-    """The replicas (REPLICA_SCHEMA) in some rows of SUM_SCHEMA that are proven, and the
-    containers of the others, whose rows must be sorted (REQUEST_SCHEMA).
+    """The replicas (REPLICA_SCHEMA) that are proven in some rows of `aggregate`, and
+    the containers of the others, whose rows must be sorted (REQUEST_SCHEMA).
     """
 
     replicas: pa.Table
@@ -126,7 +126,7 @@ def names_of(rows: DataFrame) -> Iterator[ReplicaNames]:
 
 
 def aggregate(rows: DataFrame, names: ReplicaNames, *, last_offset: int | None = None) -> DataFrame:
-    """The sums (SUM_SCHEMA) of all replicas in `rows`, which has the columns of the
+    """The sums of all replicas in `rows`, which has the columns of the
     chunk table. Run it within `partitions`.
 
     `last_offset` is the largest chunk offset, in bytes; without it a query over the
@@ -151,8 +151,8 @@ def unnamed_containers(rows: DataFrame, names: ReplicaNames) -> DataFrame:
 
 
 def settled(sums: pa.Table) -> SettledSums:
-    """Take apart rows of SUM_SCHEMA."""
-    sums = sums.cast(SUM_SCHEMA, safe=False)
+    """Take apart rows of `aggregate`."""
+    sums = sums.cast(_SUM_SCHEMA, safe=False)
     is_named, has_container = sums["is_named"], pc.is_valid(sums["container_id"])
     proven = sums.filter(sums["is_proven"])
     columns = {name: proven[name] for name in REPLICA_SCHEMA.names if name != "path"}

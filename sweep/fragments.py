@@ -243,7 +243,7 @@ def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bo
     return _mix(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
 
 
-def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
+def _block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
     """A 64-bit mix of each block, from the sum of its chunks' mixes (`mixes`). The XOR
     over all blocks is the replica's fingerprint.
     """
@@ -301,7 +301,7 @@ def complete_blocks(fragments: Int64s, known: Bools) -> Int64s:
     checksums = fragments[Fragment.CHECKSUM]
     out = np.empty((len(Inner), fragments.shape[1]), np.int64)
     out[Inner.CHECKSUM] = _word_checksums(checksums)
-    out[Inner.FINGERPRINT] = block_mixes(
+    out[Inner.FINGERPRINT] = _block_mixes(
         fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX]
     )
     out[Inner.BLOCKS] = 1

@@ -352,7 +352,7 @@ class Stretches:
 
     def runs(self) -> pa.Table:
         """The runs (RUN_SCHEMA)."""
-        columns = self._identity() | number_columns(self.numbers)
+        columns = self._identity() | _number_columns(self.numbers)
         columns |= {"ordered": pa.array(self.ordered), "rows": pa.array(self.counts)}
         return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
@@ -509,7 +509,7 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     rows = np.add.reduceat(_int64s(runs["rows"])[order], starts)
     columns |= {"scanned_at": to_arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
     columns["rows"] = pa.array(rows)
-    columns |= number_columns(numbers)
+    columns |= _number_columns(numbers)
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
@@ -565,7 +565,7 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
     return ~np.logical_or.reduceat(spoiled, starts)
 
 
-def number_columns(numbers: Int64s) -> dict[str, pa.Array]:
+def _number_columns(numbers: Int64s) -> dict[str, pa.Array]:
     """The columns of a table of runs with these numbers, a row for each of NUMBERS."""
     count = numbers.shape[1]
     # One copy for all; pa.array would make one for each column, of strided rows.

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.columns import TreeColumns
 from merkle.tree import root_hex
-from sweep.exact import ReplicaId, trees_of
+from sweep.exact import ReplicaId, Row, trees_of
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, RootMethod
 
 # The ranges of one block that an agent wrote: their starts, ascending, and for each the
@@ -151,7 +151,7 @@ def silent_findings(
     agent_writes = _agent_writes(events)
     before = {identity: tree for identity, tree in trees_of(earlier_rows) if identity in wanted}
     held = Counter((row["container_id"], row["datanode"]) for row in _replicas_of(rows).to_pylist())
-    found = list[Mapping[str, Any]]()
+    found = list[Row]()
     for identity, tree in trees_of(rows):
         if identity not in before:
             continue
