@@ -19,13 +19,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
@@ -34,14 +35,13 @@ from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
-from runtime.disk import Disk
-from spark.commits import SharedFolders
 from spark.engine import SparkEngine
-from spark.scattered import fold_in_sql, whole_files
+from spark.scattered import last_offset
 from spark.session import spark_session
+from spark.sql import aggregate, names_of, partitions, settled
 from sweep.engine import FoldedWave
 from sweep.inputs import table_parts
-from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA
 from sweep.pieces import StoredFile, StoredTable, TablePlace
 from sweep.runs import RUN_SCHEMA, settle
 from sweep.stages import requested_rows
@@ -204,23 +204,20 @@ def by_sql(session: SparkSession, table: Table) -> Roots:
     """The XOR aggregate in Spark SQL; containers with irregular blocks are computed
     from their sorted rows.
     """
+    rows = table.frame(session)
+    last = last_offset(pq.read_metadata(path) for path in table.files())
+    with names_of(rows) as names, partitions(session, names.blocks):
+        found = settled(aggregate(rows, names, last_offset=last).toArrow())
+        assert not found.unnamed
+    ids, counts = requested_rows(found.requested)
+    is_exact = pc.is_in(found.replicas["container_id"], value_set=pa.array(ids))
     parts = table_parts([str(table.folder)]).parts
-    files, schemas = whole_files(parts), (REPLICA_SCHEMA, REQUEST_SCHEMA, FINDING_SCHEMA)
-    assert files is not None
-    with ExitStack() as stack:
-        found = (stack.enter_context(_place(schema)) for schema in schemas)
-        places = dict(zip(("replicas", "requested", "findings"), found, strict=True))
-        shared = SharedFolders.of(places, Disk())
-        wave = fold_in_sql(session, files, parts, shared, chunks_min=0)
-        assert wave is not None
-        folded = {n: _stored(place, wave.files.get(n, ())) for n, place in places.items()}
-        ids, rows = requested_rows(folded["requested"])
-        judged = list(SparkEngine(session).exact(parts, ids, rows, places))
-        sorted_files = [file for one in judged for file in one.files.get("replicas", ())]
-        is_exact = pc.is_in(folded["replicas"]["container_id"], value_set=pa.array(ids))
-        whole = [folded["replicas"].filter(pc.invert(is_exact))]
-        whole += [_stored(places["replicas"], sorted_files), *(one.replicas for one in judged)]
-        return _roots(pa.concat_tables(whole))
+    with _place(REPLICA_SCHEMA) as place, _place(FINDING_SCHEMA) as findings:
+        places = {"replicas": place, "findings": findings}
+        judged = list(SparkEngine(session).exact(parts, ids, counts, places))
+        files = [file for one in judged for file in one.files.get("replicas", ())]
+        whole = [found.replicas.filter(pc.invert(is_exact)), _stored(place, files)]
+        return _roots(pa.concat_tables([*whole, *(one.replicas for one in judged)]))
 
 
 def by_sort(session: SparkSession, table: Table) -> Roots:
