@@ -35,14 +35,16 @@ from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
-from spark.engine import SparkEngine, last_offset
+from spark.engine import SparkEngine
+from spark.scattered import last_offset
 from spark.session import spark_session
-from spark.sql import aggregate, names_of
+from spark.sql import aggregate, names_of, partitions, settled
 from sweep.engine import FoldedWave
 from sweep.inputs import table_parts
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA
 from sweep.pieces import StoredFile, StoredTable, TablePlace
 from sweep.runs import RUN_SCHEMA, settle
+from sweep.stages import requested_rows
 
 ROUNDS = 5
 WARM_UPS = 2
@@ -204,14 +206,18 @@ def by_sql(session: SparkSession, table: Table) -> Roots:
     """
     rows = table.frame(session)
     last = last_offset(pq.read_metadata(path) for path in table.files())
-    found = aggregate(rows, names_of(rows), last_offset=last)
+    with names_of(rows) as names, partitions(session, names.blocks):
+        found = settled(aggregate(rows, names, last_offset=last).toArrow())
+        assert not found.unnamed
+    ids, counts = requested_rows(found.requested)
+    is_exact = pc.is_in(found.replicas["container_id"], value_set=pa.array(ids))
     parts = table_parts([str(table.folder)]).parts
     with _place(REPLICA_SCHEMA) as place, _place(FINDING_SCHEMA) as findings:
         places = {"replicas": place, "findings": findings}
-        judged = list(SparkEngine(session).exact(parts, found.exact, found.exact_rows, places))
+        judged = list(SparkEngine(session).exact(parts, ids, counts, places))
         files = [file for one in judged for file in one.files.get("replicas", ())]
-        whole = [found.replicas, _stored(place, files), *(one.replicas for one in judged)]
-        return _roots(pa.concat_tables(whole))
+        whole = [found.replicas.filter(pc.invert(is_exact)), _stored(place, files)]
+        return _roots(pa.concat_tables([*whole, *(one.replicas for one in judged)]))
 
 
 def by_sort(session: SparkSession, table: Table) -> Roots:

@@ -125,8 +125,10 @@ class Manifest:
         """The files of one kind."""
         return tuple(file for file in self.files if file.kind is kind)
 
-    def to_bytes(self) -> bytes:
-        """The file's bytes: JSON with a checksum over all other keys."""
+    def to_bytes(self, *, compact: bool = False) -> bytes:
+        """The file's bytes: JSON with a checksum over all other keys. If `compact`, it
+        is one line, which is made several times as fast.
+        """
         document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -154,7 +156,7 @@ class Manifest:
             ],
         }
         signed = document | {"checksum": _json_checksum(document)}
-        return json.dumps(signed, indent=1).encode() + b"\n"
+        return json.dumps(signed, indent=None if compact else 1).encode() + b"\n"
 
 
 def parse_manifest(raw: bytes, name: str) -> Manifest:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import pyarrow.fs as pa_fs
 
@@ -44,6 +44,27 @@ def resolve_location(location: str) -> tuple[pa_fs.FileSystem, str]:
     except ValueError as error:
         raise UsageError(f"{location} is not an address of files: {error}") from error
     return filesystem, path.rstrip("/")
+
+
+@runtime_checkable
+class _WholeReader(Protocol):
+    """What a file system of ours does in one request."""
+
+    def read_whole(self, path: str, bytes_max: int) -> bytes: ...
+
+
+def read_whole(filesystem: pa_fs.FileSystem, path: str, bytes_max: int) -> bytes:
+    """The bytes of a whole file, in one request of a bucket: opening a file would ask
+    for its size first. Of a larger file it returns more than `bytes_max`, but not all.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    if isinstance(filesystem, pa_fs.PyFileSystem) and isinstance(filesystem.handler, _WholeReader):
+        return filesystem.handler.read_whole(path, bytes_max)
+    with filesystem.open_input_stream(path, compression=None) as stream:
+        found: bytes = stream.read(bytes_max + 1)
+    return found
 
 
 def check_scheme(location: str) -> None:

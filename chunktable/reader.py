@@ -33,7 +33,7 @@ from chunktable.manifest import (
     parse_manifest,
     table_error,
 )
-from chunktable.places import drop_undecodable_names
+from chunktable.places import drop_undecodable_names, read_whole
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
 from merkle.checksum import RunningFingerprint, fingerprint
 
@@ -70,10 +70,10 @@ def read_manifest(filesystem: pa_fs.FileSystem, path: str) -> Manifest:
     Raises:
         ChunkTableError: the file cannot be read, or as in `parse_manifest`.
     """
-    with _translate_errors(path), filesystem.open_input_file(path) as file:
-        if file.size() > MANIFEST_BYTES_MAX:
-            raise table_error(TableRefusal.NOT_A_MANIFEST, f"{path} is too large for a manifest")
-        raw = file.read()
+    with _translate_errors(path):
+        raw = read_whole(filesystem, path, MANIFEST_BYTES_MAX)
+    if len(raw) > MANIFEST_BYTES_MAX:
+        raise table_error(TableRefusal.NOT_A_MANIFEST, f"{path} is too large for a manifest")
     return parse_manifest(raw, path.rpartition("/")[2])
 
 
@@ -139,8 +139,8 @@ def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
         ChunkTableError: the checksum differs, or the file cannot be read.
     """
     path = f"{folder}/{file.name}"
-    with _translate_errors(path), filesystem.open_input_stream(path, compression=None) as stream:
-        raw: bytes = stream.read()
+    with _translate_errors(path):
+        raw = read_whole(filesystem, path, max(file.length_bytes, WHOLE_BYTES_MAX))
     if fingerprint(raw).hex() != file.checksum:
         raise _changed(path)
     return raw
@@ -213,17 +213,20 @@ def check_rows(name: str, *, found: int, recorded: int) -> None:
         )
 
 
-def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
+def read_inventory(
+    filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest, *, encoded: bool = False
+) -> pa.Table:
     """The inventory (CONTAINER_SCHEMA): the file that holds each replica's live rows.
+    If `encoded`, text is dictionaries: a replica takes a fifth of the memory.
 
     Raises:
         ChunkTableError: it cannot be read, or names a file that the manifest does not.
     """
+    schema = _ENCODED_INVENTORY if encoded else CONTAINER_SCHEMA
     tables = [
-        _read_table(filesystem, folder, f, CONTAINER_SCHEMA)
-        for f in manifest.of_kind(FileKind.CONTAINERS)
+        _read_table(filesystem, folder, f, schema) for f in manifest.of_kind(FileKind.CONTAINERS)
     ]
-    inventory = pa.concat_tables([CONTAINER_SCHEMA.empty_table(), *tables])
+    inventory = pa.concat_tables(tables or [schema.empty_table()]).unify_dictionaries()
     listed = {f.name for f in manifest.of_kind(FileKind.CHUNKS) if f.rows}
     unlisted = set(inventory["file"].unique().to_pylist()) - listed
     if unlisted:
@@ -233,6 +236,16 @@ def read_inventory(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest
         )
         raise table_error(TableRefusal.ROWS, text)
     return inventory
+
+
+_ENCODED_INVENTORY = pa.schema(
+    [
+        field.with_type(pa.dictionary(pa.int32(), field.type))
+        if pa.types.is_string(field.type)
+        else field
+        for field in CONTAINER_SCHEMA
+    ]
+)
 
 
 def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
@@ -279,7 +292,8 @@ def _read_table(
 ) -> pa.Table:
     path = f"{folder}/{file.name}"
     with _translate_errors(path), open_verified(filesystem, folder, file) as source:
-        parquet = pq.ParquetFile(source, page_checksum_verification=True)
+        encoded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
+        parquet = pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=encoded)
         table = parquet.read(use_threads=False)
     try:
         # Columns of later releases are ignored.

@@ -226,6 +226,25 @@ class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
         with _as_os_error(path):
             return self._with_client(read)
 
+    def read_whole(self, path: str, bytes_max: int) -> bytes:
+        """The bytes of an object in one request; of a larger one the first
+        `bytes_max` + 1 or more.
+        """
+        bucket, _, key = path.partition("/")
+
+        def read(client: S3Client) -> bytes:
+            found, length = list[bytes](), 0
+            with client.stream(bucket, key) as answer:
+                for piece in answer.pieces:
+                    found.append(piece)
+                    length += len(piece)
+                    if length > bytes_max:
+                        break
+            return b"".join(found)
+
+        with _as_os_error(path):
+            return self._with_client(read)
+
     def put(self, path: str, body: Buffer, conditions: Mapping[str, str]) -> str:
         """Write an object, on conditions that are headers; returns its ETag."""
         return self._ask("PUT", path, body=body, headers=conditions).headers.get("etag", "")

@@ -1,5 +1,5 @@
 """Read the rows of some containers again, on a Spark cluster: those whose rows must be
-sorted, and those whose replicas differ.
+sorted, those whose replicas differ, and those that changed since an earlier sweep.
 
     select rows of the parts  ->  exchange by group of containers  ->  judge each group
 
@@ -8,6 +8,7 @@ container form a group of their own, and are buffered on disk like all others.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
 from itertools import chain
@@ -17,14 +18,17 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
+from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.commits import Commit, SharedFolders
 from spark.task_parts import at_once, parts_of_text
-from sweep.engine import ContainerResults, LocalEngine
+from sweep.engine import ContainerResults, LocalEngine, Revisit
+from sweep.errors import EarlierRowsError
 from sweep.exact import NULLABLE_ROWS
 from sweep.files import read_rows
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
@@ -46,11 +50,14 @@ ROW_SCHEMA = pa.schema(
         *(f.with_type(pa.int64()) if pa.types.is_timestamp(f.type) else f for f in NULLABLE_ROWS),
         # The group of containers that a row belongs to: Spark shuffles by it.
         pa.field("gathered_in", pa.int32(), nullable=False),
+        # Which of the selections it is of (`selection_texts`).
+        pa.field("selection", pa.int32(), nullable=False),
     ]
 )
 
+# Gets the parts of each selection.
 Judge: TypeAlias = Callable[
-    [LocalEngine, Sequence[Part], Int64s, Int64s], Iterator[ContainerResults]
+    [LocalEngine, Sequence[Sequence[Part]], Int64s, Int64s], Iterator[ContainerResults]
 ]
 
 
@@ -84,27 +91,30 @@ class ContainerGroups:
         return groups
 
     def judge(
-        self, group: int, judge: Judge, batches: Iterable[pa.RecordBatch]
+        self, group: int, judge: Judge, selections: int, batches: Iterable[pa.RecordBatch]
     ) -> Iterator[ContainerResults]:
-        """Judge the containers of a group. `batches` hold all of their rows, which are
-        buffered on disk.
+        """Judge the containers of a group. `batches` hold all of their rows in each
+        selection, which are buffered on disk.
         """
         members = slice(
             self.starts[group], self.starts[group + 1] if group + 1 < len(self.starts) else None
         )
         ids, rows = self.container_ids[members], self.rows[members]
         with TemporaryDirectory(prefix="treefold-") as scratch:
-            path = Path(scratch, "rows.parquet")
-            with pq.ParquetWriter(path, NULLABLE_ROWS) as writer:
+            paths = [Path(scratch, f"rows-{number}.parquet") for number in range(selections)]
+            with ExitStack() as stack:
+                writers = [
+                    stack.enter_context(pq.ParquetWriter(path, NULLABLE_ROWS)) for path in paths
+                ]
                 for batch in batches:
                     assert (batch["gathered_in"].to_numpy() == group).all()
-                    writer.write_table(
-                        pa.Table.from_batches([batch])
-                        .select(NULLABLE_ROWS.names)
-                        .cast(NULLABLE_ROWS)
-                    )
+                    for number, writer in enumerate(writers):
+                        ours = batch.filter(pc.equal(batch["selection"], number))
+                        if ours.num_rows:
+                            held = pa.Table.from_batches([ours]).select(NULLABLE_ROWS.names)
+                            writer.write_table(held.cast(NULLABLE_ROWS))
             engine = LocalEngine(Gatherer(Path(scratch, "spill"), threads=1))
-            yield from judge(engine, table_parts([str(path)]).parts, ids, rows)
+            yield from judge(engine, [table_parts([str(p)]).parts for p in paths], ids, rows)
 
 
 def store_containers(path: AnyPath, container_ids: Int64s, rows: Int64s, disk: Disk) -> None:
@@ -118,14 +128,31 @@ def store_containers(path: AnyPath, container_ids: Int64s, rows: Int64s, disk: D
     Files(disk).replace(path, buffer.getvalue())
 
 
+def selection_texts(selections: Sequence[Sequence[str]]) -> list[str]:
+    """The texts for `select_rows`: each has the parts of one task, and tells which
+    selection they are of.
+    """
+    return [f"{number} {text}" for number, texts in enumerate(selections) for text in texts]
+
+
 def select_rows(containers: AnyPath, text: str) -> Iterator[pa.RecordBatch]:
     """The rows (ROW_SCHEMA) of the stored containers in the parts of one task
     (spark.task_parts). Parts without any are not read: the inventory says so.
 
     Raises:
         ChunkTableError: a part cannot be read any more.
+        EarlierRowsError: the same, of a selection after the first.
     """
-    groups = ContainerGroups.stored(containers)
+    selection, _, of_parts = text.partition(" ")
+    try:
+        yield from _selected(ContainerGroups.stored(containers), int(selection), of_parts)
+    except ChunkTableError as error:
+        if selection == "0":
+            raise
+        raise EarlierRowsError(error.message) from error
+
+
+def _selected(groups: ContainerGroups, selection: int, text: str) -> Iterator[pa.RecordBatch]:
 
     def select(part: Part) -> list[pa.RecordBatch]:
         return list(read_rows(part, groups.container_ids))
@@ -140,12 +167,15 @@ def select_rows(containers: AnyPath, text: str) -> Iterator[pa.RecordBatch]:
             column.cast(field.type)
             for column, field in zip(batch.columns, ROW_SCHEMA, strict=False)
         ]
-        yield pa.RecordBatch.from_arrays([*columns, pa.array(groups.of(batch))], schema=ROW_SCHEMA)
+        whose = pa.repeat(pa.scalar(selection, pa.int32()), batch.num_rows)
+        columns += [pa.array(groups.of(batch)), whose]
+        yield pa.RecordBatch.from_arrays(columns, schema=ROW_SCHEMA)
 
 
 def judge_group(
     judge: Judge,
     containers: AnyPath,
+    selections: int,
     shared: SharedFolders,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
@@ -160,7 +190,7 @@ def judge_group(
     shared.check()
     group, count = context.partitionId(), 0
     writer = TableFileWriter(shared.places, Disk())
-    for found in ContainerGroups.stored(containers).judge(group, judge, batches):
+    for found in ContainerGroups.stored(containers).judge(group, judge, selections, batches):
         tables = {"replicas": found.replicas, "verdicts": found.verdicts}
         tables["findings"] = found.findings
         writer.add({name: table for name, table in tables.items() if name in shared.places})
@@ -169,20 +199,33 @@ def judge_group(
 
 
 def sort_containers(
-    engine: LocalEngine, parts: Sequence[Part], ids: Int64s, rows: Int64s
+    engine: LocalEngine, parts: Sequence[Sequence[Part]], ids: Int64s, rows: Int64s
 ) -> Iterator[ContainerResults]:
-    return engine.exact(parts, ids, rows, {})
+    return engine.exact(parts[0], ids, rows, {})
 
 
 def inspect_containers(
     replicas: Sequence[AnyPath],
     engine: LocalEngine,
-    parts: Sequence[Part],
+    parts: Sequence[Sequence[Part]],
     ids: Int64s,
     rows: Int64s,
 ) -> Iterator[ContainerResults]:
     stored = StoredTable(replicas, REPLICA_SCHEMA)
-    return engine.inspect(parts, ids, rows, stored, {})
+    return engine.inspect(parts[0], ids, rows, stored, {})
+
+
+def revisit_containers(
+    work: Revisit,
+    changed: Sequence[AnyPath],
+    schema: pa.Schema,
+    engine: LocalEngine,
+    parts: Sequence[Sequence[Part]],
+    ids: Int64s,
+    rows: Int64s,
+) -> Iterator[ContainerResults]:
+    ours, earlier = parts
+    return engine.revisit(work, ours, earlier, (ids, rows), StoredTable(changed, schema), {})
 
 
 def shuffles(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

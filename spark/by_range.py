@@ -2,8 +2,7 @@
 
     read the stored tables  ->  exchange by range of containers  ->  run the stage
 
-Rows travel in typed columns, one for each column of any input; the many numbers of a
-run share one. Ranges have about equal
+Rows travel in typed columns, many in one (spark.columnar). Ranges have about equal
 numbers of rows, because the driver cuts them by samples of the stored tables. So no
 partition is larger than others, and none has to be sorted by Spark.
 """
@@ -21,19 +20,18 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from chunktable.files import AnyPath
 from runtime.disk import Disk
+from spark.columnar import COUNT, packed, packed_fields, unpacked
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
-from sweep.fragments import NUMBERS, Int64s
+from sweep.fragments import Int64s
 from sweep.output import SweepTotals
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter
-from sweep.runs import number_columns
 from sweep.stages import ContainerStage
 
-# Rows of one batch between Spark and Python.
+# Rows that are packed together: each range has its share of them.
 _BATCH_ROWS = 1 << 16
 # Reading needs no more of a file than its path.
 _UNKNOWN = StoredFile("", 0)
 _INPUT, _RANGE_NUMBER = "stage_input", "range_number"
-_NUMBERS = pa.field("run_numbers", pa.list_(pa.int64()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +48,18 @@ class RangeJob:
 
     @property
     def row_schema(self) -> pa.Schema:
-        """The columns of all inputs, and those that say which range and input a row
-        belongs to.
+        """The columns of all inputs as they travel (spark.columnar), and those that say
+        which range and input the rows belong to.
         """
         fields = dict[str, pa.Field]()
         for schema in self.schemas.values():
-            for one in _travelling(schema):
+            for one in packed_fields(schema):
                 assert fields.setdefault(one.name, one).type == one.type
         return pa.schema(
             [
                 pa.field(_RANGE_NUMBER, pa.int32(), nullable=False),
                 pa.field(_INPUT, pa.int32(), nullable=False),
+                COUNT,
                 *fields.values(),
             ]
         )
@@ -88,24 +87,29 @@ class RangeJob:
             SweepWorkError: a file cannot be read.
         """
         span = Range(self.wanted[0].first, self.wanted[-1].last)
-        schema, numbers = self.row_schema, {name: i for i, name in enumerate(self.schemas)}
         for name, path in files:
+            held, count = list[pa.Table](), 0
             for rows in StoredTable([], self.schemas[name], {path: _UNKNOWN}).pieces(path, span):
-                ranges = self._range_of(rows["container_id"])
-                if (ranges < 0).any():
-                    rows, ranges = rows.filter(pa.array(ranges >= 0)), ranges[ranges >= 0]
-                given = {
-                    **_packed(rows),
-                    _RANGE_NUMBER: pa.array(ranges, pa.int32()),
-                    _INPUT: pa.repeat(pa.scalar(numbers[name], pa.int32()), rows.num_rows),
-                }
-                columns = [
-                    given[one.name].cast(one.type)
-                    if one.name in given
-                    else pa.nulls(rows.num_rows, one.type)
-                    for one in schema
-                ]
-                yield from pa.table(columns, schema=schema).to_batches(_BATCH_ROWS)
+                held.append(rows)
+                count += rows.num_rows
+                if count >= _BATCH_ROWS:
+                    yield from self._packed(name, pa.concat_tables(held))
+                    held, count = [], 0
+            if count:
+                yield from self._packed(name, pa.concat_tables(held))
+
+    def _packed(self, name: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
+        ranges = self._range_of(rows["container_id"])
+        if (ranges < 0).any():
+            rows, ranges = rows.filter(pa.array(ranges >= 0)), ranges[ranges >= 0]
+        if not rows.num_rows:
+            return
+        schema, number = self.row_schema, list(self.schemas).index(name)
+        ranges, given = packed(rows, ranges)
+        given[_RANGE_NUMBER] = pa.array(ranges, pa.int32())
+        given[_INPUT] = pa.repeat(pa.scalar(number, pa.int32()), len(ranges))
+        columns = [given.get(one.name, pa.nulls(len(ranges), one.type)) for one in schema]
+        yield pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def run(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Run the stage on all rows of one range, and write its results to files.
@@ -117,23 +121,21 @@ class RangeJob:
         context = TaskContext.get()
         assert context is not None
         self.shared.check()
-        number, tables = context.partitionId(), dict[str, list[pa.Table]]()
+        number, held = context.partitionId(), dict[str, list[pa.RecordBatch]]()
         for batch in batches:
             assert (batch[_RANGE_NUMBER].to_numpy() == number).all()
-            tags = batch[_INPUT].to_numpy()
-            for tag in np.unique(tags).tolist():
-                name = list(self.schemas)[tag]
-                ours = tags == tag
-                # Only the columns of its input are kept: the others are null.
-                held = batch.select([one.name for one in _travelling(self.schemas[name])])
-                held = held if ours.all() else held.filter(pa.array(ours))
-                tables.setdefault(name, []).append(_unpacked(held, self.schemas[name]))
-        if not tables:
+            for tag, name in enumerate(self.schemas):
+                ours = batch.filter(pc.equal(batch[_INPUT], tag))
+                if ours.num_rows:
+                    names = [one.name for one in packed_fields(self.schemas[name])]
+                    held.setdefault(name, []).append(ours.select([COUNT.name, *names]))
+        if not held:
             return
         schemas = {**self.absent, **self.schemas}
-        held_of = {name: pa.concat_tables(tables[name]) for name in tables}
-        empty = {name: schemas[name].empty_table() for name in schemas if name not in tables}
-        found = self.stage({**held_of, **empty})
+        tables = {name: schema.empty_table() for name, schema in schemas.items()}
+        for name in list(held):
+            tables[name] = unpacked(held.pop(name), schemas[name])
+        found = self.stage(tables)
         writer = TableFileWriter(self.shared.places, Disk())
         writer.add(found)
         yield Commit(number, totals=SweepTotals.of(found), files=writer.close()).batch()
@@ -211,36 +213,3 @@ def file_groups(
             groups[-1].append((name, path))
             rows += held
     return groups
-
-
-def _travelling(schema: pa.Schema) -> list[pa.Field]:
-    """The columns of a table as they travel. Times are integers: one that nobody
-    checked may overflow Spark's microseconds.
-    """
-    kept = [one for one in schema if not _is_number(one.name, schema)]
-    fields = [one.with_type(pa.int64()) if pa.types.is_timestamp(one.type) else one for one in kept]
-    fields = [one.with_nullable(True).remove_metadata() for one in fields]
-    return fields if len(kept) == len(schema) else [*fields, _NUMBERS]
-
-
-def _is_number(name: str, schema: pa.Schema) -> bool:
-    return name in NUMBERS and set(NUMBERS) <= set(schema.names)
-
-
-def _packed(rows: pa.Table) -> dict[str, pa.ChunkedArray | pa.Array]:
-    """The columns of rows as they travel, by name."""
-    columns = {n: rows[n] for n in rows.column_names if not _is_number(n, rows.schema)}
-    if len(columns) < rows.num_columns:
-        numbers = np.array([rows[name].to_numpy() for name in NUMBERS])
-        offsets = np.arange(rows.num_rows + 1, dtype=np.int32) * len(NUMBERS)
-        columns[_NUMBERS.name] = pa.ListArray.from_arrays(offsets, numbers.T.reshape(-1))
-    return columns
-
-
-def _unpacked(rows: pa.RecordBatch, schema: pa.Schema) -> pa.Table:
-    """The rows of a table that travelled."""
-    columns = {one.name: rows[one.name] for one in _travelling(schema)}
-    if packed := columns.pop(_NUMBERS.name, None):
-        numbers = packed.flatten().to_numpy().reshape(-1, len(NUMBERS)).T
-        columns |= number_columns(numbers)
-    return pa.table([columns[n].cast(schema.field(n).type) for n in schema.names], schema)

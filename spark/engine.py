@@ -10,23 +10,20 @@ pay, Spark SQL folds them (spark.sql).
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from enum import Enum
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from chunktable.errors import ObjectStoreError
@@ -39,7 +36,9 @@ from spark.by_container import (
     Judge,
     inspect_containers,
     judge_group,
+    revisit_containers,
     select_rows,
+    selection_texts,
     shuffles,
     sort_containers,
     store_containers,
@@ -47,8 +46,8 @@ from spark.by_container import (
 from spark.by_range import RangeJob, file_groups, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
+from spark.scattered import fold_in_sql, whole_files
 from spark.session import watched
-from spark.sql import aggregate, names_of
 from spark.task_parts import at_once, parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
@@ -57,17 +56,17 @@ from sweep.engine import (
     LocalEngine,
     Places,
     RangeResult,
+    Revisit,
     scattered_containers,
 )
-from sweep.errors import SweepWorkError
-from sweep.exact import NULLABLE_ROWS
+from sweep.errors import EarlierRowsError, SweepWorkError
 from sweep.exports import ExportWork, in_threads
-from sweep.files import DEFAULTS, fold_part, is_plain, unreadable_finding
+from sweep.files import fold_part, unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
-from sweep.stages import ContainerStage, requests
+from sweep.stages import ContainerStage
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
 
 
@@ -115,6 +114,7 @@ _NOTHING = (
 )
 # Errors of tasks that the sweep itself, or an operator, can do something about.
 _NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
+_EARLIER = re.compile(r"\bEarlierRowsError: (.*)")
 _DAMAGED = re.compile(r"\bSweepWorkError: (.*)")
 
 
@@ -164,7 +164,7 @@ class SparkEngine:
                 progress.finish()
         if unordered:
             # All at once: the rows of a replica may be in all of these parts.
-            by_sql = self._fold_by_sql([part for part, _ in unordered])
+            by_sql = self._fold_by_sql([part for part, _ in unordered], places)
             if isinstance(by_sql, FoldedWave):
                 store(by_sql)
             else:
@@ -207,7 +207,7 @@ class SparkEngine:
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
         for ids, counts in shuffles(container_ids, rows):
-            yield from self._shuffle(sort_containers, parts, ids, counts, places)
+            yield from self._shuffle(sort_containers, [parts], ids, counts, places)
 
     def inspect(
         self,
@@ -225,7 +225,26 @@ class SparkEngine:
         """
         for ids, counts in shuffles(container_ids, rows):
             judge = partial(inspect_containers, replicas.paths)
-            yield from self._shuffle(judge, parts, ids, counts, places)
+            yield from self._shuffle(judge, [parts], ids, counts, places)
+
+    def revisit(
+        self,
+        work: Revisit,
+        parts: Sequence[Part],
+        earlier: Sequence[Part],
+        requested: tuple[Int64s, Int64s],
+        changed: StoredTable,
+        places: Places,
+    ) -> Iterator[ContainerResults]:
+        """See Engine.
+
+        Raises:
+            SparkFailedError: a job failed after all retries of its tasks.
+            FolderNotSharedError: executors do not see the folder of the sweep.
+        """
+        judge = partial(revisit_containers, work, changed.paths, changed.schema)
+        for ids, counts in shuffles(*requested):
+            yield from self._shuffle(judge, [parts, earlier], ids, counts, places)
 
     def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
         """See Engine.
@@ -277,24 +296,31 @@ class SparkEngine:
             shared.remove(self._disk)
 
     def _shuffle(
-        self, judge: Judge, parts: Sequence[Part], ids: Int64s, rows: Int64s, places: Places
+        self,
+        judge: Judge,
+        selections: Sequence[Sequence[Part]],
+        ids: Int64s,
+        rows: Int64s,
+        places: Places,
     ) -> Iterator[ContainerResults]:
-        """Shuffle the rows of these containers into groups, and judge each group in a
-        task.
+        """Shuffle the rows of these containers in each selection of parts into groups,
+        and judge each group in a task.
         """
         with self._shared(places) as shared, self._stored(places, ids, rows) as containers:
             groups = ContainerGroups.stored(containers)
             select = partial(select_rows, containers)
-            selected = run_texts(self._session, _task_texts(parts), select, ROW_SCHEMA)
+            texts = selection_texts([_task_texts(parts) for parts in selections])
+            selected = run_texts(self._session, texts, select, ROW_SCHEMA)
+            work = partial(judge_group, judge, containers, len(selections), shared)
             judged = selected.repartitionById(len(groups.starts), "gathered_in").mapInArrow(
-                partial(judge_group, judge, containers, shared), from_arrow_schema(COMMIT_SCHEMA)
+                work, from_arrow_schema(COMMIT_SCHEMA)
             )
             commits = list(self._commits(judged, "gathering"))
             count, files = sum(commit.count for commit in commits), by_table(commits)
             yield ContainerResults(*_NOTHING, count, files)
             # Spark starts no task for a partition without rows.
             for group in set(range(len(groups.starts))) - {commit.number for commit in commits}:
-                yield from groups.judge(group, judge, ())
+                yield from groups.judge(group, judge, len(selections), ())
 
     @contextmanager
     def _stored(self, places: Places, ids: Int64s, rows: Int64s) -> Iterator[AnyPath]:
@@ -309,60 +335,39 @@ class SparkEngine:
         finally:
             files.remove(path)
 
-    def _fold_by_sql(self, parts: Sequence[Part]) -> FoldedWave | str | None:
+    def _fold_by_sql(self, parts: Sequence[Part], places: Places) -> FoldedWave | str | None:
         """Fold all these parts in Spark SQL; None if sorting is preferred or Spark
         cannot read them, and a note if it failed.
+
+        Raises:
+            FolderNotSharedError: an executor does not see the folder of the sweep.
         """
         # Files with a manifest are in order, and Spark's reader would not verify them.
         assert all(part.manifest is None for part in parts)
         if self._scattered is Scattered.EXACT:
             return None
-        files = _whole_files(parts)
+        files = whole_files(parts)
         if files is None:
             return None
         try:
             return watched(
                 self._session,
                 "reading in no order",
-                partial(self._aggregated, files, parts),
+                partial(self._aggregated, files, parts, places),
                 _ignore,
             )
         except (PySparkException, Py4JError) as error:
+            if unshared := _unshared(error):
+                raise unshared from error
             cause = cause_of(str(error))
             return f"the rows in no order were sorted, because Spark SQL failed: {cause}"
 
     def _aggregated(
-        self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part]
+        self, files: Mapping[str, pq.FileMetaData], parts: Sequence[Part], places: Places
     ) -> FoldedWave | None:
-        rows = self._rows(files)
-        names = names_of(rows)
-        blocks = pc.sum(names["blocks"]).as_py() or 0
-        if self._scattered is Scattered.AUTO and _CHUNKS_MIN * blocks > sum(
-            part.rows for part in parts
-        ):
-            return None
-        found = aggregate(rows, names, last_offset=last_offset(files.values()))
-        if found.rows != sum(part.rows for part in parts):
-            # Spark ignores files with certain names, so rows are missing.
-            return None
-        text = f"{found.lost} rows name no datanode or no container"
-        return FoldedWave(
-            tuple(part.part_id for part in parts),
-            found.rows,
-            RUN_SCHEMA.empty_table(),
-            found.replicas,
-            unreadable_finding(text) if found.lost else FINDING_SCHEMA.empty_table(),
-            requests(found.exact, found.exact_rows),
-        )
-
-    def _rows(self, files: Mapping[str, pq.FileMetaData]) -> DataFrame:
-        by_columns = dict[tuple[str, ...], list[str]]()
-        for location, metadata in files.items():
-            by_columns.setdefault(tuple(metadata.schema.names), []).append(location)
-        frames = [
-            _conformed(self._session.read.parquet(*locations)) for locations in by_columns.values()
-        ]
-        return reduce(DataFrame.unionAll, frames)
+        chunks_min = _CHUNKS_MIN if self._scattered is Scattered.AUTO else 0
+        with self._shared(places) as shared:
+            return fold_in_sql(self._session, files, parts, shared, chunks_min=chunks_min)
 
     def _commits(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
@@ -383,9 +388,10 @@ class SparkEngine:
         try:
             return watched(self._session, description, frame.toArrow, report)
         except (PySparkException, Py4JError) as error:
-            if unshared := _NOT_SHARED.search(str(error)):
-                hint = "Give an --out that all executors have at the same path."
-                raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
+            if unshared := _unshared(error):
+                raise unshared from error
+            if earlier := _EARLIER.search(str(error)):
+                raise EarlierRowsError(earlier[1].strip()) from error
             if damaged := _DAMAGED.search(str(error)):
                 raise SweepWorkError(damaged[1].strip(), path="") from error
             raise SparkFailedError(
@@ -413,46 +419,11 @@ class _RowProgress:
         self.tasks_done(1, 1)
 
 
-def last_offset(files: Iterable[pq.FileMetaData]) -> int | None:
-    """The largest chunk offset in these files, in bytes; None if a footer lacks its
-    statistics.
-    """
-    last = 0
-    for metadata in files:
-        column = (
-            metadata.schema.names.index("chunk_offset")
-            if "chunk_offset" in metadata.schema.names
-            else -1
-        )
-        for group in range(metadata.num_row_groups):
-            statistics = (
-                metadata.row_group(group).column(column).statistics if column >= 0 else None
-            )
-            if statistics is None or not (
-                statistics.has_min_max and isinstance(statistics.max, int)
-            ):
-                return None
-            last = max(last, statistics.max)
-    return last
-
-
-def _whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:
-    """The footers of the parts' files by location; None unless these are whole files
-    that Spark can read.
-    """
-    rows = Counter[str]()
-    for part in parts:
-        rows[part.location] += part.rows
-    # pyarrow has filesystems for URLs that Spark may not have.
-    if any("://" in location for location in rows):
-        return None
-    files = {location: pq.read_metadata(location) for location in rows}
-    are_whole = all(files[location].num_rows == count for location, count in rows.items())
-    return (
-        files
-        if are_whole and all(is_plain(one.schema.to_arrow_schema()) for one in files.values())
-        else None
-    )
+def _unshared(error: Exception) -> FolderNotSharedError | None:
+    """The error of a task that does not see the folder of the sweep."""
+    hint = "Give an --out that all executors have at the same path."
+    found = _NOT_SHARED.search(str(error))
+    return FolderNotSharedError(found[1].strip(), hint=hint) if found else None
 
 
 def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
@@ -526,21 +497,6 @@ def _is_seen(marker: AnyPath) -> bool:
     except ObjectStoreError:
         # This machine may not be let in: the driver is.
         return False
-
-
-def _conformed(frame: DataFrame) -> DataFrame:
-    """Another writer's table with the columns of CHUNK_SCHEMA. A value that does not
-    fit becomes null; `aggregate` sends its container to the exact path.
-    """
-    fields = from_arrow_schema(NULLABLE_ROWS).fields
-    return frame.select(
-        *(
-            (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name]))
-            .try_cast(f.dataType)
-            .alias(f.name)
-            for f in fields
-        )
-    )
 
 
 def _waves(parts: Sequence[Part], rows_min: int) -> Iterator[list[Part]]:

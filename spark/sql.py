@@ -21,24 +21,22 @@ replicas with the same hash are detected.
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import reduce
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, IntegerType, LongType, StructField, StructType
 
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
 from sweep.fragments import end_tables, rank_tables, step_tables, word_tables
-from sweep.model import REPLICA_SCHEMA, RootMethod
+from sweep.model import REPLICA_SCHEMA, REQUEST_SCHEMA, RootMethod
 from sweep.runs import ATTRIBUTE_COLUMNS, KEY
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-Int64s: TypeAlias = "NDArray[np.int64]"
 
 # Chunks per block, at most. Ozone's defaults give 64 chunks of 4 MiB, whose bits fit
 # one word; every further word costs time for every row.
@@ -52,79 +50,126 @@ _SHARE_MIN = 1 / 64
 _PARTITION_BLOCKS = 1 << 18
 # Ozone's default chunk length, for tables whose rows give none.
 _CHUNK_BYTES = 4 << 20
+# Columns of a replica that are computed from its rows.
+_SUMS = (
+    "scanned_at",
+    "root",
+    "fingerprint",
+    "blocks",
+    "deleted_blocks",
+    "chunks",
+    "bytes",
+    "corrupt",
+    "unverifiable",
+)
 # Declared without NULLs, which Spark would check for at every lookup.
 _INTS = ArrayType(IntegerType(), containsNull=False)
 _WORDS = ArrayType(ArrayType(LongType(), containsNull=False), containsNull=False)
 
 
+# The sums of replicas, each with the columns that name it.
+_SUM_SCHEMA = pa.schema(
+    [
+        *(REPLICA_SCHEMA.field(n).with_nullable(True) for n in (*KEY, *ATTRIBUTE_COLUMNS)),
+        *(REPLICA_SCHEMA.field(n).with_nullable(True) for n in REPLICA_SCHEMA.names if n in _SUMS),
+        # Rows of the chunk table; 0 if another row counts them.
+        pa.field("rows", pa.int64()),
+        # Whether the rows name a replica, and whether all of this row is proven.
+        pa.field("is_named", pa.bool_()),
+        pa.field("is_proven", pa.bool_()),
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
-class ContainerTotals:
-    """The totals of the replicas in a table."""
+class ReplicaNames:
+    """The replicas in a table, which executors hold (`names_of`); the number of blocks,
+    and the chunk lengths that ranks are computed from, at least one, the most frequent
+    first.
+    """
 
-    # REPLICA_SCHEMA.
+    frame: DataFrame
+    blocks: int
+    lengths: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class SettledSums:
+    """The replicas (REPLICA_SCHEMA) that are proven in some rows of `aggregate`, and
+    the containers of the others, whose rows must be sorted (REQUEST_SCHEMA).
+    """
+
     replicas: pa.Table
-    # Containers, ascending, that must take the exact path; none of their replicas is in
-    # `replicas`. Beside each its number of rows.
-    exact: Int64s
-    exact_rows: Int64s
-    # All rows that were read.
+    requested: pa.Table
+    # Rows of the chunk table: all, and those without datanode or container ID.
     rows: int
-    # Rows that belong to no replica, because datanode or container ID is null.
     lost: int
+    # Replicas whose container only `unnamed_containers` knows.
+    unnamed: int
 
 
-def names_of(rows: DataFrame) -> pa.Table:
-    """Each replica in `rows` and its number of `blocks`, read from the rows whose
-    `chunk_offset` is 0 or less.
+@contextmanager
+def names_of(rows: DataFrame) -> Iterator[ReplicaNames]:
+    """The replicas in `rows`, read from the rows whose `chunk_offset` is 0 or less."""
+    session = rows.sparkSession
+    # Once, because a scan costs more than the replicas that it finds.
+    names = session.sql(_NAMES, rows=rows).persist(StorageLevel.DISK_ONLY)
+    try:
+        counted = session.sql("SELECT sum(blocks) AS blocks FROM {names}", names=names).toArrow()
+        lengths = session.sql(_LENGTHS, names=names).toArrow()
+        blocks = counted["blocks"][0].as_py() or 0
+        held = zip(lengths["length"].to_pylist(), lengths["blocks"].to_pylist(), strict=True)
+        frequent = [length for length, count in held if count >= _SHARE_MIN * blocks]
+        yield ReplicaNames(names, blocks, frequent or [_CHUNK_BYTES])
+    finally:
+        names.unpersist()
+
+
+def aggregate(rows: DataFrame, names: ReplicaNames, *, last_offset: int | None = None) -> DataFrame:
+    """The sums of all replicas in `rows`, which has the columns of the
+    chunk table. Run it within `partitions`.
+
+    `last_offset` is the largest chunk offset, in bytes; without it a query over the
+    rows finds it.
     """
-    return rows.sparkSession.sql(_NAMES, rows=rows).toArrow()
-
-
-def aggregate(
-    rows: DataFrame, names: pa.Table, *, last_offset: int | None = None
-) -> ContainerTotals:
-    """The totals of all replicas in `rows`, which has the columns of the chunk table.
-
-    `names` is `names_of(rows)`. `last_offset` is the largest chunk offset, in bytes;
-    without it a query over the rows finds it.
-    """
-    lengths = _lengths_of(names)
     if last_offset is None:
         found = rows.sparkSession.sql(
             "SELECT max(chunk_offset) AS last FROM {rows}", rows=rows
         ).toArrow()
         last_offset = found["last"][0].as_py() or 0
-    words = -(-(last_offset // min(lengths) + 1) // _WORD_BITS)
+    words = -(-(last_offset // min(names.lengths) + 1) // _WORD_BITS)
     ranks_max = _WORD_BITS * min(max(words, 1), RANKS // _WORD_BITS)
-    with _partitions(rows.sparkSession, pc.sum(names["blocks"]).as_py() or 0):
-        sums = folded(rows, lengths, ranks_max=ranks_max).toArrow()
-    unnamed = sums.join(names.select(["name"]), "name", join_type="left anti").filter(
-        pc.field("name").is_valid()
-    )
-    owners = names.select(_OWNED)
-    if unnamed.num_rows:
-        known = rows.sparkSession.createDataFrame(unnamed.select(["name"]))
-        found = rows.sparkSession.sql(_OWNERS, rows=rows, names=known).toArrow()
-        owners = pa.concat_tables([owners, found.cast(owners.schema)])
-    return _settled(names, owners, sums)
+    sums = folded(rows, names.lengths, ranks_max=ranks_max)
+    return rows.sparkSession.sql(_NAMED, sums=sums, names=names.frame)
 
 
-def _lengths_of(names: pa.Table) -> list[int]:
-    """The chunk lengths that ranks are computed from, at least one; the most frequent
-    comes first.
+def unnamed_containers(rows: DataFrame, names: ReplicaNames) -> DataFrame:
+    """The containers (REQUEST_SCHEMA) of rows whose replica has no block that begins at
+    offset 0.
     """
-    held = (
-        names.filter(pc.greater(names["length"], 0))
-        .group_by("length")
-        .aggregate([("blocks", "sum")])
+    return rows.sparkSession.sql(_OWNERS, rows=rows, names=names.frame)
+
+
+def settled(sums: pa.Table) -> SettledSums:
+    """Take apart rows of `aggregate`."""
+    sums = sums.cast(_SUM_SCHEMA, safe=False)
+    is_named, has_container = sums["is_named"], pc.is_valid(sums["container_id"])
+    proven = sums.filter(sums["is_proven"])
+    columns = {name: proven[name] for name in REPLICA_SCHEMA.names if name != "path"}
+    columns["path"] = pa.array([RootMethod.SQL.value] * proven.num_rows, pa.string())
+    columns["root"] = pc.if_else(
+        pc.equal(proven["source"], "none"), pa.scalar(None, pa.int64()), proven["root"]
     )
-    counted = sorted(
-        zip(held["blocks_sum"].to_pylist(), held["length"].to_pylist(), strict=True), reverse=True
+    replicas = pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names)
+    others = sums.filter(pc.and_(has_container, pc.invert(sums["is_proven"])))
+    lost = pc.sum(sums["rows"].filter(pc.invert(is_named))).as_py() or 0
+    return SettledSums(
+        replicas.cast(REPLICA_SCHEMA),
+        others.select(REQUEST_SCHEMA.names).cast(REQUEST_SCHEMA),
+        pc.sum(sums["rows"]).as_py() or 0,
+        lost,
+        pc.sum(pc.and_(is_named, pc.invert(has_container))).as_py() or 0,
     )
-    least = _SHARE_MIN * sum(blocks for blocks, _ in counted)
-    return [length for blocks, length in counted[:_LENGTHS_MAX] if blocks >= least] or [
-        _CHUNK_BYTES
-    ]
 
 
 def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> DataFrame:
@@ -173,7 +218,7 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
 
 
 @contextmanager
-def _partitions(session: SparkSession, blocks: int) -> Iterator[None]:
+def partitions(session: SparkSession, blocks: int) -> Iterator[None]:
     """Set the number of shuffle partitions by the number of blocks. Larger partitions
     shuffle less, because neighbouring rows stay together.
     """
@@ -218,62 +263,6 @@ def _bits_below(ranks: int) -> list[list[int]]:
     """For each count from 0 to `ranks`, the words with a bit for each rank below it."""
     numbers = [((1 << count) - 1).to_bytes(ranks // 8, "little") for count in range(ranks + 1)]
     return [np.frombuffer(number, np.int64).tolist() for number in numbers]
-
-
-def _settled(names: pa.Table, owners: pa.Table, sums: pa.Table) -> ContainerTotals:
-    """The replicas in `sums` that are complete and proven, and the containers of all
-    others. `owners` maps each name to its containers.
-    """
-    rows = pc.sum(sums["rows"]).as_py() or 0
-    sums = sums.filter(pc.field("name").is_valid())
-    lost = rows - (pc.sum(sums["rows"]).as_py() or 0)
-    names = names.filter(pc.field("name").is_valid())
-    owned = owners.filter(pc.field("name").is_valid()).group_by(_OWNED).aggregate([])
-    of_container = sums.select(["name", "rows", "regular", "blocks"]).join(
-        owned, "name", join_type="inner"
-    )
-    suspects = [of_container.filter(pc.invert(pc.field("regular")))["container_id"]]
-    # A replica with two names, and two replicas with one hash.
-    for keys in (list(KEY), ["name"]):
-        doubled = (
-            names.group_by(keys).aggregate([([], "count_all")]).filter(pc.field("count_all") > 1)
-        )
-        suspects.append(
-            names.join(doubled.select(keys), keys, join_type="left semi")["container_id"]
-        )
-    # Rows whose name is not in the first row of any block.
-    suspects.append(
-        owned.join(names.select(["name"]), "name", join_type="left anti")["container_id"]
-    )
-    # Names that lack a value, and replicas that have chunks but no tree.
-    is_whole = reduce(
-        pc.and_, (pc.is_valid(names[name]) for name in ("volume", *ATTRIBUTE_COLUMNS))
-    )
-    suspects.append(names["container_id"].filter(pc.invert(is_whole)))
-    treeless = names.filter(pc.field("source") == "none").select(["name"])
-    with_blocks = of_container.filter(pc.field("blocks") > 0)
-    suspects.append(with_blocks.join(treeless, "name", join_type="left semi")["container_id"])
-    exact = np.unique(np.concatenate([column.to_numpy() for column in suspects])).astype(np.int64)
-    is_exact = pc.is_in(of_container["container_id"], pa.array(exact))
-    held = of_container.filter(is_exact)
-    counts = np.bincount(
-        np.searchsorted(exact, held["container_id"].to_numpy()), held["rows"].to_numpy(), len(exact)
-    )
-    named = names.drop_columns(["length", "blocks"]).filter(
-        pc.invert(pc.field("container_id").isin(pa.array(exact)))
-    )
-    settled = sums.join(named, "name", join_type="inner")
-    columns = {name: settled[name] for name in REPLICA_SCHEMA.names if name != "path"}
-    columns["path"] = pa.array([RootMethod.SQL.value] * settled.num_rows, pa.string())
-    columns["root"] = pc.if_else(pc.equal(settled["source"], "none"), None, settled["root"])
-    # Drop what is finer than the schema's resolution.
-    columns["scanned_at"] = columns["scanned_at"].cast(
-        REPLICA_SCHEMA.field("scanned_at").type, safe=False
-    )
-    replicas = pa.table(
-        [columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA.names
-    ).cast(REPLICA_SCHEMA)
-    return ContainerTotals(replicas, exact, counts.astype(np.int64), rows, lost)
 
 
 def _image(table: str, value: str, *, size: int = 4, at: str = "0") -> str:
@@ -334,11 +323,34 @@ def _image_at(rank: str) -> str:
     return _image("(SELECT t FROM {ranks})", "checksum", at=f"1024 * {rank}")
 
 
-# The containers of names that _NAMES did not find.
+# The most frequent lengths of chunks.
+_LENGTHS = f"""
+SELECT length, sum(blocks) AS blocks FROM {{names}} WHERE length > 0
+GROUP BY length ORDER BY blocks DESC, length DESC LIMIT {_LENGTHS_MAX}
+"""
+
+# The containers of rows whose names _NAMES did not find.
 _OWNERS = f"""
-SELECT DISTINCT name, container_id
-FROM (SELECT {_NAME} AS name, container_id FROM {{rows}})
-WHERE name IN (SELECT name FROM {{names}})
+SELECT container_id, count(*) AS rows
+FROM (SELECT {_NAME} AS name, container_id FROM {{rows}}) given
+WHERE name IS NOT NULL AND NOT EXISTS (SELECT 1 FROM {{names}} known WHERE known.name = given.name)
+GROUP BY container_id
+"""
+
+# Two replicas with one hash have the sums of both. Rows that lack a value of a name, or
+# have chunks and no tree, are not proven either.
+_NAMED = f"""
+SELECT {", ".join((*KEY, *ATTRIBUTE_COLUMNS))}, {", ".join(_SUMS)},
+  IF(nth > 1, 0L, rows) AS rows, sums.name IS NOT NULL AS is_named,
+  coalesce(regular AND of_name = 1 AND is_whole AND NOT (source = 'none' AND blocks > 0), false)
+    AS is_proven
+FROM {{sums}} sums LEFT JOIN (
+  SELECT {", ".join((*KEY, *ATTRIBUTE_COLUMNS))}, name,
+    {" AND ".join(f"{n} IS NOT NULL" for n in ("volume", *ATTRIBUTE_COLUMNS))} AS is_whole,
+    count(*) OVER (PARTITION BY name) AS of_name,
+    row_number() OVER (PARTITION BY name ORDER BY container_id) AS nth
+  FROM {{names}} WHERE name IS NOT NULL
+) names ON sums.name = names.name
 """
 
 # Aggregates of a block that do not depend on the order of its rows. They are few,

@@ -28,7 +28,7 @@ def text_of(parts: Mapping[int, Part]) -> str:
         "numbers": list(parts),
         "parts": [part.document() for part in parts.values()],
         "exports": {
-            place: [export.name, export.to_bytes().decode()]
+            place: [export.name, export.to_bytes(compact=True).decode()]
             for place, export in exports.items()
             if place is not None and export is not None
         },

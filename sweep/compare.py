@@ -44,7 +44,7 @@ from sweep.model import (
     NotCompared,
     RootMethod,
 )
-from sweep.runs import ranks
+from sweep.order import ReplicaOrder
 
 _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
 
@@ -53,6 +53,9 @@ _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
 _BY_DESIGN = pa.array([state.value for state in ReplicaState if state is not ReplicaState.INVALID])
 
 _CONTRADICTED = "one replica is in the input more than once"
+
+# Blocks of all replicas of a container; so few are compared faster than aligned.
+_FEW_BLOCKS = 8
 
 _CHANGED = "the rows are not those that the root was computed from"
 
@@ -68,16 +71,16 @@ class ContainerVerdicts:
     findings: pa.Table
 
 
-def compare_replicas(replicas: pa.Table) -> ContainerVerdicts:
+def compare_replicas(replicas: pa.Table, order: ReplicaOrder | None = None) -> ContainerVerdicts:
     """Decide the containers whose replicas are equal or cannot be compared; the others
     are candidates.
 
     `replicas` is of REPLICA_SCHEMA, in any order, and holds all replicas of its
-    containers. A replica with several rows is a finding, and its container is UNKNOWN:
-    nothing shows which row is correct.
+    containers; `order` is its order, if it is known. A replica with several rows is a
+    finding, and its container is UNKNOWN: nothing shows which row is correct.
     """
     replicas = _without_invalid_roots(replicas)
-    grouped = _ReplicaGroups.of(replicas)
+    grouped = _ReplicaGroups.of(replicas, order or ReplicaOrder.of(replicas))
     root = _int64s(pc.fill_null(replicas["root"], 0))
     is_known = _bools(pc.is_valid(replicas["root"]))
     has_root, lacks_root = grouped.takes_part & is_known, grouped.takes_part & ~is_known
@@ -159,7 +162,8 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
     by_container: dict[int, list[Row]] = {}
     replicas = _without_invalid_roots(replicas)
     names = ["container_id", "datanode", "volume", "root"]
-    chosen = replicas.select(names).append_column("takes_part", pa.array(_takes_part(replicas)))
+    takes_part = _takes_part(replicas, ReplicaOrder.of(replicas))
+    chosen = replicas.select(names).append_column("takes_part", pa.array(takes_part))
     for replica in chosen.to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
     decided = list[_ContainerResult]()
@@ -327,6 +331,8 @@ def _compare(trees: Sequence[TreeColumns]) -> Comparison:
     decides the verdict as well as thousands do.
     """
     names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
+    if sum(len(tree.block_ids) for tree in trees) <= _FEW_BLOCKS:
+        return compare({name: tree.to_tree() for name, tree in zip(names, trees, strict=True)})
     built = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
     aligned = _align([trees[i] for i in built])
     everywhere = aligned.held.all(axis=0)
@@ -490,21 +496,17 @@ class _ReplicaGroups:
     is_contradicted: Bools
 
     @classmethod
-    def of(cls, replicas: pa.Table) -> Self:
+    def of(cls, replicas: pa.Table, order: ReplicaOrder) -> Self:
         """Group rows of REPLICA_SCHEMA in any order."""
-        container = _int64s(replicas["container_id"])
-        keys = (ranks(replicas["volume"]), ranks(replicas["datanode"]), container)
-        order = np.lexsort(keys)
-        # Which rows equal the row before, in this order.
-        as_before = [np.diff(key[order], prepend=key[order[:1]] - 1) == 0 for key in keys]
-        container_of = np.empty(len(order), np.int64)
-        container_of[order] = np.cumsum(~as_before[-1]) - 1
-        containers = container[order][~as_before[-1]]
-        again = np.flatnonzero(np.logical_and.reduce(as_before))
-        repeated = order[np.union1d(again, again - 1)]
+        container_of = np.empty(len(order.rows), np.int64)
+        container_of[order.rows] = np.cumsum(order.begins_container) - 1
+        containers = _int64s(replicas["container_id"])[order.rows[order.begins_container]]
+        again = np.flatnonzero(~order.begins_volume)
+        repeated = order.rows[np.union1d(again, again - 1)]
         is_contradicted = np.zeros(len(containers), np.bool_)
         is_contradicted[container_of[repeated]] = True
-        return cls(containers, container_of, _takes_part(replicas), repeated, is_contradicted)
+        takes_part = _takes_part(replicas, order)
+        return cls(containers, container_of, takes_part, repeated, is_contradicted)
 
     def count(self, rows: Bools) -> Int64s:
         """The count of these rows that each container has."""
@@ -527,7 +529,7 @@ class _ReplicaGroups:
         )
 
 
-def _takes_part(replicas: pa.Table) -> Bools:
+def _takes_part(replicas: pa.Table, order: ReplicaOrder) -> Bools:
     """Which replicas are compared: closed ones that are not erasure-coded, and INVALID
     ones as replicas without a root. Of several on one datanode, only the one that
     counts can be.
@@ -536,7 +538,7 @@ def _takes_part(replicas: pa.Table) -> Bools:
     # It may be closed, and hold damage or the only good data.
     is_invalid = ~_bools(pc.is_in(replicas["state"], value_set=_BY_DESIGN))
     takes_part: Bools = (is_closed | is_invalid) & (_int64s(replicas["replica_index"]) == 0)
-    takes_part &= counting_replicas(replicas)
+    takes_part &= counting_replicas(replicas, order)
     return takes_part
 
 

@@ -6,33 +6,33 @@ it at the next start.
 """
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from merkle.replica import ReplicaState, preferred_copy
 from sweep.exact import Row
+from sweep.fragments import Bools
 from sweep.model import FINDING_SCHEMA, FindingKind
-from sweep.runs import ranks
+from sweep.order import ReplicaOrder
 
 _COLUMNS = ("container_id", "datanode", "volume", "state", "bcs_id", "replica_index")
 
 
-def counting_replicas(replicas: pa.Table) -> npt.NDArray[np.bool_]:
+def counting_replicas(replicas: pa.Table, order: ReplicaOrder | None = None) -> Bools:
     """Which rows of REPLICA_SCHEMA are of the volume that counts on their datanode.
 
-    `replicas` holds all replicas of its containers, in any order.
+    `replicas` holds all replicas of its containers; `order` is its order, if known.
     """
     counts = np.ones(replicas.num_rows, np.bool_)
-    for copies in _copies(replicas):
+    for copies in _copies(replicas, order):
         counting = _counting_volume(copies)
         counts[[place for place, row in copies if row["volume"] != counting]] = False
     return counts
 
 
-def duplicate_findings(replicas: pa.Table) -> pa.Table:
+def duplicate_findings(replicas: pa.Table, order: ReplicaOrder | None = None) -> pa.Table:
     """A finding (FINDING_SCHEMA) for each replica that does not count."""
     found = list[Row]()
-    for copies in _copies(replicas):
+    for copies in _copies(replicas, order):
         counting = _counting_volume(copies)
         for volume in sorted({row["volume"] for _, row in copies} - {counting}):
             row = next(row for _, row in copies if row["volume"] == volume)
@@ -49,18 +49,16 @@ def duplicate_findings(replicas: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(found, FINDING_SCHEMA)
 
 
-def _copies(replicas: pa.Table) -> list[list[tuple[int, Row]]]:
+def _copies(replicas: pa.Table, order: ReplicaOrder | None) -> list[list[tuple[int, Row]]]:
     """The rows of each container that several volumes of a datanode hold, by volume,
     each with its place in the table.
     """
-    container = replicas["container_id"].to_numpy()
-    keys = (ranks(replicas["volume"]), ranks(replicas["datanode"]), container)
-    order = np.lexsort(keys)
-    is_new = [np.diff(key[order], prepend=key[order[:1]] - 1) != 0 for key in keys]
-    groups = np.cumsum(is_new[1] | is_new[2]) - 1
-    volumes = np.zeros(len(order), np.int64)
-    np.add.at(volumes, groups, is_new[0] | is_new[1] | is_new[2])
-    places = order[volumes[groups] > 1]
+    order = order or ReplicaOrder.of(replicas)
+    if np.array_equal(order.begins_volume, order.begins_datanode):
+        return []
+    groups = np.cumsum(order.begins_datanode) - 1
+    volumes = np.bincount(groups[order.begins_volume])
+    places = order.rows[volumes[groups] > 1]
     rows = replicas.select(_COLUMNS).take(places).to_pylist()
     found: dict[tuple[int, str], list[tuple[int, Row]]] = {}
     for place, row in zip(places.tolist(), rows, strict=True):

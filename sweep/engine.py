@@ -20,10 +20,12 @@ import pyarrow.parquet as pq
 from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, is_inside, path_of
 from chunktable.places import resolve_location
+from chunktable.schema import CHUNK_SCHEMA
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from runtime.errors import UsageError
 from sweep.compare import inspect, inspect_large
+from sweep.errors import EarlierRowsError
 from sweep.exact import block_ranges, exact_replicas, large_replicas
 from sweep.exports import ExportWork, in_threads
 from sweep.files import fold_part, is_plain, open_rows
@@ -93,6 +95,19 @@ class RangeResult:
 
 # Where an engine may write files of its results, by table.
 Places = Mapping[str, TablePlace]
+
+
+class Revisit(Protocol):
+    """Finds what changed in some containers since an earlier sweep. It can be
+    pickled.
+    """
+
+    def __call__(self, earlier: pa.Table, rows: pa.Table, changed: pa.Table) -> pa.Table:
+        """The findings (FINDING_SCHEMA) of some containers, from all of their rows in
+        the earlier sweep and in this one (CHUNK_SCHEMA, in any order), and from the
+        rows about them in the table `changed` of Engine.revisit.
+        """
+        ...
 
 
 class Engine(Protocol):
@@ -179,6 +194,28 @@ class Engine(Protocol):
         Raises:
             DiskError: gathered rows cannot be stored.
             ChunkTableError: a part cannot be read any more.
+        """
+        ...
+
+    def revisit(
+        self,
+        work: Revisit,
+        parts: Sequence[Part],
+        earlier: Sequence[Part],
+        requested: tuple[Int64s, Int64s],
+        changed: StoredTable,
+        places: Places,
+    ) -> Iterator[ContainerResults]:
+        """The findings of `work` about these containers; the other tables of the
+        results are empty. `earlier` are the parts of the earlier sweep.
+
+        `requested` are the containers, and the approximate number of rows of each.
+        `changed` has a column container_id, and may have rows of other containers.
+
+        Raises:
+            DiskError: gathered rows cannot be stored.
+            ChunkTableError: a part cannot be read any more.
+            EarlierRowsError: an earlier part cannot be read any more.
         """
         ...
 
@@ -342,6 +379,29 @@ class LocalEngine:
             return ContainerResults(empty, inspected.verdicts, inspected.findings, len(ids))
 
         yield from self._gatherer.map(self._gatherer.gather(parts, container_ids, rows), work)
+
+    def revisit(
+        self,
+        work: Revisit,
+        parts: Sequence[Part],
+        earlier: Sequence[Part],
+        requested: tuple[Int64s, Int64s],
+        changed: StoredTable,
+        places: Places,
+    ) -> Iterator[ContainerResults]:
+        """See Engine."""
+        for ids, rows in self._gatherer.gather(parts, *requested):
+            before = [CHUNK_SCHEMA.empty_table()]
+            try:
+                for _, held in self._gatherer.gather(earlier, ids, np.ones(len(ids), np.int64)):
+                    before.append(held.cast(CHUNK_SCHEMA))
+            except ChunkTableError as error:
+                raise EarlierRowsError(error.message) from error
+            ours = changed.read(Range(int(ids[0]), int(ids[-1])))
+            ours = ours.filter(pc.is_in(ours["container_id"], pa.array(ids)))
+            findings = work(pa.concat_tables(before), rows.cast(CHUNK_SCHEMA), ours)
+            nothing = REPLICA_SCHEMA.empty_table(), VERDICT_SCHEMA.empty_table()
+            yield ContainerResults(*nothing, findings, len(ids))
 
     def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
         """See Engine."""

@@ -18,6 +18,12 @@ class SweepWorkError(DiskError):
     code = "sweep_work"
 
 
+class EarlierRowsError(ReconcileError):
+    """The rows that an earlier sweep read cannot be read any more."""
+
+    code = "earlier_rows"
+
+
 class SweepNotFoundError(ReconcileError):
     """The folder has no such sweep."""
 

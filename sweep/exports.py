@@ -21,11 +21,12 @@ from chunktable.places import resolve_location
 from chunktable.reader import read_faults, read_manifest, read_verified
 from runtime.documents import parse_json
 from sweep.faults import fault_row
-from sweep.model import FINDING_SCHEMA
+from sweep.model import FINDING_SCHEMA, Part
 from sweep.output import SkippedInput
+from sweep.pieces import StoredTable
 
-# Exports that one machine or task reads at a time.
-AT_ONCE = 16
+# Exports that one machine or task reads at a time: reading is waiting for round trips.
+AT_ONCE = 32
 
 # The manifests of exports by their locations.
 Exports: TypeAlias = Mapping[str, Manifest]
@@ -62,7 +63,7 @@ class _ReadManifests:
 
     @property
     def schema(self) -> pa.Schema:
-        """See ExportWork: the location, and the manifest as it was written."""
+        """See ExportWork: the location, and the manifest."""
         return _MANIFESTS
 
     def __call__(self, text: str) -> pa.Table:
@@ -72,7 +73,7 @@ class _ReadManifests:
             manifest = read_manifest(filesystem, path)
         except ChunkTableError:
             return _MANIFESTS.empty_table()
-        return pa.table([[text], [manifest.to_bytes().decode()]], schema=_MANIFESTS)
+        return pa.table([[text], [manifest.to_bytes(compact=True).decode()]], schema=_MANIFESTS)
 
 
 _MANIFESTS = pa.schema(
@@ -95,6 +96,16 @@ def read_manifests(places: Sequence[str], for_each: ForEach) -> Exports:
 
 def _name(place: str) -> str:
     return place.partition("?")[0].rpartition("/")[2]
+
+
+def parts_of_holders(parts: Sequence[Part], replicas: StoredTable) -> tuple[Part, ...]:
+    """The parts that may have rows of these replicas (column datanode): of an export
+    whose datanode has none not even the inventory needs to be read.
+    """
+    names = set[str]()
+    for piece in replicas.tables():
+        names.update(piece["datanode"].unique().to_pylist())
+    return tuple(one for one in parts if one.export is None or one.export.datanode in names)
 
 
 def export_folder(place: str) -> tuple[fs.FileSystem, str]:
@@ -164,7 +175,7 @@ class KeepExports:
     @staticmethod
     def text(place: str, manifest: Manifest, copies: str) -> str:
         """The text for one export; `copies` is the name of its folder."""
-        raw = manifest.to_bytes().decode()
+        raw = manifest.to_bytes(compact=True).decode()
         return json.dumps({"place": place, "manifest": raw, "copies": copies})
 
     @property

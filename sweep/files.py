@@ -31,12 +31,12 @@ from chunktable.reader import (
     read_inventory,
     read_manifest,
 )
-from chunktable.schema import CHUNK_SCHEMA, SOURCES
+from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA, SOURCES
 from merkle.replica import ReplicaState
 from sweep.fragments import Int64s
 from sweep.listed import ListedReplicas
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces, settle_whole
+from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -111,8 +111,7 @@ def fold_part(
     runs, replicas = list[pa.Table](), list[pa.Table]()
     try:
         with _open(part) as reader:
-            for piece in run_pieces(reader.stretches()):
-                whole, others = reader.settled(piece)
+            for whole, others in reader.folded():
                 if store is not None:
                     store({"runs": others, "replicas": whole})
                     continue
@@ -193,7 +192,10 @@ def open_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
     """
     assert part.kind is PartKind.FILE
     with _open(part) as reader:
-        yield reader.stretches(), None if part.manifest is None else reader.inventory()
+        inventory = None
+        if part.manifest is not None:
+            inventory = reader.inventory().cast(CONTAINER_SCHEMA)
+        yield reader.stretches(), inventory
 
 
 class _Reader:
@@ -229,19 +231,16 @@ class _Reader:
         assert self._inventory is not None
         return _of_volumes(self._part, self._inventory)
 
-    def settled(self, runs: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """The replicas (REPLICA_SCHEMA) that these runs have whole, and the other runs.
-        Of an export, only those that it lists in this file.
+    def folded(self) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """The replicas (REPLICA_SCHEMA) that this part has whole, and the runs
+        (RUN_SCHEMA) of the others, some at a time. Of an export, only those that it
+        lists in this file.
         """
-        if self._listed is None:
-            return REPLICA_SCHEMA.empty_table(), runs
-        rows = runs["rows"].to_numpy()
-        places = self._listed.places(runs["volume"], runs["container_id"])
-        self._listed.count(places, rows)
-        is_live = self._listed.is_live(places)
-        if not is_live.all():
-            runs, places = runs.filter(pa.array(is_live)), places[is_live]
-        return settle_whole(runs, self._listed.rows[places])
+        if self._listed is not None:
+            yield from self._listed.settled(self.stretches())
+            return
+        for piece in run_pieces(self.stretches()):
+            yield _NO_REPLICAS, piece
 
     def check_replicas(self) -> None:
         """Check, after the part was read, that the whole file, not only the part, has
@@ -426,7 +425,7 @@ def _export_entry(part: Part) -> _ExportEntry:
     file = next((file for file in manifest.of_kind(FileKind.CHUNKS) if file.name == name), None)
     if file is None:
         raise _unreadable(TableRefusal.FILE_MISSING, f"{part.manifest} does not name {name}")
-    inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest)
+    inventory = read_inventory(filesystem, path.rpartition("/")[0], manifest, encoded=True)
     # Filtering copies, and the inventory of a volume of small replicas is large.
     if not file.rows or sum(one.rows > 0 for one in manifest.of_kind(FileKind.CHUNKS)) > 1:
         inventory = inventory.filter(pc.equal(inventory["file"], name))

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from merkle.columns import fold_blocks
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -241,7 +243,7 @@ def chunk_mixes(offsets: Int64s, lengths: Int64s, checksums: Int64s, matches: Bo
     return _mix(words + matches.astype(np.uint64), PRIME_1).view(np.int64)
 
 
-def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
+def _block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int64s) -> Int64s:
     """A 64-bit mix of each block, from the sum of its chunks' mixes (`mixes`). The XOR
     over all blocks is the replica's fingerprint.
     """
@@ -254,3 +256,85 @@ def block_mixes(block_ids: Int64s, checksums: Int64s, deleted: Bools, mixes: Int
 def _mix(words: "NDArray[np.uint64]", prime: np.uint64) -> "NDArray[np.uint64]":
     words = words * prime
     return words ^ (words >> HALF)
+
+
+def join_consecutive(numbers: Int64s, replica: Int64s) -> Int64s:
+    """Join consecutive runs to one run per replica."""
+    while True:
+        starts = np.flatnonzero(np.append(True, replica[1:] != replica[:-1]))
+        if len(starts) == len(replica):
+            return numbers
+        # Join neighbours: each round halves the number of runs of a replica.
+        place = np.arange(len(replica)) - np.repeat(
+            starts, np.diff(np.append(starts, len(replica)))
+        )
+        left = np.flatnonzero(place % 2 == 0)
+        has_right = np.append(replica[1:] == replica[:-1], False)[left]
+        pairs = left[has_right]
+        joined = _join_pairs(numbers[:, pairs], numbers[:, pairs + 1])
+        numbers, replica = numbers[:, left], replica[left]
+        numbers[:, has_right] = joined
+
+
+def _join_pairs(a: Int64s, b: Int64s) -> Int64s:
+    """Join each run of `a` with the run of `b` that follows it."""
+    a_two, b_two = a[ENDS] > 1, b[ENDS] > 1
+    tail, head = np.where(a_two, a[LAST], a[FIRST]), b[FIRST]
+    same = tail[Fragment.BLOCK_ID] == head[Fragment.BLOCK_ID]
+    whole = np.where(same, _join_fragments(tail, head), tail)
+    out = np.empty_like(a)
+    out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
+    out[FIRST] = np.where(a_two, a[FIRST], whole)
+    out[LAST] = np.where(out[ENDS] > 1, np.where(b_two, b[LAST], np.where(same, whole, head)), 0)
+    inner = join_inner(a[INNER], complete_blocks(whole, a_two & (~same | b_two)))
+    inner = join_inner(inner, complete_blocks(head, ~same & b_two))
+    out[INNER] = join_inner(inner, b[INNER])
+    return out
+
+
+def complete_blocks(fragments: Int64s, known: Bools) -> Int64s:
+    """The Inner numbers of fragments that are complete blocks; zeros where not
+    `known`.
+    """
+    deleted = fragments[Fragment.DELETED_ROWS] > 0
+    live = np.where(deleted, 0, fragments)
+    checksums = fragments[Fragment.CHECKSUM]
+    out = np.empty((len(Inner), fragments.shape[1]), np.int64)
+    out[Inner.CHECKSUM] = _word_checksums(checksums)
+    out[Inner.FINGERPRINT] = _block_mixes(
+        fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX]
+    )
+    out[Inner.BLOCKS] = 1
+    out[Inner.DELETED_BLOCKS] = deleted
+    out[Inner.CHUNKS] = live[Fragment.CHUNKS]
+    out[Inner.BYTES] = live[Fragment.BYTES]
+    out[Inner.CORRUPT] = live[Fragment.CORRUPT]
+    out[Inner.UNVERIFIABLE] = live[Fragment.UNVERIFIABLE]
+    return np.where(known, out, 0)
+
+
+def join_inner(left: Int64s, right: Int64s) -> Int64s:
+    """The Inner numbers of the blocks on the left followed by those on the right."""
+    out = left + right
+    moved = append_zero_words(left[Inner.CHECKSUM], right[Inner.BLOCKS])
+    out[Inner.CHECKSUM] = moved ^ right[Inner.CHECKSUM]
+    out[Inner.FINGERPRINT] = left[Inner.FINGERPRINT] ^ right[Inner.FINGERPRINT]
+    return out
+
+
+def _join_fragments(left: Int64s, right: Int64s) -> Int64s:
+    """Join two consecutive fragments of one block."""
+    out = left + right
+    out[Fragment.BLOCK_ID] = left[Fragment.BLOCK_ID]
+    out[Fragment.LOW], out[Fragment.HIGH] = left[Fragment.LOW], right[Fragment.HIGH]
+    # Both checksums begin with the block ID; remove the second one.
+    without_id = left[Fragment.CHECKSUM] ^ _word_checksums(left[Fragment.BLOCK_ID])
+    out[Fragment.CHECKSUM] = (
+        append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
+    )
+    return out
+
+
+def _word_checksums(words: Int64s) -> Int64s:
+    """The CRC32C of each word alone."""
+    return fold_blocks(words, np.zeros(len(words) + 1, np.int64), np.empty(0, np.int64))

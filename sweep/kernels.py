@@ -250,6 +250,49 @@ def fold_stretches(
         ordered[run] = in_order
 
 
+@jit(types.void(_MATRIX, _MATRIX))
+def settle_runs(numbers: "NDArray[np.int64]", out: "NDArray[np.int64]") -> None:
+    """Fill `out` with the results of sweep.runs.library_settle_numbers. `numbers` has
+    one row per run, which is ordered.
+    """
+    assert out.shape[1] == numbers.shape[0]
+    for run in range(numbers.shape[0]):
+        held = numbers[run]
+        checksum, fingerprint = np.uint64(0), np.uint64(held[_INNER + _IN_FINGERPRINT])
+        blocks, gone = held[_INNER + _IN_BLOCKS], held[_INNER + _IN_DELETED]
+        chunks, total_bytes = held[_INNER + _IN_CHUNKS], held[_INNER + _IN_BYTES]
+        corrupt, unverifiable = held[_INNER + _IN_CORRUPT], held[_INNER + _IN_UNVERIFIABLE]
+        for end in range(min(held[_ENDS], 2)):
+            at = _LAST if end else _FIRST
+            own, deleted = held[at + _CHECKSUM], held[at + _DELETED_ROWS] > 0
+            # The checksums of the blocks before, with one more word behind them.
+            checksum = crc32c_word(checksum, np.uint64(0))
+            checksum ^= crc32c_word(ONES, swap(np.uint64(own))) ^ ONES
+            mix = np.int64(0)
+            blocks += 1
+            if deleted:
+                gone += 1
+            else:
+                mix = held[at + _MIX]
+                chunks += held[at + _CHUNKS]
+                total_bytes += held[at + _BYTES]
+                corrupt += held[at + _CORRUPT]
+                unverifiable += held[at + _UNVERIFIABLE]
+            fingerprint ^= _block_mix(held[at + _BLOCK_ID], own, deleted, mix)
+            if end == 0:
+                for _ in range(held[_INNER + _IN_BLOCKS]):
+                    checksum = crc32c_word(checksum, np.uint64(0))
+                checksum ^= np.uint64(held[_INNER + _IN_CHECKSUM])
+        out[_IN_CHECKSUM, run] = np.int64(checksum)
+        out[_IN_FINGERPRINT, run] = np.int64(fingerprint)
+        out[_IN_BLOCKS, run] = blocks
+        out[_IN_DELETED, run] = gone
+        out[_IN_CHUNKS, run] = chunks
+        out[_IN_BYTES, run] = total_bytes
+        out[_IN_CORRUPT, run] = corrupt
+        out[_IN_UNVERIFIABLE, run] = unverifiable
+
+
 @jit(
     types.void(
         _IN_WORDS,

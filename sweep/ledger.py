@@ -21,7 +21,6 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from chunktable.errors import ChunkTableError
 from chunktable.manifest import manifest_sequence
 from chunktable.reader import read_inventory
 from merkle.checksum import fingerprint
@@ -29,7 +28,7 @@ from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
 from sweep.exact import Row
-from sweep.exports import Exports, open_export
+from sweep.exports import Exports, ForEach, open_export, read_manifests
 from sweep.history import History, agent_events
 from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
 from sweep.output import SkippedInput, SweepStore, SweepTable
@@ -196,11 +195,13 @@ class Ledger:
         output: SweepStore,
         history: History,
         sweep_id: str,
-        required: pa.Table | None = None,
+        required: pa.Table | None,
+        for_each: ForEach,
     ) -> None:
         """Find the newest earlier sweep whose tables can be read. `required` is what
-        SCM says of containers (REQUIRED_SCHEMA).
+        SCM says of containers (REQUIRED_SCHEMA). Manifests are read by `for_each`.
         """
+        self._for_each = for_each
         self._sweep_id = sweep_id
         self._required = REQUIRED_SCHEMA.empty_table() if required is None else required
         self._notes = list[str]()
@@ -229,7 +230,7 @@ class Ledger:
         """Take in what agents removed, by the exports that were read; and expect the
         replicas that those list that were left out.
         """
-        told = agent_events(exports)
+        told = agent_events(exports, self._for_each)
         events, self.without_events = told.events, told.lost
         is_whole = pc.and_(pc.equal(events["kind"], "delete"), pc.is_null(events["block_id"]))
         self._removed = events.filter(is_whole).select(REMOVED_SCHEMA.names).cast(REMOVED_SCHEMA)
@@ -335,11 +336,9 @@ class Ledger:
         with suppress(DiskError, ValueError, KeyError):
             _, manifests = history.load(previous)
             self._started_at = datetime.fromisoformat(str(output.summary(previous)["startedAt"]))
-            for place in manifests:
-                with suppress(ChunkTableError):
-                    _, _, manifest = open_export(place)
-                    since = dict.fromkeys(manifest.volumes, manifest.begun_at)
-                    self._since |= {(manifest.datanode, v): at for v, at in since.items()}
+            for manifest in read_manifests(manifests, self._for_each).values():
+                since = dict.fromkeys(manifest.volumes, manifest.begun_at)
+                self._since |= {(manifest.datanode, v): at for v, at in since.items()}
 
 
 @dataclass(frozen=True, slots=True)

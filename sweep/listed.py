@@ -5,12 +5,17 @@ An export may have a few replicas or a million, so all is looked up at once in s
 arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from sweep.fragments import Bools, Int64s
+from sweep.model import RootMethod
+from sweep.runs import RUN_SCHEMA, Rows, RunJoiner, Stretches, replicas_of
+
+# Making one takes as long as reading a small export.
+_NO_RUNS = RUN_SCHEMA.empty_table()
 
 
 class ListedReplicas:
@@ -19,13 +24,20 @@ class ListedReplicas:
     def __init__(self, inventory: pa.Table, volumes: Sequence[str] | None) -> None:
         """`volumes` are those that are read; None are all."""
         encoded = inventory["volume"].combine_chunks().dictionary_encode()
-        self._volumes: list[str] = encoded.dictionary.to_pylist()
         codes, ids = encoded.indices.to_numpy(), inventory["container_id"].to_numpy()
-        order = np.lexsort((ids, codes))
-        self._ids, codes = ids[order], codes[order]
+        # A dictionary may have volumes of other files.
+        is_used = np.bincount(codes, minlength=len(encoded.dictionary)) > 0
+        codes = (np.cumsum(is_used) - 1)[codes]
+        self._volumes: list[str] = encoded.dictionary.filter(pa.array(is_used)).to_pylist()
         # The number of rows that each has in the file.
-        self.rows: Int64s = inventory["rows"].to_numpy()[order]
-        self._counts = np.zeros(len(order), np.int64)
+        self.rows: Int64s = inventory["rows"].to_numpy()
+        # As agents write them; else sorting takes more memory than all the rest.
+        is_sorted = (codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (ids[1:] >= ids[:-1]))
+        if not is_sorted.all():
+            order = np.lexsort((ids, codes))
+            ids, codes, self.rows = ids[order], codes[order], self.rows[order]
+        self._ids = ids
+        self._counts = np.zeros(len(ids), np.int64)
         # Where the replicas of each volume begin.
         self._starts = np.searchsorted(codes, np.arange(len(self._volumes) + 1))
         is_read = [volumes is None or volume in volumes for volume in self._volumes]
@@ -85,3 +97,30 @@ class ListedReplicas:
             f"{counts[at]} rows of container {self._ids[at]} on volume {volume}, and the inventory"
             f" says {self.rows[at]}"
         )
+
+    def settled(self, stretches: Iterable[Rows]) -> Iterator[tuple[pa.Table, pa.Table]]:
+        """The replicas (REPLICA_SCHEMA) that these rows have whole, and the runs
+        (RUN_SCHEMA) of others, some at a time; without those that are not listed or not
+        live. Counts the rows.
+        """
+        joiner = RunJoiner()
+        for rows in stretches:
+            found = Stretches.of(rows)
+            places = self.places(found.volumes(), pa.array(found.integers["container_id"]))
+            self.count(places, found.counts)
+            is_live = self.is_live(places)
+            is_whole = is_live & found.ordered
+            is_whole[is_whole] = found.counts[is_whole] == self.rows[places[is_whole]]
+            # Most replicas are whole in a batch, and need no table of runs.
+            if is_whole.any():
+                yield found.chosen(is_whole).replicas(), _NO_RUNS
+            if (others := is_live & ~is_whole).any():
+                yield from map(self._settle_joined, joiner.add(found.chosen(others).runs()))
+        yield from map(self._settle_joined, joiner.close())
+
+    def _settle_joined(self, runs: pa.Table) -> tuple[pa.Table, pa.Table]:
+        places = self.places(runs["volume"], runs["container_id"])
+        is_whole = runs["ordered"].to_numpy() & (runs["rows"].to_numpy() == self.rows[places])
+        whole, others = (runs.filter(pa.array(mask)) for mask in (is_whole, ~is_whole))
+        paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), whole.num_rows)
+        return replicas_of(whole, paths), others

@@ -71,6 +71,8 @@ class TableFileWriter:
         self._places = places
         self._files = Files(disk)
         self._open = dict[str, tuple[AnyPath, NewFile, pq.ParquetWriter]]()
+        # Rows that wait until there are enough for a row group.
+        self._waiting = dict[str, list[pa.Table]]()
         self._rows = dict[str, int]()
         self._starts = dict[str, list[tuple[int, int]]]()
 
@@ -82,7 +84,10 @@ class TableFileWriter:
         """
         for name, table in tables.items():
             if table.num_rows:
-                self._add(name, table)
+                waiting = self._waiting.setdefault(name, [])
+                waiting.append(table)
+                if sum(one.num_rows for one in waiting) >= _ROW_GROUP:
+                    self._write(name)
 
     def close(self) -> dict[str, StoredFile]:
         """Make the files durable.
@@ -90,6 +95,8 @@ class TableFileWriter:
         Raises:
             DiskError: a file cannot be written.
         """
+        for name in list(self._waiting):
+            self._write(name)
         found = dict[str, StoredFile]()
         for name, (path, new, writer) in self._open.items():
             with _named_errors(path):
@@ -107,9 +114,10 @@ class TableFileWriter:
                 writer.close()
             new.discard()
         self._open.clear()
+        self._waiting.clear()
 
-    def _add(self, name: str, table: pa.Table) -> None:
-        place = self._places[name]
+    def _write(self, name: str) -> None:
+        place, table = self._places[name], pa.concat_tables(self._waiting.pop(name))
         with _named_errors(place.folder):
             if name not in self._open:
                 # Unique: the file of another attempt must not be replaced.
@@ -133,14 +141,25 @@ def _named_errors(path: AnyPath) -> Iterator[None]:
 
 
 def _writer(new: NewFile, schema: pa.Schema) -> pq.ParquetWriter:
-    return pq.ParquetWriter(new.target, schema, compression="zstd", write_page_checksum=True)
+    # Only text has few values: a dictionary of numbers costs more than it saves.
+    packed = {one.name: "DELTA_BINARY_PACKED" for one in schema if one.name == "container_id"}
+    return pq.ParquetWriter(
+        new.target,
+        schema,
+        compression="zstd",
+        use_dictionary=[one.name for one in schema if not pa.types.is_integer(one.type)],
+        column_encoding=packed,
+        write_page_checksum=True,
+    )
 
 
 def _starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
     """Sampled container IDs of some rows, ascending, each with the number of rows that
     it stands for.
     """
-    ids = np.sort(container_ids.drop_null().to_numpy())
+    ids = container_ids.drop_null().to_numpy()
+    if (ids[1:] < ids[:-1]).any():
+        ids = np.sort(ids)
     step = max(1, min(_SAMPLED_EVERY, len(ids) // _SAMPLES_MIN))
     places = np.arange(0, len(ids), step)
     counts = np.diff(np.append(places, len(ids)))

@@ -31,8 +31,7 @@ from runtime.progress import ProgressSink
 from sweep.by_range import run_by_range, unfinished
 from sweep.engine import Engine, FoldedWave, SweepRequest, absolute
 from sweep.errors import SweepInputError, SweepWorkError
-from sweep.exports import Exports, export_findings
-from sweep.gather import Gatherer
+from sweep.exports import Exports, export_findings, parts_of_holders
 from sweep.history import History, whole_names
 from sweep.inputs import (
     ALL_OR_NONE,
@@ -52,6 +51,7 @@ from sweep.model import (
     PartKind,
     RootMethod,
 )
+from sweep.night import Night
 from sweep.output import (
     JsonObject,
     SkippedInput,
@@ -383,7 +383,9 @@ class _Sweep:
         Returns notes on earlier sweeps.
         """
         sweep_id, exports = self._plan.sweep_id, self._exports()
-        ledger = Ledger(self._output, self._history, sweep_id, self._request.required)
+        ledger = Ledger(
+            self._output, self._history, sweep_id, self._request.required, self._engine.for_each
+        )
         ledger.add_exports(exports, self._plan.skipped)
         volumes = {(one.datanode, one.volume) for one in self._volumes.surveys.values()}
         for manifest in exports.values():
@@ -425,7 +427,8 @@ class _Sweep:
         if len(container_ids):
             self._progress.begin("comparing", len(container_ids), "containers")
             places = {name: stage.place(name, of) for name, of in _INSPECTED.items()}
-            for found in self._engine.inspect(parts, container_ids, rows, replicas, places):
+            holders = parts_of_holders(parts, replicas)
+            for found in self._engine.inspect(holders, container_ids, rows, replicas, places):
                 stage.add({}, {"verdicts": found.verdicts, "findings": found.findings}, found.files)
                 self._progress.advance(found.containers)
         return stage
@@ -445,23 +448,18 @@ class _Sweep:
         of_agents, lost = export_findings(self._exports())
         skipped = (*self._plan.skipped, *lost, *self._gone(seen))
         unread = [_unreadable_row(f"{one.input}: {one.reason}") for one in skipped]
-        with _scratch_folder(self._request.out, "changed", self._disk) as scratch:
-            silent = self._history.silent_changes_since(
-                self._output,
-                sweep_id,
-                self._changed,
-                Gatherer(scratch),
-                parts,
-                self._exports(),
-                seen,
-            )
+        revisited = self._work.stage(self._plan, "revisited")
+        night = Night(self._engine, self._by_range, parts, revisited)
+        silent = self._history.silent_changes_since(
+            self._output, sweep_id, night, self._exports(), seen
+        )
         loose = [
             pa.Table.from_pylist(unread, FINDING_SCHEMA),
             of_agents,
             self._volumes.findings,
-            silent.findings,
         ]
-        self._write_findings(pa.concat_tables(loose), findings, totals)
+        findings = [*findings, revisited.table("findings", FINDING_SCHEMA)]
+        self._write_findings(pa.concat_tables(loose), findings, totals, repr(revisited.notes()))
         return Summary(
             sweep_id=sweep_id,
             engine=self._plan.engine,
@@ -483,12 +481,6 @@ class _Sweep:
             previous=silent.previous,
             volumes_created_ms={**self._inputs.volumes_created_ms, **self._volumes.created_ms},
         )
-
-    def _changed(self, stage: ContainerStage, inputs: Mapping[str, StoredTable]) -> StoredTable:
-        """The replicas whose trees changed since the earlier sweeps in `inputs`."""
-        key = ",".join(inputs)
-        done = self._by_range("changed", stage, inputs, {}, SweepTotals(), key=key)
-        return done.table("changed", stage.schemas["changed"])
 
     def _gone(self, seen: Mapping[str, str]) -> Iterator[SkippedInput]:
         """The datanodes that were in an earlier sweep (`seen`: which) and are not in
@@ -551,16 +543,18 @@ class _Sweep:
         )
 
     def _write_findings(
-        self, loose: pa.Table, found: Sequence[StoredTable], totals: SweepTotals
+        self, loose: pa.Table, found: Sequence[StoredTable], totals: SweepTotals, silent: str
     ) -> None:
-        """Write all findings once, sorted by container, block and offset."""
+        """Write all findings once, sorted by container, block and offset. `silent`
+        identifies the silent changes.
+        """
         stage = self._work.stage(self._plan, "loose")
         stage.clear()
         stage.add({}, {"findings": loose})
         whole = reduce(StoredTable.plus, found, stage.table("findings", FINDING_SCHEMA))
         with self._write_tables(SweepTable.FINDINGS) as writers:
             # An earlier run may have found other silent changes.
-            key = fingerprint(repr(loose.to_pylist()).encode()).hex()
+            key = fingerprint((repr(loose.to_pylist()) + silent).encode()).hex()
             inputs = {"findings": whole}
             self._by_range("listed", FindingsStage(), inputs, writers, totals, key=key)
 

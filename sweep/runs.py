@@ -18,7 +18,7 @@ after its last row, so fragments count the rows that are marked deleted. Sums ar
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -37,9 +37,10 @@ from sweep.fragments import (
     Fragment,
     Inner,
     Int64s,
-    append_zero_words,
-    block_mixes,
     chunk_mixes,
+    complete_blocks,
+    join_consecutive,
+    join_inner,
 )
 from sweep.model import REPLICA_SCHEMA, RootMethod
 
@@ -128,24 +129,43 @@ def run_pieces(stretches: Iterable[Rows]) -> Iterator[pa.Table]:
     """The runs (RUN_SCHEMA) of these rows, some at a time, which bounds memory. A
     replica whose rows are consecutive has one run, in one of the pieces.
     """
-    pending: list[pa.Table] = []
-    count, left = 0, 0
+    joiner = RunJoiner()
     for rows in stretches:
-        pending.append(_fold(rows))
-        count += pending[-1].num_rows
+        yield from joiner.add(Stretches.of(rows).runs())
+    yield from joiner.close()
+
+
+class RunJoiner:
+    """Joins the runs of consecutive rows, and returns some at a time (`run_pieces`)."""
+
+    def __init__(self) -> None:
+        self._pending: list[pa.Table] = []
+        self._count = 0
+        # Runs that the last join left.
+        self._left = 0
+
+    def add(self, runs: pa.Table) -> Iterator[pa.Table]:
+        """Take in runs (RUN_SCHEMA) of the rows that follow."""
+        if not runs.num_rows:
+            return
+        self._pending.append(runs)
+        self._count += runs.num_rows
         # Joining costs time even if nothing joins. So wait until there are twice as
         # many runs as the last time left.
-        if count > max(_PENDING_MAX, 2 * left):
-            joined = join(pa.concat_tables(pending))
+        if self._count > max(_PENDING_MAX, 2 * self._left):
+            joined = join(pa.concat_tables(self._pending))
             if 2 * joined.num_rows > _PENDING_MAX:
                 # The replica that was read last may continue.
-                last = pending[-1].slice(pending[-1].num_rows - 1)
+                last = runs.slice(runs.num_rows - 1)
                 continues = reduce(pc.and_, (pc.equal(joined[k], last[k][0]) for k in KEY))
                 yield joined.filter(pc.invert(continues))
                 joined = joined.filter(continues)
-            pending, count, left = [joined], joined.num_rows, joined.num_rows
-    if pending:
-        yield join(pa.concat_tables(pending))
+            self._pending, self._count, self._left = [joined], joined.num_rows, joined.num_rows
+
+    def close(self) -> Iterator[pa.Table]:
+        """The runs that are left."""
+        if self._pending:
+            yield join(pa.concat_tables(self._pending))
 
 
 def join(runs: pa.Table) -> pa.Table:
@@ -167,34 +187,44 @@ def settle(runs: pa.Table) -> SettledRuns:
     )
 
 
-def settle_whole(runs: pa.Table, rows: Int64s) -> tuple[pa.Table, pa.Table]:
-    """The replicas (REPLICA_SCHEMA) of those runs that are ordered and whole, and the
-    other runs. There is one run per replica; `rows` is the number of rows that each
-    replica has in all.
-    """
-    is_whole = runs["ordered"].to_numpy() & (_int64s(runs["rows"]) == rows)
-    whole, others = runs, runs.slice(0, 0)
-    if not is_whole.all():
-        whole, others = runs.filter(pa.array(is_whole)), runs.filter(pa.array(~is_whole))
-    paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), whole.num_rows)
-    return replicas_of(whole, paths), others
-
-
 def replicas_of(runs: pa.Table, paths: pa.Array) -> pa.Table:
     """The replicas (REPLICA_SCHEMA) of ordered runs, one run per replica. `paths` are
     values of RootMethod.
     """
-    numbers = _numbers_of(runs)
-    ends = numbers[ENDS]
-    whole = _join_inner(_complete_blocks(numbers[FIRST], ends > 0), numbers[INNER])
-    whole = _join_inner(whole, _complete_blocks(numbers[LAST], ends > 1))
-    unknown = pc.equal(runs["source"], "none").to_numpy()
     columns = {name: runs[name] for name in REPLICA_COLUMNS}
-    columns["root"] = pa.array(whole[Inner.CHECKSUM], mask=unknown)
+    return _replica_table(columns | {"path": paths}, _numbers_of(runs))
+
+
+def _replica_table(columns: Mapping[str, pa.Array | pa.ChunkedArray], numbers: Int64s) -> pa.Table:
+    """The replicas with these REPLICA_COLUMNS and paths, from the NUMBERS of one
+    ordered run each.
+    """
+    unknown = pc.equal(columns["source"], "none").to_numpy(zero_copy_only=False)
+    whole, found = settle_numbers(numbers), dict(columns)
+    found["root"] = pa.array(whole[Inner.CHECKSUM], mask=unknown if unknown.any() else None)
     for field in Inner:
-        columns[field.name.lower()] = pa.array(whole[field])
-    columns["path"] = paths
-    return pa.table([columns[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA)
+        found[field.name.lower()] = pa.array(whole[field])
+    return pa.table([found[name] for name in REPLICA_SCHEMA.names], REPLICA_SCHEMA)
+
+
+def settle_numbers(numbers: Int64s) -> Int64s:
+    """The sums of whole replicas, a row for each of Inner and a column for each
+    replica, from the NUMBERS of one ordered run each.
+    """
+    if kernels_for(_ROW_BYTES * numbers.shape[1]) is not None:
+        from sweep import kernels
+
+        whole = np.empty((len(Inner), numbers.shape[1]), np.int64)
+        kernels.settle_runs(np.ascontiguousarray(numbers.T), whole)
+        return whole
+    return library_settle_numbers(numbers)
+
+
+def library_settle_numbers(numbers: Int64s) -> Int64s:
+    """Like `settle_numbers`, with numpy instead of kernels."""
+    ends = numbers[ENDS]
+    whole = join_inner(complete_blocks(numbers[FIRST], ends > 0), numbers[INNER])
+    return join_inner(whole, complete_blocks(numbers[LAST], ends > 1))
 
 
 def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
@@ -273,25 +303,67 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     return ordered, numbers.T
 
 
-def _fold(rows: Rows) -> pa.Table:
-    """One run for each stretch of rows that belong to one replica."""
-    starts = _changes(rows)
-    ordered, numbers = fold_stretches(starts, rows)
-    sources = rows.text["source"]
-    is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
-    # A replica without a tree has no blocks.
-    ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
-    if rows.unreadable is not None:
-        ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-    columns = number_columns(numbers)
-    columns["ordered"] = pa.array(ordered)
-    columns["rows"] = pa.array(np.diff(starts, append=rows.count))
-    for name, text in rows.text.items():
-        columns[name] = text.values.take(pa.array(take(text.codes, starts)))
-    for name in REPLICA_COLUMNS:
-        if name not in TEXT:
-            columns[name] = to_arrow(name, take(rows.integers[name], starts))
-    return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """The runs of some rows, one for each stretch of rows of one replica.
+
+    `text` and `integers` are its REPLICA_COLUMNS, `counts` its rows; `numbers` has a
+    row for each of NUMBERS and a column for each stretch.
+    """
+
+    text: Mapping[str, TextColumn]
+    integers: Mapping[str, Int64s]
+    counts: Int64s
+    # Whether the rows are in order; the numbers of others are meaningless.
+    ordered: Bools
+    numbers: Int64s
+
+    @classmethod
+    def of(cls, rows: Rows) -> Self:
+        """Fold the rows."""
+        starts = _changes(rows)
+        ordered, numbers = fold_stretches(starts, rows)
+        text = {n: TextColumn(take(t.codes, starts), t.values) for n, t in rows.text.items()}
+        is_none = text["source"].values.to_numpy(zero_copy_only=False) == "none"
+        # A replica without a tree has no blocks.
+        ordered &= ~is_none[text["source"].codes] | (numbers[ENDS] == 0)
+        if rows.unreadable is not None:
+            ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
+        integers = {n: take(rows.integers[n], starts) for n in REPLICA_COLUMNS if n not in TEXT}
+        return cls(text, integers, np.diff(starts, append=rows.count), ordered, numbers)
+
+    def chosen(self, which: Bools) -> Self:
+        """Only these stretches."""
+        if which.all():
+            return self
+        return type(self)(
+            {name: TextColumn(one.codes[which], one.values) for name, one in self.text.items()},
+            {name: column[which] for name, column in self.integers.items()},
+            self.counts[which],
+            self.ordered[which],
+            # Along the rows of the kernel's output, which are contiguous.
+            self.numbers.T[which].T,
+        )
+
+    def volumes(self) -> pa.DictionaryArray:
+        """The volume of each stretch."""
+        volume = self.text["volume"]
+        return pa.DictionaryArray.from_arrays(pa.array(volume.codes), volume.values)
+
+    def runs(self) -> pa.Table:
+        """The runs (RUN_SCHEMA)."""
+        columns = self._identity() | _number_columns(self.numbers)
+        columns |= {"ordered": pa.array(self.ordered), "rows": pa.array(self.counts)}
+        return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
+
+    def replicas(self) -> pa.Table:
+        """The replicas (REPLICA_SCHEMA) of ordered stretches that are whole."""
+        paths = pa.repeat(pa.scalar(RootMethod.FILE_WISE.value), len(self.counts))
+        return _replica_table(self._identity() | {"path": paths}, self.numbers)
+
+    def _identity(self) -> dict[str, pa.Array]:
+        found = {name: to_arrow(name, column) for name, column in self.integers.items()}
+        return found | {n: one.values.take(pa.array(one.codes)) for n, one in self.text.items()}
 
 
 def _changes(rows: Rows) -> Int64s:
@@ -392,7 +464,7 @@ def library_fold_stretches(
 
 def _fold_complete_blocks(fragments: Int64s, counts: Int64s) -> Int64s:
     """The Inner numbers of complete blocks, `counts[i]` of them for run i."""
-    each = _complete_blocks(fragments, np.ones(fragments.shape[1], np.bool_))
+    each = complete_blocks(fragments, np.ones(fragments.shape[1], np.bool_))
     # All fields add up except the checksum, which is folded from the blocks'.
     starts = np.concatenate(([0], np.cumsum(counts)))
     out = np.zeros((len(Inner), len(counts)), np.int64)
@@ -405,54 +477,6 @@ def _fold_complete_blocks(fragments: Int64s, counts: Int64s) -> Int64s:
             fragments[Fragment.CHECKSUM].astype(">i8").tobytes(), 8 * starts
         )
     return out
-
-
-def _complete_blocks(fragments: Int64s, known: Bools) -> Int64s:
-    """The Inner numbers of fragments that are complete blocks; zeros where not
-    `known`.
-    """
-    deleted = fragments[Fragment.DELETED_ROWS] > 0
-    live = np.where(deleted, 0, fragments)
-    checksums = fragments[Fragment.CHECKSUM]
-    out = np.empty((len(Inner), fragments.shape[1]), np.int64)
-    out[Inner.CHECKSUM] = _word_checksums(checksums)
-    out[Inner.FINGERPRINT] = block_mixes(
-        fragments[Fragment.BLOCK_ID], checksums, deleted, live[Fragment.MIX]
-    )
-    out[Inner.BLOCKS] = 1
-    out[Inner.DELETED_BLOCKS] = deleted
-    out[Inner.CHUNKS] = live[Fragment.CHUNKS]
-    out[Inner.BYTES] = live[Fragment.BYTES]
-    out[Inner.CORRUPT] = live[Fragment.CORRUPT]
-    out[Inner.UNVERIFIABLE] = live[Fragment.UNVERIFIABLE]
-    return np.where(known, out, 0)
-
-
-def _join_inner(left: Int64s, right: Int64s) -> Int64s:
-    """The Inner numbers of the blocks on the left followed by those on the right."""
-    out = left + right
-    moved = append_zero_words(left[Inner.CHECKSUM], right[Inner.BLOCKS])
-    out[Inner.CHECKSUM] = moved ^ right[Inner.CHECKSUM]
-    out[Inner.FINGERPRINT] = left[Inner.FINGERPRINT] ^ right[Inner.FINGERPRINT]
-    return out
-
-
-def _join_fragments(left: Int64s, right: Int64s) -> Int64s:
-    """Join two consecutive fragments of one block."""
-    out = left + right
-    out[Fragment.BLOCK_ID] = left[Fragment.BLOCK_ID]
-    out[Fragment.LOW], out[Fragment.HIGH] = left[Fragment.LOW], right[Fragment.HIGH]
-    # Both checksums begin with the block ID; remove the second one.
-    without_id = left[Fragment.CHECKSUM] ^ _word_checksums(left[Fragment.BLOCK_ID])
-    out[Fragment.CHECKSUM] = (
-        append_zero_words(without_id, right[Fragment.CHUNKS]) ^ right[Fragment.CHECKSUM]
-    )
-    return out
-
-
-def _word_checksums(words: Int64s) -> Int64s:
-    """The CRC32C of each word alone."""
-    return fold_blocks(words, np.zeros(len(words) + 1, np.int64), np.empty(0, np.int64))
 
 
 def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
@@ -477,7 +501,7 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     is_joined = several & in_order
     if is_joined.any():
         pieces = is_joined[replica]
-        numbers[:, is_joined] = _join_consecutive(
+        numbers[:, is_joined] = join_consecutive(
             _numbers_of(runs.take(pa.array(order[pieces]))), replica[pieces]
         )
     scanned = np.maximum.reduceat(integers_of(runs["scanned_at"].combine_chunks())[order], starts)
@@ -485,7 +509,7 @@ def _join_with_counts(runs: pa.Table) -> tuple[pa.Table, Int64s]:
     rows = np.add.reduceat(_int64s(runs["rows"])[order], starts)
     columns |= {"scanned_at": to_arrow("scanned_at", scanned), "ordered": pa.array(in_order)}
     columns["rows"] = pa.array(rows)
-    columns |= number_columns(numbers)
+    columns |= _number_columns(numbers)
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA), counts
 
 
@@ -541,41 +565,7 @@ def _in_order(runs: pa.Table, order: Int64s, starts: Int64s, replica: Int64s) ->
     return ~np.logical_or.reduceat(spoiled, starts)
 
 
-def _join_consecutive(numbers: Int64s, replica: Int64s) -> Int64s:
-    """Join consecutive runs to one run per replica."""
-    while True:
-        starts = np.flatnonzero(np.append(True, replica[1:] != replica[:-1]))
-        if len(starts) == len(replica):
-            return numbers
-        # Join neighbours: each round halves the number of runs of a replica.
-        place = np.arange(len(replica)) - np.repeat(
-            starts, np.diff(np.append(starts, len(replica)))
-        )
-        left = np.flatnonzero(place % 2 == 0)
-        has_right = np.append(replica[1:] == replica[:-1], False)[left]
-        pairs = left[has_right]
-        joined = _join_pairs(numbers[:, pairs], numbers[:, pairs + 1])
-        numbers, replica = numbers[:, left], replica[left]
-        numbers[:, has_right] = joined
-
-
-def _join_pairs(a: Int64s, b: Int64s) -> Int64s:
-    """Join each run of `a` with the run of `b` that follows it."""
-    a_two, b_two = a[ENDS] > 1, b[ENDS] > 1
-    tail, head = np.where(a_two, a[LAST], a[FIRST]), b[FIRST]
-    same = tail[Fragment.BLOCK_ID] == head[Fragment.BLOCK_ID]
-    whole = np.where(same, _join_fragments(tail, head), tail)
-    out = np.empty_like(a)
-    out[ENDS] = np.where(same & ~a_two & ~b_two, 1, 2)
-    out[FIRST] = np.where(a_two, a[FIRST], whole)
-    out[LAST] = np.where(out[ENDS] > 1, np.where(b_two, b[LAST], np.where(same, whole, head)), 0)
-    inner = _join_inner(a[INNER], _complete_blocks(whole, a_two & (~same | b_two)))
-    inner = _join_inner(inner, _complete_blocks(head, ~same & b_two))
-    out[INNER] = _join_inner(inner, b[INNER])
-    return out
-
-
-def number_columns(numbers: Int64s) -> dict[str, pa.Array]:
+def _number_columns(numbers: Int64s) -> dict[str, pa.Array]:
     """The columns of a table of runs with these numbers, a row for each of NUMBERS."""
     count = numbers.shape[1]
     # One copy for all; pa.array would make one for each column, of strided rows.

@@ -24,7 +24,8 @@ from sweep.model import (
     VERDICT_SCHEMA,
     RootMethod,
 )
-from sweep.runs import RUN_SCHEMA, ranks, settle
+from sweep.order import ReplicaOrder
+from sweep.runs import RUN_SCHEMA, settle
 
 Tables = Mapping[str, pa.Table]
 
@@ -72,18 +73,20 @@ class CompareStage:
         whole = tables.get("replicas", REPLICA_SCHEMA.empty_table())
         requested = tables.get("requested", REQUEST_SCHEMA.empty_table())
         settled = settle(runs)
-        replicas = by_replica(pa.concat_tables([settled.replicas, whole]))
-        exact = np.union1d(np.union1d(settled.exact, _ids(requested)), _mixed(replicas, runs))
+        replicas, order = _sorted(pa.concat_tables([settled.replicas, whole]))
+        mixed = _mixed(replicas, order, runs)
+        exact = np.union1d(np.union1d(settled.exact, _ids(requested)), mixed)
         if len(exact):
             is_exact = pc.is_in(replicas["container_id"], value_set=pa.array(exact))
             replicas = replicas.filter(pc.invert(is_exact))
-        compared = compare_replicas(replicas)
+            order = ReplicaOrder.of(replicas)
+        compared = compare_replicas(replicas, order)
         is_candidate = pc.is_in(replicas["container_id"], pa.array(compared.candidates))
         chosen = replicas.filter(is_candidate)
         return {
             "roots": replicas,
             "judged": compared.verdicts,
-            "faults": pa.concat_tables([compared.findings, duplicate_findings(replicas)]),
+            "faults": pa.concat_tables([compared.findings, duplicate_findings(replicas, order)]),
             "candidates": requests(compared.candidates, _rows_of(compared.candidates, chosen)),
             "chosen": chosen,
             "exact": requests(exact, _rows_of(exact, runs, whole, requested)),
@@ -109,9 +112,9 @@ class FindingsStage:
         return {"findings": sort_by(rows, *names)}
 
 
-def _mixed(replicas: pa.Table, runs: pa.Table) -> Int64s:
+def _mixed(replicas: pa.Table, order: ReplicaOrder, runs: pa.Table) -> Int64s:
     """The containers whose rows must be sorted because of where they were: in several
-    inputs. `replicas` are sorted by replica.
+    inputs. `replicas` are sorted.
 
     Fingerprints of SQL are comparable only with each other. A replica whose rows were
     folded in two places may be whole in neither.
@@ -119,11 +122,11 @@ def _mixed(replicas: pa.Table, runs: pa.Table) -> Int64s:
     paths, ids = replicas["path"], replicas["container_id"].to_numpy()
     is_sql = pc.equal(paths, RootMethod.SQL.value).to_numpy()
     folded = pc.is_in(paths, value_set=_FOLDED).to_numpy()
-    mixed = np.intersect1d(ids[is_sql], np.union1d(ids[folded], _ids(runs)))
-    again = folded[1:] & folded[:-1] & (ids[1:] == ids[:-1])
-    for name in ("datanode", "volume"):
-        codes = ranks(replicas[name])
-        again &= codes[1:] == codes[:-1]
+    mixed = np.empty(0, np.int64)
+    if is_sql.any():
+        mixed = np.intersect1d(ids[is_sql], np.union1d(ids[folded], _ids(runs)))
+    settled = folded | is_sql
+    again = settled[1:] & settled[:-1] & ~order.begins_volume[1:]
     several: Int64s = np.union1d(mixed, ids[1:][again])
     return several
 
@@ -168,9 +171,12 @@ def _rows_of(container_ids: Int64s, *tables: pa.Table) -> Int64s:
 
 def by_replica(replicas: pa.Table) -> pa.Table:
     """The replicas by container, datanode and volume."""
-    keys = ranks(replicas["volume"]), ranks(replicas["datanode"])
-    order = np.lexsort((*keys, replicas["container_id"].to_numpy()))
-    return replicas.take(pa.array(order))
+    return _sorted(replicas)[0]
+
+
+def _sorted(replicas: pa.Table) -> tuple[pa.Table, ReplicaOrder]:
+    order = ReplicaOrder.of(replicas)
+    return replicas.take(pa.array(order.rows)), order.of_sorted()
 
 
 def sort_by(table: pa.Table, *names: str) -> pa.Table:

@@ -15,12 +15,14 @@ from pyspark.sql import DataFrame, SparkSession
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from runtime.disk import Disk
-from spark.engine import Scattered, SparkEngine, last_offset
-from spark.sql import aggregate, names_of
+from spark.engine import Scattered, SparkEngine
+from spark.scattered import last_offset
+from spark.sql import names_of
 from sweep.engine import Engine, LocalEngine, SweepRequest
 from sweep.gather import Gatherer
 from sweep.output import Summary, SweepStore, SweepTable
 from sweep.run import sweep
+from tests.support.sql_folds import fold_frame
 from tests.support.sweeps import Quiet, findings_of, packed_trees, verdicts_of
 from tests.support.volumes import flip
 
@@ -281,7 +283,7 @@ def test_of_replicas_with_one_root_sql_tells_those_that_differ(session: SparkSes
     columns = [pa.array(column) for column in zip(*rows, strict=True)]
     table = pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA)
     frame = session.createDataFrame(table)
-    found = aggregate(frame, names_of(frame))
+    found = fold_frame(frame)
     assert not len(found.exact)
     for container in (1, 9):
         given = [row for row in found.replicas.to_pylist() if row["container_id"] == container]
@@ -305,10 +307,9 @@ def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) ->
         return session.createDataFrame(pa.table(columns, CHUNK_SCHEMA.names).cast(CHUNK_SCHEMA))
 
     def hashes(*replicas: tuple[int, int]) -> list[int]:
-        found = {
-            (row["container_id"], row["bcs_id"]): row["name"]
-            for row in names_of(rows_of(*replicas)).to_pylist()
-        }
+        with names_of(rows_of(*replicas)) as names:
+            held = names.frame.toArrow().to_pylist()
+        found = {(row["container_id"], row["bcs_id"]): row["name"] for row in held}
         return [found[replica] for replica in replicas]
 
     first, beyond, later = hashes((1, 0), (2, 0), (1, 1))
@@ -317,7 +318,7 @@ def test_replicas_whose_names_have_one_hash_are_sorted(session: SparkSession) ->
     alike = [(1, 0), (2, bcs_id)]
     assert len(set(hashes(*alike))) == 1
     rows = rows_of(*alike, (3, 0))
-    found = aggregate(rows, names_of(rows))
+    found = fold_frame(rows)
     assert found.exact.tolist() == [1, 2]
     assert found.replicas["container_id"].to_pylist() == [3]
 

@@ -27,7 +27,7 @@ from spark.datasources import (
     TreeFilePartition,
     register,
 )
-from spark.sql import aggregate, names_of
+from tests.support.sql_folds import fold_frame
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
 
@@ -83,7 +83,7 @@ def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(
     rows = (
         session.read.format("ozonetree").load(str(trees / "datanode=one")).where("findings IS NULL")
     )
-    folded = aggregate(rows, names_of(rows))
+    folded = fold_frame(rows)
     root = container(block(1, chunk(0), chunk(CHUNK_BYTES)), deleted(2, 7)).data_checksum
     empty = container(block(9)).data_checksum
     roots = {row["container_id"]: row["root"] for row in folded.replicas.to_pylist()}
@@ -173,7 +173,7 @@ def test_a_volume_is_read_in_place(tmp_path: Path, session: SparkSession) -> Non
             .load([str(root) for root in roots])
         )
         rows = rows.where("findings IS NULL")
-        folded = aggregate(rows, names_of(rows))
+        folded = fold_frame(rows)
         expected = {}
         for number, root in enumerate(roots):
             with open_volume(

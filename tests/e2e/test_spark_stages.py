@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,12 +16,15 @@ from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from runtime.disk import Disk
 from spark.by_range import RangeJob
 from spark.commits import Commit, SharedFolders, commits_of
-from spark.engine import SparkEngine, fold_tasks
+from spark.engine import Scattered, SparkEngine, fold_tasks
 from spark.errors import FolderNotSharedError
-from sweep.engine import Places, RangeResult
-from sweep.errors import SweepWorkError
+from sweep.engine import FoldedWave, LocalEngine, Places, RangeResult
+from sweep.errors import EarlierRowsError, SweepWorkError
+from sweep.gather import Gatherer
+from sweep.inputs import table_parts
 from sweep.model import (
     FINDING_SCHEMA,
+    REPLICA_SCHEMA,
     REQUEST_SCHEMA,
     UNSEEN_SCHEMA,
     VERDICT_SCHEMA,
@@ -29,6 +33,7 @@ from sweep.model import (
 )
 from sweep.output import SweepStore, SweepTable, SweepTotals
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter, TablePlace
+from sweep.runs import RUN_SCHEMA
 from sweep.stages import CompareStage, ContainerStage, FindingsStage, requests
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 
@@ -169,10 +174,11 @@ def test_a_stage_is_one_exchange_between_two_nodes_of_python_and_no_sort(
     assert "Sort" not in plan
     # What travels has types: no column of bytes that only Python could read.
     assert {kind for _, kind in job.read_frame(session, [[]]).dtypes} == {
-        "bigint",
         "int",
-        "string",
-        "boolean",
+        "array<int>",
+        "array<bigint>",
+        "array<string>",
+        "array<boolean>",
     }
 
 
@@ -211,6 +217,45 @@ def test_a_stored_file_that_is_damaged_is_named_so_that_the_sweep_starts_over(
     )
     with pytest.raises(SweepWorkError, match=rf"^\S*{table.paths[0].name} cannot be read"):
         list(results)
+
+
+def no_findings(earlier: pa.Table, rows: pa.Table, changed: pa.Table) -> pa.Table:
+    return FINDING_SCHEMA.empty_table()
+
+
+def test_rows_of_an_earlier_sweep_that_are_gone_are_told_apart(
+    tmp_path: Path, session: SparkSession
+) -> None:
+    for name in ("before", "after"):
+        synthetic(tmp_path / name, SMALL)
+    before, after = (table_parts([str(tmp_path / name)]).parts for name in ("before", "after"))
+    requested = stored(tmp_path / "rows", 1, 2)
+    ids = np.array([1, 2])
+    places = {"findings": TablePlace(tmp_path / "findings", FINDING_SCHEMA)}
+    engines = SparkEngine(session), LocalEngine(Gatherer(tmp_path / "spill", threads=1))
+    for engine in engines:
+        judged = engine.revisit(no_findings, after, before, (ids, ids), requested, places)
+        assert sum(one.containers for one in judged) == 2
+    for path in (tmp_path / "before").rglob("containers-*"):
+        path.unlink()
+    for engine in engines:
+        with pytest.raises(EarlierRowsError, match="containers-"):
+            list(engine.revisit(no_findings, after, before, (ids, ids), requested, places))
+
+
+def test_the_replicas_of_sql_go_from_tasks_to_files(tmp_path: Path, session: SparkSession) -> None:
+    synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
+    schemas = {"runs": RUN_SCHEMA, "replicas": REPLICA_SCHEMA, "requested": REQUEST_SCHEMA}
+    places = {name: TablePlace(tmp_path / name, schema) for name, schema in schemas.items()}
+    waves, parts = list[FoldedWave](), table_parts([str(tmp_path / "table")]).parts
+    engine = SparkEngine(session, scattered=Scattered.SQL)
+    engine.fold(parts, places, waves.append, lambda _: None)
+    (wave,) = waves
+    assert (wave.rows, wave.replicas.num_rows) == (sum(part.rows for part in parts), 0)
+    paths = {tmp_path / "replicas" / file.name: file for file in wave.files["replicas"]}
+    found = pa.concat_tables(StoredTable([], REPLICA_SCHEMA, paths).tables())
+    assert set(found["path"].to_pylist()) == {"sql"}
+    assert found.num_rows > 200
 
 
 def test_a_commit_is_the_same_on_the_other_side() -> None:

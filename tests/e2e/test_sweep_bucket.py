@@ -70,6 +70,22 @@ def rows_of(place: AnyPath, sweep_id: str) -> list[list[str]]:
     return [sorted(map(str, table_of(place, table, sweep_id))) for table in TABLES]
 
 
+def test_a_small_file_of_a_bucket_takes_one_request(
+    tmp_path: Path, nights: Path, out: ObjectPath, ministack_bucket: S3Bucket
+) -> None:
+    upload(nights / "first", out.with_name("exports"))
+    with WanLink(ministack_bucket.endpoint.address) as link:
+        endpoint = link.through(ministack_bucket.endpoint)
+        exports = f"s3://{ministack_bucket.name}/exports?endpoint_url={endpoint.url}"
+        summary = run(tmp_path / "out", ObjectPath.of(exports))
+        kinds = link.traffic().kinds
+    assert (summary.replicas, summary.diverged) == (3 * SMALL.containers, ())
+    # The manifest, the inventory and the rows of each; the inventory again, which the
+    # next night needs. Only whether the folder is one file is asked for.
+    assert kinds["GET object"].requests == 4 * SMALL.datanodes
+    assert kinds["HEAD object"].requests == 1
+
+
 def test_a_bucket_gets_what_a_folder_gets(
     tmp_path: Path, nights: Path, s3_bucket: S3Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

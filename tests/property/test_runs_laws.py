@@ -22,7 +22,15 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from sweep import runs
 from sweep.exact import exact_replicas, trees_of
-from sweep.runs import RUN_SCHEMA, Rows, fold_batches, join, library_fold_stretches, settle
+from sweep.runs import (
+    RUN_SCHEMA,
+    Rows,
+    fold_batches,
+    join,
+    library_fold_stretches,
+    library_settle_numbers,
+    settle,
+)
 from tests.support.chunk_rows import Row, trees_in
 
 # The first example may load the kernels, which takes seconds.
@@ -371,3 +379,5 @@ def test_the_kernel_folds_as_numpy_does(
     )
     assert ours.tolist() == ordered.tolist()
     assert ours_numbers[:, ordered].tolist() == numbers[:, ordered].tolist()
+    settled = runs.settle_numbers(np.ascontiguousarray(numbers[:, ordered]))
+    assert settled.tolist() == library_settle_numbers(numbers[:, ordered]).tolist()

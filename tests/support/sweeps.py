@@ -17,6 +17,7 @@ from sweep.engine import (
     LocalEngine,
     Places,
     RangeResult,
+    Revisit,
     SweepRequest,
 )
 from sweep.exports import ExportWork
@@ -112,6 +113,17 @@ class OnePartWaves:
         for judged in self._engine.inspect(parts, container_ids, rows, replicas, places):
             yield judged
             self._live_on()
+
+    def revisit(
+        self,
+        work: Revisit,
+        parts: Sequence[Part],
+        earlier: Sequence[Part],
+        requested: tuple[Int64s, Int64s],
+        changed: StoredTable,
+        places: Places,
+    ) -> Iterator[ContainerResults]:
+        yield from self._engine.revisit(work, parts, earlier, requested, changed, places)
 
     def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
         yield from self._engine.for_each(work, texts)

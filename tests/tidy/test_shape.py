@@ -37,7 +37,6 @@ UNTYPED_ADAPTERS = {
     "sweep/exact.py": "pyarrow has no types",
     "sweep/files.py": "pyarrow has no types",
     "sweep/output.py": "pyarrow has no types",
-    "sweep/history.py": "pyarrow has no types",
     "sweep/work.py": "pyarrow has no types",
 }
 # Functions that the compiler needs in one piece.

@@ -21,8 +21,8 @@ from merkle.tree import BlockTree, ContainerId, ContainerTree
 from sweep.compare import InspectionResult, compare_replicas, inspect, inspect_large
 from sweep.duplicates import counting_replicas, duplicate_findings
 from sweep.exact import block_ranges, exact_replicas
-from sweep.history import silent_changes, silent_findings
 from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
+from sweep.silent import silent_changes, silent_findings
 from tests.support.trees import (
     CHUNK_BYTES,
     CONTAINER,

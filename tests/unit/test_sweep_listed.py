@@ -18,10 +18,12 @@ from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from spark.task_parts import at_once, parts_of_text, text_of
+from sweep.exports import parts_of_holders
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.listed import ListedReplicas
 from sweep.model import REPLICA_SCHEMA, Part, PartKind, RootMethod
+from sweep.pieces import StoredTable, TableFileWriter, TablePlace
 from sweep.runs import settle
 from sweep.stages import CompareStage, by_replica
 from tests.support.tables import MemoryWalk, blocks, replica
@@ -165,6 +167,19 @@ def test_the_parts_of_a_task_arrive_with_their_manifests(exported: Path) -> None
     (place,) = exported.glob("manifest-*")
     place.unlink()
     assert fold_part(again[2]).skipped == ""
+
+
+def test_only_parts_of_datanodes_with_these_replicas_are_read_again(exported: Path) -> None:
+    (part,) = table_parts([str(exported)]).parts
+    assert part.export is not None
+    plain = replace(part, export=None, manifest=None)
+    for datanode, kept in ((part.export.datanode, (part, plain)), ("another", (plain,))):
+        place = TablePlace(exported / "work", REPLICA_SCHEMA)
+        writer = TableFileWriter({"replicas": place}, Disk())
+        writer.add({"replicas": replicas((1, datanode, RootMethod.FILE_WISE))})
+        (file,) = writer.close().values()
+        held = StoredTable([], REPLICA_SCHEMA, {place.folder / file.name: file})
+        assert parts_of_holders([part, plain], held) == kept
 
 
 @pytest.mark.parametrize("place", ["/exports/1.parquet", "s3://exports/1.parquet"])
