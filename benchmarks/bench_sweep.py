@@ -138,7 +138,7 @@ def by_list(files: str) -> list[int]:
     )
     table = blocks.to_arrow_table().combine_chunks()
     lists = table["checksums"].combine_chunks()
-    values = lists.flatten().to_numpy()
+    values = lists.flatten().to_numpy().astype(np.int64)
     folded = fold_blocks(
         table["block_id"].to_numpy(), lists.offsets.to_numpy().astype(np.int64), values
     )
@@ -173,7 +173,8 @@ def by_xor(files: str) -> list[int]:
     for i in range(4):
         folded = folded ^ ends[counts, i, (start >> np.uint32(8 * i)) & np.uint32(255)]
     return _diverged(
-        table, np.where(table["empty"].to_numpy(), table["own"].to_numpy(), folded.astype(np.int64))
+        table,
+        np.where(table["empty"].to_numpy(), table["own"].to_numpy(), folded).astype(np.int64),
     )
 
 

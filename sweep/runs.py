@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chunktable.pages import NULL, EncodedColumn, PageError
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from merkle.checksum import kernels_for
 from merkle.columns import fold_blocks, fold_windows
@@ -64,7 +65,8 @@ RUN_SCHEMA = pa.schema(
 KEY = ("container_id", "datanode", "volume")
 ATTRIBUTE_COLUMNS = ("state", "bcs_id", "replica_index", "source", "generation")
 TEXT = ("datanode", "volume", "state", "source")
-_NEVER = int(np.iinfo(np.int64).min)
+# The others, and the order in which kernels take them.
+ROW_COLUMNS = ("block_id", "chunk_offset", "length", "checksum", "matches", "deleted")
 
 # The cost of a row for `kernels_for`: numpy takes about 100 ns, in which a library
 # checksums 1 KB.
@@ -92,6 +94,10 @@ class TextColumn:
     codes: "NDArray[np.int32]"
     values: pa.Array
 
+    def array(self) -> pa.Array:
+        """The text as Arrow stores it."""
+        return pa.DictionaryArray.from_arrays(pa.array(self.codes), self.values)
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
@@ -110,6 +116,21 @@ class Rows:
     unreadable: "Bools | None" = None
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedRows:
+    """The rows of a row group as it is stored. A stretch is some rows that are equal in
+    REPLICA_COLUMNS. `text` and `integers` have one entry for each stretch; `columns`
+    are those that differ between rows of a stretch.
+    """
+
+    count: int
+    # The first row of each stretch.
+    starts: Int64s
+    text: Mapping[str, TextColumn]
+    integers: Mapping[str, Int64s]
+    columns: Mapping[str, EncodedColumn]
+
+
 def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """The runs (RUN_SCHEMA) of the rows in these batches (CHUNK_SCHEMA), one per
     replica.
@@ -124,7 +145,7 @@ def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return join(pa.concat_tables([RUN_SCHEMA.empty_table(), *pieces]))
 
 
-def run_pieces(stretches: Iterable[Rows]) -> Iterator[pa.Table]:
+def run_pieces(stretches: Iterable[Rows | EncodedRows]) -> Iterator[pa.Table]:
     """The runs (RUN_SCHEMA) of these rows, some at a time, which bounds memory. A
     replica whose rows are consecutive has one run, in one of the pieces.
     """
@@ -231,7 +252,7 @@ def integers_of(column: pa.Array) -> Int64s:
     int64.
     """
     if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64()).fill_null(_NEVER)
+        column = column.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64()).fill_null(NULL)
     elif column.null_count:
         column = column.fill_null(0)
     array: Int64s = column.to_numpy().astype(np.int64, copy=False)
@@ -273,24 +294,60 @@ def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     return ordered, numbers.T
 
 
-def _fold(rows: Rows) -> pa.Table:
+def _fold(rows: Rows | EncodedRows) -> pa.Table:
     """One run for each stretch of rows that belong to one replica."""
+    if isinstance(rows, EncodedRows):
+        return _runs(rows.starts, rows.count, rows.text, rows.integers, *_fold_encoded(rows))
     starts = _changes(rows)
     ordered, numbers = fold_stretches(starts, rows)
-    sources = rows.text["source"]
-    is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
-    # A replica without a tree has no blocks.
-    ordered &= ~is_none[take(sources.codes, starts)] | (numbers[ENDS] == 0)
     if rows.unreadable is not None:
         ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
+    text = {n: TextColumn(take(t.codes, starts), t.values) for n, t in rows.text.items()}
+    integers = {
+        name: take(column, starts)
+        for name, column in rows.integers.items()
+        if name in REPLICA_COLUMNS
+    }
+    return _runs(starts, rows.count, text, integers, ordered, numbers)
+
+
+def _fold_encoded(rows: EncodedRows) -> tuple[Bools, Int64s]:
+    """Like `fold_stretches`.
+
+    Raises:
+        PageError: a page is malformed.
+    """
+    from sweep import kernels
+
+    columns = [rows.columns[name] for name in ROW_COLUMNS]
+    runs = len(rows.starts)
+    ordered, numbers = np.empty(runs, np.bool_), np.zeros((runs, len(NUMBERS)), np.int64)
+    fields = ("raw", "segments", "values", "size")
+    encoded = (tuple(getattr(column, name) for column in columns) for name in fields)
+    if not kernels.fold_encoded(rows.starts, rows.count, *encoded, ordered, numbers):
+        raise PageError
+    return ordered, numbers.T
+
+
+def _runs(
+    starts: Int64s,
+    count: int,
+    text: Mapping[str, TextColumn],
+    integers: Mapping[str, Int64s],
+    ordered: Bools,
+    numbers: Int64s,
+) -> pa.Table:
+    """The runs of stretches of rows, from the attributes and the numbers of each."""
+    sources = text["source"]
+    is_none = sources.values.to_numpy(zero_copy_only=False) == "none"
+    # A replica without a tree has no blocks.
+    ordered &= ~is_none[sources.codes] | (numbers[ENDS] == 0)
     columns = number_columns(numbers)
     columns["ordered"] = pa.array(ordered)
-    columns["rows"] = pa.array(np.diff(starts, append=rows.count))
-    for name, text in rows.text.items():
-        columns[name] = text.values.take(pa.array(take(text.codes, starts)))
-    for name in REPLICA_COLUMNS:
-        if name not in TEXT:
-            columns[name] = to_arrow(name, take(rows.integers[name], starts))
+    columns["rows"] = pa.array(np.diff(starts, append=count))
+    for name, of_text in text.items():
+        columns[name] = of_text.values.take(pa.array(of_text.codes))
+    columns |= {name: to_arrow(name, column) for name, column in integers.items()}
     return pa.table([columns[name] for name in RUN_SCHEMA.names], RUN_SCHEMA)
 
 
@@ -324,9 +381,7 @@ def repeat(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
 def to_arrow(name: str, column: Int64s) -> pa.Array:
     """Convert integers or times to the type of the column in RUN_SCHEMA."""
     if name == "scanned_at":
-        return pa.array(column, pa.int64(), mask=column == _NEVER).view(
-            CHUNK_SCHEMA.field(name).type
-        )
+        return pa.array(column, pa.int64(), mask=column == NULL).view(CHUNK_SCHEMA.field(name).type)
     return pa.array(column, RUN_SCHEMA.field(name).type)
 
 

@@ -1,0 +1,359 @@
+"""Compiled kernels that decode the pages of a Parquet file, without holding the GIL.
+
+Importing this module compiles it or loads it from numba's cache. So it is imported only
+on first use. Nothing here trusts a length or an index that a file holds: a kernel that
+finds one out of bounds returns BAD.
+"""
+
+# Only part of numba is typed.
+# mypy: allow-untyped-calls
+
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numba.core import types
+
+from merkle.intrinsics import jit, load32, load64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Raw: TypeAlias = NDArray[np.uint8]
+    Int64s: TypeAlias = NDArray[np.int64]
+
+BAD = -1
+
+# Bytes that kernels may read behind the end of packed indexes or differences.
+PADDING_BYTES = 8
+
+# The columns of `page_headers`.
+PAGE_TYPE, PAGE_ENCODING, PAGE_VALUES, PAGE_AT, PAGE_BYTES, PAGE_PLAIN_BYTES = range(6)
+PAGE_FIELDS = 6
+
+# The columns of a table of segments. SEGMENT_WIDTH is the number of bits of a packed
+# index into the dictionary, or one of these.
+SEGMENT_ROW, SEGMENT_WIDTH, SEGMENT_AT = range(3)
+# All rows have the dictionary's value number SEGMENT_AT.
+CONSTANT = 0
+WIDTH_MAX = 24
+# Values of 4 bytes without sign, and values of 8 bytes.
+PLAIN_32, PLAIN_64 = 32, 64
+
+# Wider differences would need two loads.
+_DELTA_WIDTH_MAX = 56
+# Structures within a page header.
+_DEPTH_MAX = 8
+_ONE, _SEVEN, _THREE = np.uint64(1), np.uint64(7), np.uint64(3)
+
+_I64 = types.int64
+RAW = types.Array(types.uint8, 1, "C", readonly=True)
+IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
+SEGMENTS = types.Array(types.int64, 2, "C", readonly=True)
+WORDS = types.Array(types.int64, 1, "C")
+_MATRIX = types.Array(types.int64, 2, "C")
+_PAIR = types.UniTuple(_I64, 2)
+
+
+@jit(_PAIR(RAW, _I64, _I64))
+def _varint(raw: "Raw", at: int, end: int) -> tuple[int, int]:
+    """The variable-length number at `at`, and its end: BAD if that is not before `end`."""
+    value, shift = np.uint64(0), np.uint64(0)
+    while at < end and shift < 64:
+        byte = np.uint64(raw[at])
+        at += 1
+        value |= (byte & np.uint64(127)) << shift
+        if byte < 128:
+            return np.int64(value), at
+        shift += _SEVEN
+    return 0, BAD
+
+
+@jit(_I64(_I64))
+def _unzigzag(value: int) -> int:
+    word = np.uint64(value)
+    return np.int64((word >> _ONE) ^ (~(word & _ONE) + _ONE))
+
+
+@jit(_I64(RAW, _I64, _I64, _MATRIX))
+def page_headers(raw: "Raw", at: int, end: int, out: "NDArray[np.int64]") -> int:
+    """Fill `out` with a row for each page of a column chunk, which lies in
+    `raw[at:end]`: its type, encoding and number of values, where its bytes begin, and
+    their number as stored and without compression. Returns the number of pages.
+    """
+    pages = 0
+    fields = np.zeros(_DEPTH_MAX, np.int64)
+    while at < end:
+        if pages == out.shape[0]:
+            return BAD
+        out[pages, :] = BAD
+        depth = 0
+        fields[0] = 0
+        while True:
+            if at >= end:
+                return BAD
+            byte = np.int64(raw[at])
+            at += 1
+            kind = byte & 15
+            if kind == 0:
+                if depth == 0:
+                    break
+                depth -= 1
+                continue
+            if byte >> 4:
+                fields[depth] += byte >> 4
+            else:
+                value, at = _varint(raw, at, end)
+                if at == BAD:
+                    return BAD
+                fields[depth] = _unzigzag(value)
+            if kind <= 2:
+                # A boolean is in its kind.
+                continue
+            if kind == 3:
+                at += 1
+            elif kind <= 6:
+                value, at = _varint(raw, at, end)
+                if at == BAD:
+                    return BAD
+                value = _unzigzag(value)
+                if depth == 0 and fields[0] == 1:
+                    out[pages, PAGE_TYPE] = value
+                elif depth == 0 and fields[0] == 2:
+                    out[pages, PAGE_PLAIN_BYTES] = value
+                elif depth == 0 and fields[0] == 3:
+                    out[pages, PAGE_BYTES] = value
+                # The headers of a data page and of a dictionary begin alike.
+                elif depth == 1 and (fields[0] == 5 or fields[0] == 7):
+                    if fields[1] == 1:
+                        out[pages, PAGE_VALUES] = value
+                    elif fields[1] == 2:
+                        out[pages, PAGE_ENCODING] = value
+            elif kind == 7:
+                at += 8
+            elif kind == 8:
+                value, at = _varint(raw, at, end)
+                if at == BAD or value < 0 or value > end - at:
+                    return BAD
+                at += value
+            elif kind == 12:
+                depth += 1
+                if depth == _DEPTH_MAX:
+                    return BAD
+                fields[depth] = 0
+            else:
+                # Lists and maps, which no page header has.
+                return BAD
+        held = out[pages, PAGE_BYTES]
+        if held < 0 or held > end - at or out[pages, PAGE_PLAIN_BYTES] < 0:
+            return BAD
+        out[pages, PAGE_AT] = at
+        at += held
+        pages += 1
+    return pages
+
+
+@jit(_I64(RAW, _I64, _I64, _I64, _I64, _I64, _I64, _MATRIX))
+def add_segments(
+    raw: "Raw",
+    at: int,
+    end: int,
+    width: int,
+    row: int,
+    count: int,
+    size: int,
+    segments: "NDArray[np.int64]",
+) -> int:
+    """Fill `segments` with those of `count` rows from `row` on, whose indexes of
+    `width` bits are in `raw[at:end]`. `size` is the number of values of the dictionary.
+    Returns the number of segments.
+    """
+    used = 0
+    last = row + count
+    index_bytes = (width + 7) // 8
+    while row < last:
+        header, at = _varint(raw, at, end)
+        if at == BAD or header < 2 or used >= segments.shape[0]:
+            return BAD
+        if header & 1:
+            groups = header >> 1
+            if groups > end or groups * width > end - at:
+                return BAD
+            segments[used, SEGMENT_WIDTH] = width
+            segments[used, SEGMENT_AT] = at if width else 0
+            values = groups * 8
+            at += groups * width
+        else:
+            values = header >> 1
+            if index_bytes > end - at:
+                return BAD
+            index = 0
+            for i in range(index_bytes):
+                index |= np.int64(raw[at + i]) << (8 * i)
+            if index >= size:
+                return BAD
+            segments[used, SEGMENT_WIDTH] = CONSTANT
+            segments[used, SEGMENT_AT] = index
+            at += index_bytes
+        segments[used, SEGMENT_ROW] = row
+        used += 1
+        row += min(values, last - row)
+    return used
+
+
+@jit(_I64(RAW, _I64, _I64, WORDS))
+def unpack_deltas(raw: "Raw", at: int, end: int, out: "Int64s") -> int:
+    """Fill `out` with the values of a page that is packed as differences, in
+    `raw[at:end]`. Returns their number, which is that of `out`.
+    """
+    address = np.uint64(raw.ctypes.data)
+    block_size, at = _varint(raw, at, end)
+    if at == BAD:
+        return BAD
+    minis, at = _varint(raw, at, end)
+    if at == BAD:
+        return BAD
+    total, at = _varint(raw, at, end)
+    if at == BAD or total != out.size or minis < 1 or block_size < 8 or block_size > 1 << 20:
+        return BAD
+    value, at = _varint(raw, at, end)
+    if at == BAD or block_size % minis or (block_size // minis) % 8:
+        return BAD
+    value = _unzigzag(value)
+    per_mini = block_size // minis
+    if total:
+        out[0] = value
+    done = 1
+    while done < total:
+        least, at = _varint(raw, at, end)
+        if at == BAD or minis > end - at:
+            return BAD
+        least = _unzigzag(least)
+        widths = at
+        at += minis
+        for mini in range(minis):
+            if done >= total:
+                break
+            width = np.int64(raw[widths + mini])
+            count = min(per_mini, total - done)
+            if width > _DELTA_WIDTH_MAX or (count * width + 7) // 8 > end - at:
+                return BAD
+            mask = (_ONE << np.uint64(width)) - _ONE
+            first = address + np.uint64(at)
+            bit = np.uint64(0)
+            for i in range(done, done + count):
+                word = load64(first + (bit >> _THREE)) >> (bit & _SEVEN)
+                value += least + np.int64(word & mask)
+                out[i] = value
+                bit += np.uint64(width)
+            done += count
+            at += per_mini * width // 8
+    return total
+
+
+@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, _I64, _I64, WORDS))
+def fill(
+    raw: "Raw",
+    segments: "Int64s",
+    values: "Int64s",
+    size: int,
+    at: int,
+    begin: int,
+    end: int,
+    out: "Int64s",
+) -> int:
+    """Fill `out` with the values of the rows `begin:end`. Returns the segment in which
+    `end` lies; `at` is one in or before which `begin` does.
+
+    `values` is the dictionary of `size` values, with as many entries as a packed index
+    can have. The last segment begins at the end of the rows.
+    """
+    address = np.uint64(raw.ctypes.data)
+    while segments[at + 1, SEGMENT_ROW] <= begin:
+        at += 1
+    row = begin
+    largest = np.uint64(0)
+    while row < end:
+        stop = min(segments[at + 1, SEGMENT_ROW], end)
+        width = segments[at, SEGMENT_WIDTH]
+        place = segments[at, SEGMENT_AT]
+        skipped = row - segments[at, SEGMENT_ROW]
+        if width == CONSTANT:
+            value = values[place]
+            for i in range(row - begin, stop - begin):
+                out[i] = value
+        elif width <= WIDTH_MAX:
+            mask = (_ONE << np.uint64(width)) - _ONE
+            first = address + np.uint64(place)
+            bit = np.uint64(skipped * width)
+            for i in range(row - begin, stop - begin):
+                index = (load64(first + (bit >> _THREE)) >> (bit & _SEVEN)) & mask
+                largest = max(largest, index)
+                out[i] = values[np.int64(index)]
+                bit += np.uint64(width)
+        elif width == PLAIN_32:
+            first = address + np.uint64(place) + np.uint64(4 * skipped)
+            for i in range(row - begin, stop - begin):
+                out[i] = np.int64(load32(first))
+                first += np.uint64(4)
+        else:
+            first = address + np.uint64(place) + np.uint64(8 * skipped)
+            for i in range(row - begin, stop - begin):
+                out[i] = np.int64(load64(first))
+                first += np.uint64(8)
+        row = stop
+        if row == segments[at + 1, SEGMENT_ROW] and row < end:
+            at += 1
+    return at if largest < np.uint64(size) or largest == 0 else BAD
+
+
+@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, WORDS, WORDS))
+def runs(
+    raw: "Raw",
+    segments: "Int64s",
+    values: "Int64s",
+    size: int,
+    count: int,
+    starts: "Int64s",
+    found: "Int64s",
+) -> int:
+    """Find the runs of equal values of `count` rows: fill `starts` with their first
+    rows and `found` with their values. Returns their number. See `fill` for the rest.
+    """
+    tile = np.empty(1024, np.int64)
+    used = 0
+    at = 0
+    row = 0
+    while row < count:
+        while segments[at + 1, SEGMENT_ROW] <= row:
+            at += 1
+        if segments[at, SEGMENT_WIDTH] == CONSTANT:
+            value = values[segments[at, SEGMENT_AT]]
+            if used == 0 or found[used - 1] != value:
+                starts[used] = row
+                found[used] = value
+                used += 1
+            row = segments[at + 1, SEGMENT_ROW]
+            continue
+        stop = min(segments[at + 1, SEGMENT_ROW], row + tile.size)
+        at = fill(raw, segments, values, size, at, row, stop, tile)
+        if at == BAD:
+            return BAD
+        for i in range(stop - row):
+            if used == 0 or found[used - 1] != tile[i]:
+                starts[used] = row + i
+                found[used] = tile[i]
+                used += 1
+        row = stop
+    return used
+
+
+@jit(types.void(IN_WORDS, IN_WORDS, IN_WORDS, WORDS))
+def values_at(rows: "Int64s", starts: "Int64s", values: "Int64s", out: "Int64s") -> None:
+    """Fill `out` with the values of the runs that begin at `starts` in each of `rows`,
+    which ascend.
+    """
+    run = 0
+    for i in range(rows.size):
+        while run + 1 < starts.size and starts[run + 1] <= rows[i]:
+            run += 1
+        out[i] = values[run]
