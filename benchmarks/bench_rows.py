@@ -2,7 +2,8 @@
 benchmarks.bench_rows [--json]`.
 
 Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs.
-Files: one datanode's Parquet table to runs, compared with only reading the columns.
+Files: one datanode's export, and the same file without its manifest, to runs, compared
+with only reading the columns. Stages: what folding an export consists of, in ns a row.
 Absolute rates are compared with fixed bars, which are shown as peers.
 """
 
@@ -20,19 +21,23 @@ import pyarrow.parquet as pq
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
+from chunktable.pages import EncodedColumn, encoded_columns
 from chunktable.schema import CHUNK_SCHEMA
-from merkle.checksum import implementations
+from merkle.checksum import fingerprint, implementations
 from merkle.columns import fold_blocks, library_fold_blocks
 from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
 from sweep.files import fold_part
+from sweep.inputs import table_parts
 from sweep.model import Part, PartKind
-from sweep.runs import Rows, fold_stretches, library_fold_stretches, settle
+from sweep.runs import ROW_COLUMNS, Rows, fold_stretches, library_fold_stretches, settle
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000
 CHUNKS_A_BLOCK = (64, 8, 1)
 CHUNK_BYTES = 4 << 20
 BLOCKS_A_CONTAINER = 20
+# Rows of which the values are computed at a time.
+_TILE_ROWS = 1 << 13
 # About 2.8 M rows per datanode; the table of one datanode is read.
 CLUSTER = SyntheticCluster(datanodes=3, containers=2400)
 
@@ -143,13 +148,16 @@ def _files(report: Report, folder: Path) -> None:
     path = min(folder.rglob("*.parquet"))
     groups = pq.read_metadata(path).num_row_groups
     part = Part("part", PartKind.FILE, str(path), 0, groups, 0)
+    (export,) = (p for p in table_parts([str(folder)]).parts if p.location == str(path))
     folded = fold_part(part)
     assert not folded.skipped
     assert truth.rows > folded.rows
     assert not len(settle(folded.runs).exact)
+    assert fold_part(export).replicas.num_rows == settle(folded.runs).replicas.num_rows
     needed = ["container_id", "block_id", "chunk_offset", "length", "checksum"]
     variants: dict[str, Callable[[], object]] = {
         "ours": lambda: fold_part(part),
+        "export": lambda: fold_part(export),
         "five columns read, no more": lambda: _read(path, needed),
         "all columns read, no more": lambda: _read(path, CHUNK_SCHEMA.names),
     }
@@ -158,6 +166,41 @@ def _files(report: Report, folder: Path) -> None:
     report.add(job, "M rows/s", rates["ours"], _bar(FILES_BAR), 1)
     for peer in ("five columns read, no more", "all columns read, no more"):
         report.add(job, "M rows/s", rates["ours"], rates[peer])
+        report.add("the same as an export", "M rows/s", rates["export"], rates[peer])
+    _stages(report, path, rates["export"])
+
+
+def _stages(report: Report, path: Path, whole: Samples) -> None:
+    """The stages of folding an export; the rest is beside them."""
+    metadata, content = pq.read_metadata(path), path.read_bytes()
+    raw = np.frombuffer(content, np.uint8)
+    places = {name: place for place, name in enumerate(CHUNK_SCHEMA.names)}
+    groups = range(metadata.num_row_groups)
+
+    def pages() -> list[dict[str, EncodedColumn]]:
+        found = [encoded_columns(raw, 0, metadata, group, places) for group in groups]
+        return [columns for columns in found if columns is not None]
+
+    opened = pages()
+    assert len(opened) == len(groups)
+
+    def values() -> None:
+        out = np.empty(_TILE_ROWS, np.int64)
+        for columns in opened:
+            for name in ROW_COLUMNS:
+                for first in range(0, columns[name].count - _TILE_ROWS, _TILE_ROWS):
+                    columns[name].fill(first, out)
+
+    stages: dict[str, Callable[[], object]] = {
+        "bytes read": path.read_bytes,
+        "bytes verified": lambda: fingerprint(content),
+        "pages decompressed, runs found": pages,
+        "values of six columns": values,
+    }
+    for name, rate in interleaved(metadata.num_rows / 1e9, stages).items():
+        cost = Samples(name, tuple(1 / one for one in rate.rates))
+        all_of_it = Samples("all", tuple(1e3 / one for one in whole.rates))
+        report.add(f"an export: {name}", "ns a row", cost, all_of_it)
 
 
 def _read(path: Path, columns: Sequence[str]) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     Raw: TypeAlias = NDArray[np.uint8]
     Int64s: TypeAlias = NDArray[np.int64]
 
+# numba knows one kind of integer.
+Int: TypeAlias = int | np.int64
+
 BAD = -1
 
 # Bytes that kernels may read behind the end of packed indexes or differences.
@@ -41,6 +44,8 @@ PLAIN_32, PLAIN_64 = 32, 64
 
 # Wider differences would need two loads.
 _DELTA_WIDTH_MAX = 56
+# With up to 7 bits before them they fit into a word.
+_FLAGS_AT_ONCE = 57
 # Structures within a page header.
 _DEPTH_MAX = 8
 _ONE, _SEVEN, _THREE = np.uint64(1), np.uint64(7), np.uint64(3)
@@ -50,13 +55,14 @@ RAW = types.Array(types.uint8, 1, "C", readonly=True)
 IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
 SEGMENTS = types.Array(types.int64, 2, "C", readonly=True)
 WORDS = types.Array(types.int64, 1, "C")
+FLAGS = types.Array(types.boolean, 1, "C")
 _MATRIX = types.Array(types.int64, 2, "C")
 _PAIR = types.UniTuple(_I64, 2)
 
 
 @jit(_PAIR(RAW, _I64, _I64))
-def _varint(raw: "Raw", at: int, end: int) -> tuple[int, int]:
-    """The variable-length number at `at`, and its end: BAD if that is not before `end`."""
+def _varint(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int]:
+    """The number of variable length at `at`, and its end: BAD if `end` comes first."""
     value, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < 64:
         byte = np.uint64(raw[at])
@@ -65,17 +71,17 @@ def _varint(raw: "Raw", at: int, end: int) -> tuple[int, int]:
         if byte < 128:
             return np.int64(value), at
         shift += _SEVEN
-    return 0, BAD
+    return np.int64(0), BAD
 
 
 @jit(_I64(_I64))
-def _unzigzag(value: int) -> int:
+def _unzigzag(value: Int) -> Int:
     word = np.uint64(value)
     return np.int64((word >> _ONE) ^ (~(word & _ONE) + _ONE))
 
 
 @jit(_I64(RAW, _I64, _I64, _MATRIX))
-def page_headers(raw: "Raw", at: int, end: int, out: "NDArray[np.int64]") -> int:
+def page_headers(raw: "Raw", at: Int, end: Int, out: "NDArray[np.int64]") -> Int:
     """Fill `out` with a row for each page of a column chunk, which lies in
     `raw[at:end]`: its type, encoding and number of values, where its bytes begin, and
     their number as stored and without compression. Returns the number of pages.
@@ -155,14 +161,14 @@ def page_headers(raw: "Raw", at: int, end: int, out: "NDArray[np.int64]") -> int
 @jit(_I64(RAW, _I64, _I64, _I64, _I64, _I64, _I64, _MATRIX))
 def add_segments(
     raw: "Raw",
-    at: int,
-    end: int,
-    width: int,
-    row: int,
-    count: int,
-    size: int,
+    at: Int,
+    end: Int,
+    width: Int,
+    row: Int,
+    count: Int,
+    size: Int,
     segments: "NDArray[np.int64]",
-) -> int:
+) -> Int:
     """Fill `segments` with those of `count` rows from `row` on, whose indexes of
     `width` bits are in `raw[at:end]`. `size` is the number of values of the dictionary.
     Returns the number of segments.
@@ -186,7 +192,7 @@ def add_segments(
             values = header >> 1
             if index_bytes > end - at:
                 return BAD
-            index = 0
+            index = np.int64(0)
             for i in range(index_bytes):
                 index |= np.int64(raw[at + i]) << (8 * i)
             if index >= size:
@@ -201,7 +207,7 @@ def add_segments(
 
 
 @jit(_I64(RAW, _I64, _I64, WORDS))
-def unpack_deltas(raw: "Raw", at: int, end: int, out: "Int64s") -> int:
+def unpack_deltas(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
     """Fill `out` with the values of a page that is packed as differences, in
     `raw[at:end]`. Returns their number, which is that of `out`.
     """
@@ -222,7 +228,7 @@ def unpack_deltas(raw: "Raw", at: int, end: int, out: "Int64s") -> int:
     per_mini = block_size // minis
     if total:
         out[0] = value
-    done = 1
+    done = np.int64(1)
     while done < total:
         least, at = _varint(raw, at, end)
         if at == BAD or minis > end - at:
@@ -255,10 +261,10 @@ def fill(
     raw: "Raw",
     segments: "Int64s",
     values: "Int64s",
-    size: int,
+    size: Int,
     at: int,
-    begin: int,
-    end: int,
+    begin: Int,
+    end: Int,
     out: "Int64s",
 ) -> int:
     """Fill `out` with the values of the rows `begin:end`. Returns the segment in which
@@ -306,23 +312,65 @@ def fill(
     return at if largest < np.uint64(size) or largest == 0 else BAD
 
 
+@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, _I64, FLAGS))
+def fill_flags(
+    raw: "Raw",
+    segments: "Int64s",
+    values: "Int64s",
+    at: int,
+    begin: Int,
+    end: Int,
+    out: "NDArray[np.bool_]",
+) -> int:
+    """Like `fill`, of a column of booleans, whose packed indexes are the values."""
+    address = np.uint64(raw.ctypes.data)
+    while segments[at + 1, SEGMENT_ROW] <= begin:
+        at += 1
+    row = begin
+    while row < end:
+        stop = min(segments[at + 1, SEGMENT_ROW], end)
+        place = segments[at, SEGMENT_AT]
+        if segments[at, SEGMENT_WIDTH] == CONSTANT:
+            out[row - begin : stop - begin] = values[place] != 0
+        else:
+            first = address + np.uint64(place)
+            bit = np.uint64(row - segments[at, SEGMENT_ROW])
+            i = row - begin
+            while i < stop - begin:
+                # Most flags are like those before them: look at many at once.
+                count = min(stop - begin - i, _FLAGS_AT_ONCE)
+                mask = (_ONE << np.uint64(count)) - _ONE
+                word = (load64(first + (bit >> _THREE)) >> (bit & _SEVEN)) & mask
+                if word == 0 or word == mask:
+                    out[i : i + count] = word != 0
+                else:
+                    for k in range(count):
+                        out[i + k] = (word >> np.uint64(k)) & _ONE
+                i += count
+                bit += np.uint64(count)
+        row = stop
+        if row == segments[at + 1, SEGMENT_ROW] and row < end:
+            at += 1
+    return at
+
+
 @jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, WORDS, WORDS))
 def runs(
     raw: "Raw",
     segments: "Int64s",
     values: "Int64s",
-    size: int,
-    count: int,
+    size: Int,
+    count: Int,
     starts: "Int64s",
     found: "Int64s",
-) -> int:
+) -> Int:
     """Find the runs of equal values of `count` rows: fill `starts` with their first
     rows and `found` with their values. Returns their number. See `fill` for the rest.
     """
     tile = np.empty(1024, np.int64)
     used = 0
     at = 0
-    row = 0
+    row = np.int64(0)
     while row < count:
         while segments[at + 1, SEGMENT_ROW] <= row:
             at += 1

@@ -96,6 +96,11 @@ class EncodedColumn:
     # that have one.
     levels: "EncodedColumn | None" = None
 
+    @property
+    def count(self) -> int:
+        """The number of rows, or of those that have a value."""
+        return int(self.segments[-1, 0])
+
     def runs(self) -> Runs:
         """The column as runs.
 
@@ -104,7 +109,7 @@ class EncodedColumn:
         """
         from chunktable import page_kernels
 
-        count = int(self.segments[-1, 0])
+        count = self.count
         starts, values = np.empty((2, count), np.int64)
         used = page_kernels.runs(
             self.raw, self.segments, self.values, self.size, count, starts, values
@@ -148,15 +153,36 @@ def _chunk_range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     return first, first + chunk.total_compressed_size
 
 
+@dataclass(frozen=True, slots=True)
+class RowRanges:
+    """Some rows: ascending, disjoint ranges `starts[i]:ends[i]`."""
+
+    starts: "Int64s"
+    ends: "Int64s"
+
+    def overlaps(self, first: int, last: int) -> bool:
+        """Whether some of them are among the rows `first:last`."""
+        place = int(np.searchsorted(self.ends, first, "right"))
+        return place < len(self.starts) and int(self.starts[place]) < last
+
+
 def encoded_columns(
-    raw: "Raw", base: int, metadata: pq.FileMetaData, group: int, columns: Mapping[str, int]
+    raw: "Raw",
+    base: int,
+    metadata: pq.FileMetaData,
+    group: int,
+    columns: Mapping[str, int],
+    wanted: RowRanges | None = None,
 ) -> dict[str, EncodedColumn] | None:
     """Columns of a row group, given by their indexes; None if one has a form that is
     not known here. `raw` is the file from the byte `base` on, with the column chunks.
+
+    With `wanted`, pages that have none of these rows are not read, and the values of
+    all other rows are meaningless.
     """
     found, read = metadata.row_group(group), dict[str, EncodedColumn]()
     for name, place in columns.items():
-        pages = _pages(raw, base, found.column(place), found.num_rows)
+        pages = _pages(raw, base, found.column(place), found.num_rows, wanted)
         column = pages and _column(pages, metadata.schema.column(place), found.num_rows)
         if not column:
             return None
@@ -174,6 +200,7 @@ class _Pages:
     is_dictionary: Sequence[bool]
     encodings: Sequence[int]
     counts: Sequence[int]
+    is_read: Sequence[bool]
 
     @property
     def of_data(self) -> Sequence[int]:
@@ -181,7 +208,9 @@ class _Pages:
         return [i for i, other in enumerate(self.is_dictionary) if not other]
 
 
-def _pages(raw: "Raw", base: int, chunk: pq.ColumnChunkMetaData, rows: int) -> _Pages | None:
+def _pages(
+    raw: "Raw", base: int, chunk: pq.ColumnChunkMetaData, rows: int, wanted: RowRanges | None
+) -> _Pages | None:
     """The pages of a column chunk without compression; None if they are malformed."""
     from chunktable import page_kernels as kernels
 
@@ -200,26 +229,33 @@ def _pages(raw: "Raw", base: int, chunk: pq.ColumnChunkMetaData, rows: int) -> _
         return None
     if sum(plain) > _ROW_BYTES_MAX * rows + _DICTIONARY_BYTES_MAX:
         return None
+    lasts = list(accumulate(n * is_data for n, is_data in zip(counts, of_data, strict=True)))
+    is_read = [
+        wanted is None or not is_data or wanted.overlaps(last - n, last)
+        for n, last, is_data in zip(counts, lasts, of_data, strict=True)
+    ]
     if chunk.compression == "UNCOMPRESSED":
         ends = list(map(operator.add, starts, stored))
         if chunk.physical_type == "BOOLEAN" or set(encodings) != {_PLAIN}:
             raw = np.concatenate([raw[:end], np.zeros(kernels.PADDING_BYTES, np.uint8)])
-        return _Pages(raw, starts, ends, is_dictionary, encodings, counts)
+        return _Pages(raw, starts, ends, is_dictionary, encodings, counts, is_read)
     if chunk.compression != "ZSTD":
         return None
-    ends = list(accumulate(plain))
+    ends = list(accumulate(map(operator.mul, plain, is_read)))
     out = np.empty(ends[-1] + kernels.PADDING_BYTES, np.uint8)
     for at, length, begin, stop in zip(starts, stored, [0, *ends], ends, strict=False):
         if stop > begin:
             held = _ZSTD.decompress(pa.py_buffer(raw[at : at + length]), stop - begin)
             out[begin:stop] = np.frombuffer(held, np.uint8)
-    return _Pages(out, [0, *ends[:-1]], ends, is_dictionary, encodings, counts)
+    return _Pages(out, [0, *ends[:-1]], ends, is_dictionary, encodings, counts, is_read)
 
 
 def _column(pages: _Pages, described: pq.ColumnSchema, rows: int) -> EncodedColumn | None:
     """The column of these pages; None if its type or an encoding is not known."""
     kind = _KINDS.get((described.physical_type, described.converted_type))
     if kind is None or described.max_repetition_level or described.max_definition_level > 1:
+        return None
+    if described.max_definition_level and not all(pages.is_read):
         return None
     starts, levels = list(pages.starts), None
     counts = np.where(pages.is_dictionary, 0, pages.counts)
@@ -246,7 +282,9 @@ def _column(pages: _Pages, described: pq.ColumnSchema, rows: int) -> EncodedColu
     found = _Segments(pages.raw, len(values))
     for i in pages.of_data:
         begin, end, first, last = starts[i], pages.ends[i], firsts[i], firsts[i + 1]
-        if first < last and not found.add_page(pages.encodings[i], kind, begin, end, first, last):
+        if not pages.is_read[i]:
+            found.skip(first)
+        elif first < last and not found.add_page(pages.encodings[i], kind, begin, end, first, last):
             return None
     return found.column(firsts[-1], values, texts, None if firsts[-1] == rows else levels)
 
@@ -264,6 +302,12 @@ class _Segments:
         # Values that were packed as differences.
         self._unpacked: list[Int64s] = []
         self._unpacked_bytes = 0
+        self._skipped = 0
+
+    def skip(self, first: int) -> None:
+        """Add a page that is not read, from the row `first` on."""
+        self._found.append(np.array([[first, 0, 0]]))
+        self._skipped += 1
 
     def add_page(
         self, encoding: int, kind: str, begin: int, end: int, first: int, last: int
@@ -288,7 +332,7 @@ class _Segments:
         if encoding == _DELTA and kind == "<i8":
             out = np.empty(count, np.int64)
             # All pages lie in one array, of the values as they are unpacked.
-            is_first = len(self._found) == len(self._unpacked)
+            is_first = len(self._found) - self._skipped == len(self._unpacked)
             self._found.append(np.array([[first, kernels.PLAIN_64, self._unpacked_bytes]]))
             self._unpacked.append(out)
             self._unpacked_bytes += out.nbytes

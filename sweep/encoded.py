@@ -5,7 +5,7 @@ A fold needs neither arrays of Arrow nor the attributes of each row. A second re
 needs a few containers, and decodes only their rows.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chunktable.pages import EncodedColumn, constant_column, encoded_columns, group_range
+from chunktable.pages import (
+    EncodedColumn,
+    RowRanges,
+    constant_column,
+    encoded_columns,
+    group_range,
+)
 from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
 from merkle.checksum import kernels_for
 from sweep.fragments import Int64s
@@ -52,13 +58,15 @@ class StoredGroup:
         self._indexes = indexes
         self._constants = constants
 
-    def rows(self) -> EncodedRows | None:
-        """All rows; None if a column has a form that only pyarrow knows.
+    def rows(self, container_ids: Int64s | None = None) -> EncodedRows | None:
+        """All rows; None if a column has a form that only pyarrow knows. With
+        `container_ids` the columns that differ between chunks have values only for rows
+        of these containers.
 
         Raises:
             PageError: a page is malformed.
         """
-        columns = self._columns(CHUNK_SCHEMA.names)
+        columns = self._columns(REPLICA_COLUMNS)
         if columns is None:
             return None
         runs = {name: columns[name].runs() for name in REPLICA_COLUMNS if name in columns}
@@ -81,12 +89,20 @@ class StoredGroup:
                 text[name] = TextColumn(values.astype(np.int32), texts)
             else:
                 integers[name] = values
+        wanted = None
+        if container_ids is not None:
+            is_wanted = np.isin(integers["container_id"], container_ids)
+            ends = np.append(starts[1:], self.count)
+            wanted = RowRanges(starts[is_wanted], ends[is_wanted])
+        of_rows = self._columns(ROW_COLUMNS, wanted)
+        if of_rows is None:
+            return None
         for name in ROW_COLUMNS:
             if (constant := self._constants.get(name)) is not None:
                 is_flag = pa.types.is_boolean(constant.type)
                 value = flags_of(constant) if is_flag else integers_of(constant)
-                columns[name] = constant_column(int(value[0]), self.count)
-        return EncodedRows(self.count, starts, text, integers, columns)
+                of_rows[name] = constant_column(int(value[0]), self.count)
+        return EncodedRows(self.count, starts, text, integers, of_rows)
 
     def may_hold(self, container_ids: Int64s) -> bool:
         """Whether it has rows of these containers, or is in a form that only pyarrow
@@ -103,9 +119,12 @@ class StoredGroup:
             return True
         return bool(np.isin(held, container_ids).any())
 
-    def _columns(self, names: list[str]) -> dict[str, EncodedColumn] | None:
-        wanted = {name: self._indexes[name] for name in names if name not in self._constants}
-        return encoded_columns(self._raw, self._base, self._metadata, self._group, wanted)
+    def _columns(
+        self, names: Sequence[str], wanted: RowRanges | None = None
+    ) -> dict[str, EncodedColumn] | None:
+        indexes = {name: self._indexes[name] for name in names if name not in self._constants}
+        group = self._metadata, self._group
+        return encoded_columns(self._raw, self._base, *group, indexes, wanted)
 
 
 def stored_group(

@@ -303,7 +303,7 @@ class _Reader:
         """
         for group in self._groups:
             stored = self._stored(group)
-            rows = stored and stored.rows()
+            rows = None if stored is None else stored.rows()
             if rows is None:
                 yield from self._arrays(group)
                 continue
@@ -338,9 +338,9 @@ class _Reader:
             stored = self._stored(group)
             if stored is not None and not stored.may_hold(container_ids):
                 continue
-            rows = stored and stored.rows()
-            if rows is not None:
-                for columns, count in rows_of_containers(rows, container_ids, _BATCH_ROWS):
+            encoded = None if stored is None else stored.rows(container_ids)
+            if encoded is not None:
+                for columns, count in rows_of_containers(encoded, container_ids, _BATCH_ROWS):
                     yield to_batch(columns, count)
                 continue
             for columns, count in self._read(group):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core import types
 
-from chunktable.page_kernels import BAD, RAW, SEGMENTS, fill
+from chunktable.page_kernels import BAD, RAW, SEGMENTS, fill, fill_flags
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
 from merkle.intrinsics import ONES, crc32c_word, jit, store64, swap
 from merkle.kernels import (
@@ -294,7 +294,6 @@ def fold_encoded(
         np.empty(_TILE_ROWS + longest, np.bool_),
         np.empty(_TILE_ROWS + longest, np.bool_),
     )
-    flags = np.empty(_TILE_ROWS + longest, np.int64)
     in_tile = np.empty(_TILE_ROWS + 1, np.int64)
     at_0 = at_1 = at_2 = at_3 = at_4 = at_5 = 0
     run = 0
@@ -310,13 +309,9 @@ def fold_encoded(
         at_1 = fill(raws[1], segments[1], values[1], sizes[1], at_1, begin, end, offsets)
         at_2 = fill(raws[2], segments[2], values[2], sizes[2], at_2, begin, end, lengths)
         at_3 = fill(raws[3], segments[3], values[3], sizes[3], at_3, begin, end, checksums)
-        at_4 = fill(raws[4], segments[4], values[4], sizes[4], at_4, begin, end, flags)
-        for i in range(count):
-            matches[i] = flags[i] != 0
-        at_5 = fill(raws[5], segments[5], values[5], sizes[5], at_5, begin, end, flags)
-        for i in range(count):
-            deleted[i] = flags[i] != 0
-        if min(at_0, at_1, at_2, at_3, at_4, at_5) == BAD:
+        at_4 = fill_flags(raws[4], segments[4], values[4], at_4, begin, end, matches)
+        at_5 = fill_flags(raws[5], segments[5], values[5], at_5, begin, end, deleted)
+        if min(at_0, at_1, at_2, at_3) == BAD:
             return False
         fold_stretches(
             in_tile[: last - run],

@@ -322,9 +322,17 @@ def _fold_encoded(rows: EncodedRows) -> tuple[Bools, Int64s]:
     columns = [rows.columns[name] for name in ROW_COLUMNS]
     runs = len(rows.starts)
     ordered, numbers = np.empty(runs, np.bool_), np.zeros((runs, len(NUMBERS)), np.int64)
-    fields = ("raw", "segments", "values", "size")
-    encoded = (tuple(getattr(column, name) for column in columns) for name in fields)
-    if not kernels.fold_encoded(rows.starts, rows.count, *encoded, ordered, numbers):
+    is_whole = kernels.fold_encoded(
+        rows.starts,
+        rows.count,
+        tuple(column.raw for column in columns),
+        tuple(column.segments for column in columns),
+        tuple(column.values for column in columns),
+        tuple(column.size for column in columns),
+        ordered,
+        numbers,
+    )
+    if not is_whole:
         raise PageError
     return ordered, numbers.T
 

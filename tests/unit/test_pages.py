@@ -14,12 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunktable.pages import NULL, EncodedColumn, PageError, encoded_columns
+from chunktable.pages import NULL, EncodedColumn, PageError, RowRanges, encoded_columns
 from merkle.checksum import KERNEL_BYTES_MIN, kernels_for
 
 pytestmark = pytest.mark.skipif(
     kernels_for(KERNEL_BYTES_MIN) is None, reason="the extra `fast` is not installed"
 )
+
+if kernels_for(0):
+    from chunktable import page_kernels
 
 # The first example may load the kernels, which takes seconds.
 unhurried = settings(deadline=None)
@@ -97,6 +100,50 @@ def test_integers_are_what_was_written(kind: str, options: dict[str, Any]) -> No
     column = encoded(stored(pa.array(values, pa.int64()), INT64, **options))
     assert column is not None
     assert values_of(column, ROWS) == values
+
+
+@pytest.mark.parametrize("kind", ["runs", "cycle", "ascending", "random"])
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("compression", ["zstd", "none"])
+def test_pages_without_wanted_rows_are_not_read(
+    kind: str, is_packed: bool, compression: str
+) -> None:
+    """All bytes of the other pages are destroyed, and nothing notices."""
+    values, chosen = column_of(kind, seed=8), random.Random(9)
+    options: dict[str, Any] = {"data_page_size": 200, "write_batch_size": 100}
+    if is_packed:
+        options |= {"use_dictionary": False, "column_encoding": {"c": "DELTA_BINARY_PACKED"}}
+    raw = stored(pa.array(values), INT64, compression=compression, **options)
+    bounds = sorted(chosen.sample(range(ROWS), 6))
+    wanted = RowRanges(np.array(bounds[::2]), np.array(bounds[1::2]))
+    damaged = bytearray(raw)
+    for first, last, begin, end in data_pages(raw):
+        if not wanted.overlaps(first, last):
+            damaged[begin:end] = b"\xff" * (end - begin)
+    assert damaged != raw
+    metadata = pq.read_metadata(pa.BufferReader(raw))
+    read = np.frombuffer(bytes(damaged), np.uint8)
+    found = encoded_columns(read, 0, metadata, 0, {"c": 0}, wanted)
+    assert found is not None
+    for first, last in zip(wanted.starts.tolist(), wanted.ends.tolist(), strict=True):
+        out = np.empty(last - first, np.int64)
+        found["c"].fill(first, out)
+        assert out.tolist() == values[first:last]
+
+
+def data_pages(raw: bytes) -> list[tuple[int, int, int, int]]:
+    """The rows of each data page of the column, and where its bytes are."""
+    chunk = pq.read_metadata(pa.BufferReader(raw)).row_group(0).column(0)
+    first = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+    headers = np.empty((1000, page_kernels.PAGE_FIELDS), np.int64)
+    end = first + chunk.total_compressed_size
+    count = page_kernels.page_headers(np.frombuffer(raw, np.uint8), first, end, headers)
+    pages, row = [], 0
+    for kind, _, values, at, length, _ in headers[:count].tolist():
+        if kind == 0:
+            pages.append((row, row + values, at, at + length))
+            row += values
+    return pages
 
 
 @pytest.mark.parametrize("kind", ["cycle", "random", "constant"])
