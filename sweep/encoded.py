@@ -58,7 +58,7 @@ class StoredGroup:
         self._indexes = indexes
         self._constants = constants
 
-    def rows(self, container_ids: Int64s | None = None) -> EncodedRows | None:
+    def rows(self, container_ids: "Int64s | None" = None) -> EncodedRows | None:
         """All rows; None if a column has a form that only pyarrow knows. With
         `container_ids` the columns that differ between chunks have values only for rows
         of these containers.
