@@ -21,23 +21,21 @@ import pyarrow.parquet as pq
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
-from chunktable.pages import EncodedColumn, encoded_columns
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.checksum import fingerprint, implementations
 from merkle.columns import fold_blocks, library_fold_blocks
 from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
+from sweep.encoded import stored_group
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.model import Part, PartKind
-from sweep.runs import ROW_COLUMNS, Rows, fold_stretches, library_fold_stretches, settle
+from sweep.runs import EncodedRows, Rows, fold_stretches, library_fold_stretches, run_pieces, settle
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000
 CHUNKS_A_BLOCK = (64, 8, 1)
 CHUNK_BYTES = 4 << 20
 BLOCKS_A_CONTAINER = 20
-# Rows of which the values are computed at a time.
-_TILE_ROWS = 1 << 13
 # About 2.8 M rows per datanode; the table of one datanode is read.
 CLUSTER = SyntheticCluster(datanodes=3, containers=2400)
 
@@ -171,36 +169,43 @@ def _files(report: Report, folder: Path) -> None:
 
 
 def _stages(report: Report, path: Path, whole: Samples) -> None:
-    """The stages of folding an export; the rest is beside them."""
+    """The stages of folding an export. The rest finds, lists and joins replicas."""
     metadata, content = pq.read_metadata(path), path.read_bytes()
-    raw = np.frombuffer(content, np.uint8)
+    source = pa.BufferReader(content)
     places = {name: place for place, name in enumerate(CHUNK_SCHEMA.names)}
     groups = range(metadata.num_row_groups)
+    constants = [_constants(metadata, group) for group in groups]
 
-    def pages() -> list[dict[str, EncodedColumn]]:
-        found = [encoded_columns(raw, 0, metadata, group, places) for group in groups]
-        return [columns for columns in found if columns is not None]
+    def opened() -> list[EncodedRows]:
+        stored = [
+            stored_group(source, metadata, group, places, of_group)
+            for group, of_group in zip(groups, constants, strict=True)
+        ]
+        found = [one.rows() for one in stored if one is not None]
+        return [rows for rows in found if rows is not None]
 
-    opened = pages()
-    assert len(opened) == len(groups)
-
-    def values() -> None:
-        out = np.empty(_TILE_ROWS, np.int64)
-        for columns in opened:
-            for name in ROW_COLUMNS:
-                for first in range(0, columns[name].count - _TILE_ROWS, _TILE_ROWS):
-                    columns[name].fill(first, out)
-
+    rows = opened()
+    assert sum(one.count for one in rows) == metadata.num_rows
     stages: dict[str, Callable[[], object]] = {
         "bytes read": path.read_bytes,
         "bytes verified": lambda: fingerprint(content),
-        "pages decompressed, runs found": pages,
-        "values of six columns": values,
+        "pages opened": opened,
+        "rows decoded and folded": lambda: list(run_pieces(rows)),
     }
     for name, rate in interleaved(metadata.num_rows / 1e9, stages).items():
         cost = Samples(name, tuple(1 / one for one in rate.rates))
         all_of_it = Samples("all", tuple(1e3 / one for one in whole.rates))
         report.add(f"an export: {name}", "ns a row", cost, all_of_it)
+
+
+def _constants(metadata: pq.FileMetaData, group: int) -> dict[str, pa.Array]:
+    """The columns that have one value in a row group by its statistics."""
+    found = dict[str, pa.Array]()
+    for place, field in enumerate(CHUNK_SCHEMA):
+        statistics = metadata.row_group(group).column(place).statistics
+        if statistics.min == statistics.max and not statistics.null_count:
+            found[field.name] = pa.array([statistics.min], field.type)
+    return found
 
 
 def _read(path: Path, columns: Sequence[str]) -> None:
