@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numba.core import types
 
-from merkle.intrinsics import jit, load32, load64
+from merkle.intrinsics import jit, load8, load32, load64
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,13 +42,13 @@ WIDTH_MAX = 24
 # Values of 4 bytes without sign, and values of 8 bytes.
 PLAIN_32, PLAIN_64 = 32, 64
 
-# Wider differences would need two loads.
-_DELTA_WIDTH_MAX = 56
+# Wider differences may lie in nine bytes.
+_ONE_LOAD_WIDTH_MAX = 56
 # With up to 7 bits before them they fit into a word.
 _FLAGS_AT_ONCE = 57
 # Structures within a page header.
 _DEPTH_MAX = 8
-_ONE, _SEVEN, _THREE = np.uint64(1), np.uint64(7), np.uint64(3)
+_ONE, _THREE, _SEVEN, _EIGHT, _SIXTY_FOUR = map(np.uint64, (1, 3, 7, 8, 64))
 
 _I64 = types.int64
 RAW = types.Array(types.uint8, 1, "C", readonly=True)
@@ -241,13 +241,16 @@ def unpack_deltas(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
                 break
             width = np.int64(raw[widths + mini])
             count = min(per_mini, total - done)
-            if width > _DELTA_WIDTH_MAX or (count * width + 7) // 8 > end - at:
+            if width > 64 or (count * width + 7) // 8 > end - at:
                 return BAD
-            mask = (_ONE << np.uint64(width)) - _ONE
+            mask = (_ONE << np.uint64(width)) - _ONE if width < 64 else ~np.uint64(0)
             first = address + np.uint64(at)
             bit = np.uint64(0)
             for i in range(done, done + count):
-                word = load64(first + (bit >> _THREE)) >> (bit & _SEVEN)
+                place, shift = first + (bit >> _THREE), bit & _SEVEN
+                word = load64(place) >> shift
+                if width > _ONE_LOAD_WIDTH_MAX and shift:
+                    word |= load8(place + _EIGHT) << (_SIXTY_FOUR - shift)
                 value += least + np.int64(word & mask)
                 out[i] = value
                 bit += np.uint64(width)

@@ -35,8 +35,8 @@ _TEXTS_MAX = 1 << 12
 # more are malformed.
 _ROW_BYTES_MAX = 64
 _DICTIONARY_BYTES_MAX = 16 << 20
-# Pages of a column chunk.
-_PAGES_MAX = 1 << 12
+# Pages of a column chunk. Ours have ten at most, those of version 1 some fifty.
+_PAGES_MAX = 1 << 9
 # Types of pages, and encodings of their values.
 _DATA_PAGE, _DICTIONARY_PAGE = 0, 2
 _PLAIN, _DELTA = 0, 5

@@ -217,6 +217,8 @@ class _Reader:
         self._part = part
         self._source = source
         self._file = file
+        # Each access to the property makes it anew.
+        self._schema = file.schema_arrow
         self._inventory = inventory
         self._groups = _groups(part, file.metadata)
         self._listed = None if inventory is None else ListedReplicas(inventory, part.volumes)
@@ -226,7 +228,7 @@ class _Reader:
             raise _unreadable(
                 TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}"
             )
-        names = Counter(file.schema_arrow.names)
+        names = Counter(self._schema.names)
         twice = [column for column in CHUNK_SCHEMA.names if names[column] > 1]
         if twice:
             raise _unreadable(
@@ -399,7 +401,7 @@ class _Reader:
                 constants[field.name] = pa.array([DEFAULTS[field.name]], field.type)
             elif (value := self._constant(group, field.name)) is not None:
                 constants[field.name] = cast_column(
-                    pa.array([value], self._file.schema_arrow.field(field.name).type), field
+                    pa.array([value], self._schema.field(field.name).type), field
                 )
         return constants
 
@@ -414,7 +416,7 @@ class _Reader:
         """The least and the greatest value of a column; None if it has nulls or its
         statistics are not exact.
         """
-        kind = self._file.schema_arrow.field(name).type
+        kind = self._schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         # pyarrow returns statistics of unsigned integers as signed; those of other
         # types may be rounded.
