@@ -27,7 +27,7 @@ setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which on
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	@said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
 	again=$$!; trap "kill $$again 2>/dev/null; rm -f $$said" EXIT; status=0; \
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
 	wait $$again || status=1; cat $$said; exit $$status
 
 # The second part where `make test-ozone` can run, too.

@@ -14,6 +14,7 @@ import hashlib
 import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import TypeVar
 
 import yaml
@@ -73,6 +74,9 @@ class Descriptor:
         assert all(a[0] < b[0] for a, b in zip(self.metadata, self.metadata[1:], strict=False))
 
 
+# A repair reads the same file again and again, and to parse one takes milliseconds: a
+# library that gives Ozone's bytes is slow. So few are 64 MiB if all have their limit.
+@lru_cache(maxsize=64)
 def parse_descriptor(raw: bytes) -> Descriptor:
     """Parse a `.container` file and verify its checksum, if it has one.
 

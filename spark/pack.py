@@ -7,6 +7,7 @@ Python on the same platform, with nothing installed in it; Spark brings pyspark.
 
 import gzip
 import importlib.util
+import py_compile
 import re
 import tarfile
 import zipfile
@@ -60,7 +61,10 @@ _OPTIONAL = ("numba",)
 # Libraries compress to a third at any level, so take the fastest.
 _COMPRESSION_LEVEL = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
-_EXCLUDED_FOLDERS = {"tests", "__pycache__", "include"}
+_EXCLUDED_FOLDERS = {"tests", "include"}
+# What no task loads: Arrow's client of Flight, and how AWS's services other than S3 are
+# called, which is a third of all files.
+_EXCLUDED_FILES = re.compile(r"pyarrow/.*flight.*|botocore/data/(?!s3/)[^/]+/.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +129,22 @@ def _write(path: Path, write: Callable[[Path], None], disk: Disk) -> None:
 
 
 def _zip_code(path: Path) -> None:
+    """Each module beside its bytecode, which a worker cannot keep in a zip: without it,
+    each compiles all of them.
+    """
+    compiled = path.with_suffix(".pyc")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         for package in PACKAGES:
             for file, name in _files_of(package):
                 archive.write(file, name)
+                if file.suffix == ".py":
+                    # Times in a zip are even seconds, and a source's is not looked at.
+                    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+                    py_compile.compile(
+                        str(file), str(compiled), name, doraise=True, invalidation_mode=mode
+                    )
+                    archive.write(compiled, f"{name}c")
+    compiled.unlink()
 
 
 def _files_of(package: str) -> Iterator[tuple[Path, str]]:
@@ -147,9 +163,10 @@ def _tar_libraries(path: Path, distributions: Sequence[Distribution]) -> None:
     ):
         for one in distributions:
             for file in one.files or ():
-                # Scripts are installed outside of the import path and not needed; the
-                # interpreter makes its caches anew.
+                # Scripts are installed outside of the import path and not needed.
                 if ".." in file.parts or file.is_absolute() or _EXCLUDED_FOLDERS & set(file.parts):
+                    continue
+                if _EXCLUDED_FILES.fullmatch(str(file)):
                     continue
                 installed = Path(str(one.locate_file(file)))
                 if installed.is_file():

@@ -9,7 +9,7 @@ from types import FunctionType
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.java import SHORT_LIVED
+from tests.support.java import spark_options
 
 # Machines are shared and slow at times: an example's run time proves nothing. The seeds
 # are fixed, so that a change fails for what it changed; whoever wants others runs with
@@ -24,7 +24,7 @@ settings.register_profile(
 settings.load_profile("shared")
 
 # Of every Spark that a test starts, in whichever process.
-os.environ.setdefault("SPARK_SUBMIT_OPTS", SHORT_LIVED)
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_options())
 
 # A shell starts what runs in the background with interrupts ignored, and every process
 # that a test starts and interrupts would inherit that.
@@ -73,7 +73,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Keep the collector from looking again and again at what lives to the end anyway:
-    all modules and all tests. That was a fifth of the time of many small tests.
+    all modules and all tests. That was a fifth of the time of many small tests, and to
+    look as often as is usual a twentieth.
     """
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000)

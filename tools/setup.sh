@@ -24,6 +24,7 @@ if [ "${1:-}" = tests ]; then
     command -v chromium >/dev/null || need chromium
     command -v systemd-analyze >/dev/null || need systemd
     command -v groff >/dev/null || need groff
+    .venv/bin/python -m tests.support.java
     exit
 fi
 
@@ -58,3 +59,9 @@ echo "setup: installing packages into $folder" >&2
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --require-hashes --requirement "$lock"
 # shellcheck disable=SC2086  # two words
 "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $source
+if [ "$folder" = .venv ]; then
+    # Once, and not by each process that starts before the first one is through.
+    echo "setup: compiling modules and kernels" >&2
+    "$folder/bin/python" -m compileall -q -x '/\.|/test_' .
+    "$folder/bin/python" -c "import $(echo merkle/*kernels.py proof/*kernels.py sweep/*kernels.py | sed 's#/#.#g; s#\.py##g; s# #, #g')"
+fi

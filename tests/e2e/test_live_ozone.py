@@ -95,10 +95,10 @@ def test_the_stripes_of_an_erasure_coded_container_are_verified(
     (tmp_path / "key").write_bytes(random.Random(5).randbytes(3_300_000))
     place = f"/coded-{secrets.token_hex(4)}/buck1"
     ozone_cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
-    ozone_cluster.close_open()
+    others = ozone_cluster.begin_to_close()
     options = "--type EC --replication xor-2-1-1024k"
     ozone_cluster.shell(f"key put {options} {place}/key {tmp_path / 'key'}")
-    [number] = ozone_cluster.close_open()
+    [number] = ozone_cluster.await_closed(ozone_cluster.begin_to_close(but=others))
     # SCM says that it is closed before each of its datanodes has closed it.
     eventually("all is equal", lambda: diagnose(ozone_cluster, "--deep", str(number)) == (0, {}))
     client = ScmClient([ozone_cluster.scm_address])

@@ -82,12 +82,12 @@ def containers(
         (folder / str(size)).write_bytes(random.Random(size).randbytes(size))
     place = f"/own-{secrets.token_hex(4)}/buck1"
     cluster.shell(f"volume create {place[:-6]}", f"bucket create {place}")
-    cluster.close_open()
+    others = cluster.begin_to_close()
     begun = set[ContainerId]()
     for kind in CHECKSUM_TYPES:
         puts = [f"key put {place}/{kind}-{size} {folder / str(size)}" for size in SIZES]
         cluster.shell(*puts, settings=[f"ozone.client.checksum.type={kind}"])
-        begun.update(cluster.begin_to_close())
+        begun.update(cluster.begin_to_close(but=others))
     closed = cluster.await_closed(sorted(begun))
     # Each type has a container of its own, so that each kind of damage below is really
     # done to one.

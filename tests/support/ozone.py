@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -152,9 +152,10 @@ class OzoneCluster:
     def admin(self, *words: str) -> str:
         return self._run("admin", *words)
 
-    def begin_to_close(self) -> list[ContainerId]:
-        """Have SCM close all open containers; which ones are closing then. What is
-        written next gets other containers.
+    def begin_to_close(self, but: Collection[ContainerId] = ()) -> list[ContainerId]:
+        """Have SCM close all open containers; which ones are closing then, `but` those
+        that were before. What is written next gets other containers. One that was open
+        while a datanode stopped may be closing for an hour: a test waits for its own.
         """
         with (
             closing(ScmClient([self.scm_address])) as client,
@@ -165,7 +166,7 @@ class OzoneCluster:
             for answer in closer.call_all([*map(_close_request, opened)]):
                 assert isinstance(answer, bytes), answer
             closing_already = [one for one in states if states[one] is ContainerState.CLOSING]
-        return sorted(opened + closing_already)
+        return sorted({*opened, *closing_already}.difference(but))
 
     def await_closed(
         self, container_ids: Sequence[ContainerId], *, timeout_s: float = 120.0
@@ -181,28 +182,26 @@ class OzoneCluster:
                 found = client.get_containers(container_ids).values()
                 return [one for one in found if one.state not in gone]
 
-            def are_known() -> bool:
+            def unknown() -> list[str]:
                 found = with_blocks()
                 replicas = client.replicas([one.container_id for one in found])
-                return all(
-                    one.state is ContainerState.CLOSED
-                    and len(replicas[one.container_id]) == one.required_replicas
-                    # A replica without data has no root, such as one of a short block.
-                    and (
-                        one.is_erasure_coded
-                        or all(
-                            each.data_checksum is not None for each in replicas[one.container_id]
-                        )
-                    )
+                return [
+                    f"{one.container_id} {one.state}: {replicas[one.container_id]}"
                     for one in found
-                )
+                    if one.state is not ContainerState.CLOSED
+                    or len(replicas[one.container_id]) != one.required_replicas
+                    # A replica without data has no root, such as one of a short block.
+                    or (
+                        not one.is_erasure_coded
+                        and None in {each.data_checksum for each in replicas[one.container_id]}
+                    )
+                ]
 
-            eventually("SCM knows the roots of all replicas", are_known, timeout_s)
+            try:
+                eventually("SCM knows the roots of all replicas", lambda: not unknown(), timeout_s)
+            except AssertionError as err:
+                raise AssertionError("\n".join([str(err), *unknown()])) from err
             return [one.container_id for one in with_blocks()]
-
-    def close_open(self) -> list[ContainerId]:
-        """Close all open containers and wait for it; those that hold data."""
-        return self.await_closed(self.begin_to_close())
 
     def roots(self, container_ids: Sequence[int]) -> dict[str, dict[int, tuple[str, str]]]:
         """State and root of each replica as SCM knows them, by the datanode's UUID and
@@ -308,9 +307,9 @@ def ozone_cluster() -> Iterator[OzoneCluster]:
     """The cluster of all tests of a run: starting one takes a minute.
 
     A module closes what is open and writes what it closes or damages to containers of
-    its own (`close_open`), names its own volumes and buckets, and starts again what it
-    stops. One that damages or stops anything is marked `ozone(is_last=N)`: the higher,
-    the later.
+    its own (`begin_to_close`), names its own volumes and buckets, and starts again what
+    it stops. One that damages or stops anything is marked `ozone(is_last=N)`: the
+    higher, the later.
     """
     with first_cluster(_JAVA_FLAGS) as started:
         yield started

@@ -4,11 +4,8 @@ import ast
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from pathlib import Path
 
-import pytest
-
-from tests.tidy.test_layers import PACKAGES, ROOT, modules
+from tests.tidy.test_layers import PACKAGES, ROOT, modules, relative, tree_of
 
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
@@ -54,46 +51,47 @@ CALLED_BY_LIBRARIES: dict[str, str] = {}
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def relative(path: Path) -> str:
-    return str(path.relative_to(ROOT))
-
-
 def trees() -> Iterator[tuple[str, ast.Module]]:
     for path in modules():
-        yield relative(path), ast.parse(path.read_text())
+        yield relative(path), tree_of(path)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
     return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_a_module_is_deep_and_not_long(path: Path) -> None:
-    text = path.read_text()
-    lines_count = len(text.splitlines())
-    assert lines_count <= MODULE_LINES_MAX
+def test_a_module_is_not_long() -> None:
+    lines = {relative(path): path.read_text().count("\n") for path in modules()}
+    assert {name: count for name, count in lines.items() if count > MODULE_LINES_MAX} == {}
+
+
+def test_a_function_is_not_long() -> None:
     long = {
-        node.name: lines
-        for node in functions(ast.parse(text))
+        f"{module}: {node.name}": lines
+        for module, tree in trees()
+        for node in functions(tree)
         if (lines := (node.end_lineno or 0) - node.lineno + 1) > FUNCTION_LINES_MAX
         and node.name not in ONE_LOOP
     }
     assert long == {}
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_no_comment_is_a_banner(path: Path) -> None:
-    assert re.findall(r"^\s*#\s*[-=#*~_]{3,}.*$", path.read_text(), re.MULTILINE) == []
+def test_no_comment_is_a_banner() -> None:
+    banners = {
+        relative(path): re.findall(r"^\s*#\s*[-=#*~_]{3,}.*$", path.read_text(), re.MULTILINE)
+        for path in modules()
+    }
+    assert {name: found for name, found in banners.items() if found} == {}
 
 
-@pytest.mark.parametrize("path", modules(), ids=relative)
-def test_types_are_left_out_in_listed_adapters_only(path: Path) -> None:
-    if relative(path) in UNTYPED_ADAPTERS:
-        return
-    text = path.read_text()
-    names = {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)}
-    assert names & {"Any", "cast"} == set()
-    assert re.findall(r"#\s*type:\s*ignore.*$", text, re.MULTILINE) == []
+def test_types_are_left_out_in_listed_adapters_only() -> None:
+    left_out = dict[str, list[str]]()
+    for path in modules():
+        names = {node.id for node in ast.walk(tree_of(path)) if isinstance(node, ast.Name)}
+        ignored = re.findall(r"#\s*type:\s*ignore.*$", path.read_text(), re.MULTILINE)
+        left_out[relative(path)] = [*sorted(names & {"Any", "cast"}), *ignored]
+    unlisted = left_out.keys() - UNTYPED_ADAPTERS.keys()
+    assert {name: left_out[name] for name in unlisted if left_out[name]} == {}
 
 
 def test_a_listed_adapter_needs_to_be_listed() -> None:
@@ -229,12 +227,13 @@ def test_what_is_public_is_used_by_others() -> None:
     assert unused == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_prose_is_narrow(page: Path) -> None:
-    prose = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+def test_prose_is_narrow() -> None:
     wide = [
-        line
-        for line in prose.splitlines()
+        f"{relative(page)}: {line}"
+        for page in PAGES
+        for line in re.sub(
+            r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE
+        ).splitlines()
         if len(line) > MARKDOWN_COLUMNS_MAX and not line.startswith(("|", "<"))
     ]
     assert wide == []
