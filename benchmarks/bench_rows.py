@@ -29,7 +29,8 @@ from sweep.encoded import stored_group
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.model import Part, PartKind
-from sweep.runs import EncodedRows, Rows, fold_stretches, library_fold_stretches, run_pieces, settle
+from sweep.rows import EncodedRows, Rows
+from sweep.runs import fold_stretches, library_fold_stretches, run_pieces, settle
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000

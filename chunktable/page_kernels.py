@@ -30,14 +30,14 @@ BAD = -1
 PADDING_BYTES = 8
 
 # The columns of `page_headers`.
-PAGE_TYPE, PAGE_ENCODING, PAGE_VALUES, PAGE_AT, PAGE_BYTES, PAGE_PLAIN_BYTES = range(6)
+_PAGE_TYPE, _PAGE_ENCODING, _PAGE_VALUES, _PAGE_AT, _PAGE_BYTES, _PAGE_PLAIN_BYTES = range(6)
 PAGE_FIELDS = 6
 
-# The columns of a table of segments. SEGMENT_WIDTH is the number of bits of a packed
+# The columns of a table of segments. _SEGMENT_WIDTH is the number of bits of a packed
 # index into the dictionary, or one of these.
-SEGMENT_ROW, SEGMENT_WIDTH, SEGMENT_AT = range(3)
-# All rows have the dictionary's value number SEGMENT_AT.
-CONSTANT = 0
+_SEGMENT_ROW, _SEGMENT_WIDTH, _SEGMENT_AT = range(3)
+# All rows have the dictionary's value number _SEGMENT_AT.
+_CONSTANT = 0
 WIDTH_MAX = 24
 # Values of 4 bytes without sign, and values of 8 bytes.
 PLAIN_32, PLAIN_64 = 32, 64
@@ -52,10 +52,10 @@ _ONE, _THREE, _SEVEN, _EIGHT, _SIXTY_FOUR = map(np.uint64, (1, 3, 7, 8, 64))
 
 _I64 = types.int64
 RAW = types.Array(types.uint8, 1, "C", readonly=True)
-IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
+_IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
 SEGMENTS = types.Array(types.int64, 2, "C", readonly=True)
-WORDS = types.Array(types.int64, 1, "C")
-FLAGS = types.Array(types.boolean, 1, "C")
+_WORDS = types.Array(types.int64, 1, "C")
+_FLAGS = types.Array(types.boolean, 1, "C")
 _MATRIX = types.Array(types.int64, 2, "C")
 _PAIR = types.UniTuple(_I64, 2)
 
@@ -78,6 +78,24 @@ def _varint(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int]:
 def _unzigzag(value: Int) -> Int:
     word = np.uint64(value)
     return np.int64((word >> _ONE) ^ (~(word & _ONE) + _ONE))
+
+
+@jit(types.void(_WORDS, _I64, _WORDS, _I64))
+def _keep(page: "Int64s", depth: Int, fields: "Int64s", value: Int) -> None:
+    """Keep a number of a page header, if it is one of those of `page_headers`."""
+    if depth == 0:
+        if fields[0] == 1:
+            page[_PAGE_TYPE] = value
+        elif fields[0] == 2:
+            page[_PAGE_PLAIN_BYTES] = value
+        elif fields[0] == 3:
+            page[_PAGE_BYTES] = value
+    # The headers of a data page and of a dictionary begin alike.
+    elif depth == 1 and (fields[0] == 5 or fields[0] == 7):
+        if fields[1] == 1:
+            page[_PAGE_VALUES] = value
+        elif fields[1] == 2:
+            page[_PAGE_ENCODING] = value
 
 
 @jit(_I64(RAW, _I64, _I64, _MATRIX))
@@ -122,18 +140,7 @@ def page_headers(raw: "Raw", at: Int, end: Int, out: "NDArray[np.int64]") -> Int
                 if at == BAD:
                     return BAD
                 value = _unzigzag(value)
-                if depth == 0 and fields[0] == 1:
-                    out[pages, PAGE_TYPE] = value
-                elif depth == 0 and fields[0] == 2:
-                    out[pages, PAGE_PLAIN_BYTES] = value
-                elif depth == 0 and fields[0] == 3:
-                    out[pages, PAGE_BYTES] = value
-                # The headers of a data page and of a dictionary begin alike.
-                elif depth == 1 and (fields[0] == 5 or fields[0] == 7):
-                    if fields[1] == 1:
-                        out[pages, PAGE_VALUES] = value
-                    elif fields[1] == 2:
-                        out[pages, PAGE_ENCODING] = value
+                _keep(out[pages], depth, fields, value)
             elif kind == 7:
                 at += 8
             elif kind == 8:
@@ -149,10 +156,10 @@ def page_headers(raw: "Raw", at: Int, end: Int, out: "NDArray[np.int64]") -> Int
             else:
                 # Lists and maps, which no page header has.
                 return BAD
-        held = out[pages, PAGE_BYTES]
-        if held < 0 or held > end - at or out[pages, PAGE_PLAIN_BYTES] < 0:
+        held = out[pages, _PAGE_BYTES]
+        if held < 0 or held > end - at or out[pages, _PAGE_PLAIN_BYTES] < 0:
             return BAD
-        out[pages, PAGE_AT] = at
+        out[pages, _PAGE_AT] = at
         at += held
         pages += 1
     return pages
@@ -184,8 +191,8 @@ def add_segments(
             groups = header >> 1
             if groups > end or groups * width > end - at:
                 return BAD
-            segments[used, SEGMENT_WIDTH] = width
-            segments[used, SEGMENT_AT] = at if width else 0
+            segments[used, _SEGMENT_WIDTH] = width
+            segments[used, _SEGMENT_AT] = at if width else 0
             values = groups * 8
             at += groups * width
         else:
@@ -197,16 +204,16 @@ def add_segments(
                 index |= np.int64(raw[at + i]) << (8 * i)
             if index >= size:
                 return BAD
-            segments[used, SEGMENT_WIDTH] = CONSTANT
-            segments[used, SEGMENT_AT] = index
+            segments[used, _SEGMENT_WIDTH] = _CONSTANT
+            segments[used, _SEGMENT_AT] = index
             at += index_bytes
-        segments[used, SEGMENT_ROW] = row
+        segments[used, _SEGMENT_ROW] = row
         used += 1
         row += min(values, last - row)
     return used
 
 
-@jit(_I64(RAW, _I64, _I64, WORDS))
+@jit(_I64(RAW, _I64, _I64, _WORDS))
 def unpack_deltas(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
     """Fill `out` with the values of a page that is packed as differences, in
     `raw[at:end]`. Returns their number, which is that of `out`.
@@ -259,7 +266,7 @@ def unpack_deltas(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
     return total
 
 
-@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, _I64, _I64, WORDS))
+@jit(_I64(RAW, SEGMENTS, _IN_WORDS, _I64, _I64, _I64, _I64, _WORDS))
 def fill(
     raw: "Raw",
     segments: "Int64s",
@@ -277,16 +284,16 @@ def fill(
     can have. The last segment begins at the end of the rows.
     """
     address = np.uint64(raw.ctypes.data)
-    while segments[at + 1, SEGMENT_ROW] <= begin:
+    while segments[at + 1, _SEGMENT_ROW] <= begin:
         at += 1
     row = begin
     largest = np.uint64(0)
     while row < end:
-        stop = min(segments[at + 1, SEGMENT_ROW], end)
-        width = segments[at, SEGMENT_WIDTH]
-        place = segments[at, SEGMENT_AT]
-        skipped = row - segments[at, SEGMENT_ROW]
-        if width == CONSTANT:
+        stop = min(segments[at + 1, _SEGMENT_ROW], end)
+        width = segments[at, _SEGMENT_WIDTH]
+        place = segments[at, _SEGMENT_AT]
+        skipped = row - segments[at, _SEGMENT_ROW]
+        if width == _CONSTANT:
             value = values[place]
             for i in range(row - begin, stop - begin):
                 out[i] = value
@@ -310,12 +317,12 @@ def fill(
                 out[i] = np.int64(load64(first))
                 first += np.uint64(8)
         row = stop
-        if row == segments[at + 1, SEGMENT_ROW] and row < end:
+        if row == segments[at + 1, _SEGMENT_ROW] and row < end:
             at += 1
     return at if largest < np.uint64(size) or largest == 0 else BAD
 
 
-@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, _I64, FLAGS))
+@jit(_I64(RAW, SEGMENTS, _IN_WORDS, _I64, _I64, _I64, _FLAGS))
 def fill_flags(
     raw: "Raw",
     segments: "Int64s",
@@ -327,17 +334,17 @@ def fill_flags(
 ) -> int:
     """Like `fill`, of a column of booleans, whose packed indexes are the values."""
     address = np.uint64(raw.ctypes.data)
-    while segments[at + 1, SEGMENT_ROW] <= begin:
+    while segments[at + 1, _SEGMENT_ROW] <= begin:
         at += 1
     row = begin
     while row < end:
-        stop = min(segments[at + 1, SEGMENT_ROW], end)
-        place = segments[at, SEGMENT_AT]
-        if segments[at, SEGMENT_WIDTH] == CONSTANT:
+        stop = min(segments[at + 1, _SEGMENT_ROW], end)
+        place = segments[at, _SEGMENT_AT]
+        if segments[at, _SEGMENT_WIDTH] == _CONSTANT:
             out[row - begin : stop - begin] = values[place] != 0
         else:
             first = address + np.uint64(place)
-            bit = np.uint64(row - segments[at, SEGMENT_ROW])
+            bit = np.uint64(row - segments[at, _SEGMENT_ROW])
             i = row - begin
             while i < stop - begin:
                 # Most flags are like those before them: look at many at once.
@@ -352,12 +359,12 @@ def fill_flags(
                 i += count
                 bit += np.uint64(count)
         row = stop
-        if row == segments[at + 1, SEGMENT_ROW] and row < end:
+        if row == segments[at + 1, _SEGMENT_ROW] and row < end:
             at += 1
     return at
 
 
-@jit(_I64(RAW, SEGMENTS, IN_WORDS, _I64, _I64, WORDS, WORDS))
+@jit(_I64(RAW, SEGMENTS, _IN_WORDS, _I64, _I64, _WORDS, _WORDS))
 def runs(
     raw: "Raw",
     segments: "Int64s",
@@ -375,17 +382,17 @@ def runs(
     at = 0
     row = np.int64(0)
     while row < count:
-        while segments[at + 1, SEGMENT_ROW] <= row:
+        while segments[at + 1, _SEGMENT_ROW] <= row:
             at += 1
-        if segments[at, SEGMENT_WIDTH] == CONSTANT:
-            value = values[segments[at, SEGMENT_AT]]
+        if segments[at, _SEGMENT_WIDTH] == _CONSTANT:
+            value = values[segments[at, _SEGMENT_AT]]
             if used == 0 or found[used - 1] != value:
                 starts[used] = row
                 found[used] = value
                 used += 1
-            row = segments[at + 1, SEGMENT_ROW]
+            row = segments[at + 1, _SEGMENT_ROW]
             continue
-        stop = min(segments[at + 1, SEGMENT_ROW], row + tile.size)
+        stop = min(segments[at + 1, _SEGMENT_ROW], row + tile.size)
         at = fill(raw, segments, values, size, at, row, stop, tile)
         if at == BAD:
             return BAD
@@ -398,7 +405,7 @@ def runs(
     return used
 
 
-@jit(types.void(IN_WORDS, IN_WORDS, IN_WORDS, WORDS))
+@jit(types.void(_IN_WORDS, _IN_WORDS, _IN_WORDS, _WORDS))
 def values_at(rows: "Int64s", starts: "Int64s", values: "Int64s", out: "Int64s") -> None:
     """Fill `out` with the values of the runs that begin at `starts` in each of `rows`,
     which ascend.

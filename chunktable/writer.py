@@ -37,7 +37,7 @@ WRITTEN_SCHEMA = pa.schema(
 )
 # The same for files in which a checksum needs more bits: other programs may have
 # written such trees.
-WIDE_SCHEMA = pa.schema(
+_WIDE_SCHEMA = pa.schema(
     [CHUNK_SCHEMA.field("checksum") if f.name == "checksum" else f for f in WRITTEN_SCHEMA]
 )
 
@@ -49,7 +49,7 @@ _SAMPLE_ROWS = 1 << 16
 _REPEATED_MIN = 4
 
 
-def parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) -> pq.ParquetWriter:
+def _parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) -> pq.ParquetWriter:
     """A writer of one file of a table to a path or stream, encoded to be read fast.
     `first` are the first rows to come, from which encodings are chosen. Text may be
     dictionary-encoded. `is_sorted` states that each row group is in ROW_ORDER.
@@ -100,7 +100,7 @@ _PAGE_LIMIT: dict[str, Any] = (
 @dataclass
 class OpenChunkFile:
     """A Parquet file that is being written to `sink`, each row group a piece of it;
-    `is_sorted` as in `parquet_writer`.
+    `is_sorted` as in `_parquet_writer`.
     """
 
     name: str
@@ -112,7 +112,7 @@ class OpenChunkFile:
     def write(self, table: pa.Table) -> None:
         """Append a table as one row group."""
         if self._writer is None:
-            self._writer = parquet_writer(self.sink, table, is_sorted=self.is_sorted)
+            self._writer = _parquet_writer(self.sink, table, is_sorted=self.is_sorted)
         self._writer.write_table(table, row_group_size=max(table.num_rows, 1))
         self.sink.end_piece()
         self.rows += table.num_rows
@@ -152,12 +152,12 @@ class ChunkFileWriter:
             OperationInterruptedError: the export was cancelled.
         """
         taken = self._open.rows + self._group_rows if self._open else 0
-        is_other = is_wide and self._schema is not WIDE_SCHEMA
+        is_other = is_wide and self._schema is not _WIDE_SCHEMA
         if taken and (taken + count > self.file_rows_max or is_other):
             self._close()
         if self._open is None:
             self._open = self._stack.enter_context(self.new_file())
-            self._schema = WIDE_SCHEMA if is_wide else WRITTEN_SCHEMA
+            self._schema = _WIDE_SCHEMA if is_wide else WRITTEN_SCHEMA
         name = self._open.name
         for batch in batches:
             if self.cancelled():

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -492,9 +492,7 @@ class _Export:
         return frozenset(damaged)
 
     def _live_pieces(self, name: str) -> Iterator[tuple[_ReplicaKey, bool, pa.RecordBatch]]:
-        """The live rows of a file in its order, by replica; also whether a checksum in
-        the file may have more than 32 bits.
-        """
+        """The live rows of a file by replica, and whether its checksums may be wide."""
         path = f"{self._destination.folder}/{name}"
         try:
             with self._destination.filesystem.open_input_file(path) as source:
@@ -523,11 +521,9 @@ class _Export:
             self._cancelled,
         )
 
-    @contextmanager
-    def _new_chunk_file(self) -> Iterator["OpenChunkFile"]:
+    def _new_chunk_file(self) -> AbstractContextManager["OpenChunkFile"]:
         name = file_name(FileKind.CHUNKS, self._sequence, self._token, next(self._numbers))
-        with self._new_file(name, FileKind.CHUNKS) as opened:
-            yield opened
+        return self._new_file(name, FileKind.CHUNKS)
 
     def _write(self, kind: FileKind, table: pa.Table) -> None:
         number = None if kind is FileKind.CONTAINERS else next(self._numbers)

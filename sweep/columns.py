@@ -10,7 +10,8 @@ import pyarrow.compute as pc
 from chunktable.manifest import TableRefusal, table_error
 from chunktable.schema import CHUNK_SCHEMA, SOURCES
 from merkle.replica import ReplicaState
-from sweep.runs import KEY, TEXT
+from sweep.rows import TEXT
+from sweep.runs import KEY
 
 # The values of columns that are not free text.
 _KNOWN = {

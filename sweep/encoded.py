@@ -22,16 +22,10 @@ from chunktable.pages import (
 )
 from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
 from merkle.checksum import kernels_for
-from sweep.fragments import Int64s
-from sweep.runs import (
-    ROW_COLUMNS,
-    TEXT,
-    EncodedRows,
-    TextColumn,
-    flags_of,
-    integers_of,
-    to_arrow,
-)
+from sweep.columns import to_batch
+from sweep.fragments import Bools, Int64s
+from sweep.rows import ROW_COLUMNS, TEXT, EncodedRows, Rows, TextColumn, flags_of, integers_of
+from sweep.runs import to_arrow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -147,53 +141,62 @@ def stored_group(
     return StoredGroup(raw, first, metadata, group, indexes, constants)
 
 
-def rows_of_containers(
-    rows: EncodedRows, container_ids: Int64s, rows_max: int
-) -> Iterator[tuple[dict[str, pa.Array], int]]:
-    """The columns of the rows of these containers, at most `rows_max` rows at a time,
-    each with the number of rows. No other rows are decoded.
+def decoded_rows(
+    rows: EncodedRows, rows_max: int, container_ids: "Int64s | None" = None
+) -> Iterator[Rows]:
+    """The rows as arrays, at most `rows_max` at a time; with `container_ids` those of
+    these containers. No other rows are decoded.
 
     Raises:
         PageError: a page is malformed.
     """
-    is_wanted = np.isin(rows.integers["container_id"], container_ids)
     ends = np.append(rows.starts[1:], rows.count)
-    # The stretches to read, cut into pieces: the number, first row and end of each.
-    pieces = [
-        (number, first, min(first + rows_max, end))
-        for number, begin, end in zip(
-            np.flatnonzero(is_wanted).tolist(),
-            rows.starts[is_wanted].tolist(),
-            ends[is_wanted].tolist(),
-            strict=True,
-        )
-        for first in range(begin, end, rows_max)
-    ]
-    sizes = np.array([end - first for _, first, end in pieces], np.int64)
-    groups = np.cumsum(sizes) // rows_max
-    cuts = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(pieces)]
-    for begin, end in pairwise(cuts):
+    stretches = np.arange(len(ends))
+    if container_ids is not None:
+        stretches = np.flatnonzero(np.isin(rows.integers["container_id"], container_ids))
+    # Long stretches are cut.
+    cuts = -(-(ends - rows.starts)[stretches] // rows_max)
+    stretches = np.repeat(stretches, cuts)
+    place = np.arange(len(stretches)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    firsts = rows.starts[stretches] + place * rows_max
+    lasts = np.minimum(firsts + rows_max, ends[stretches])
+    groups = (np.cumsum(lasts - firsts) - 1) // rows_max
+    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    for begin, end in pairwise(bounds):
         if begin < end:
-            yield _decoded(rows, pieces[begin:end])
+            yield _decoded(rows, stretches[begin:end], firsts[begin:end], lasts[begin:end])
 
 
-def _decoded(
-    rows: EncodedRows, pieces: list[tuple[int, int, int]]
-) -> tuple[dict[str, pa.Array], int]:
-    numbers = np.array([number for number, _, _ in pieces])
-    counts = np.array([end - first for _, first, end in pieces])
-    total = int(counts.sum())
-    of_row = np.repeat(numbers, counts)
-    columns = dict[str, pa.Array]()
-    for name, text in rows.text.items():
-        columns[name] = TextColumn(text.codes[of_row], text.values).array()
-    for name, values in rows.integers.items():
-        columns[name] = to_arrow(name, values[of_row])
-    places = np.cumsum(counts) - counts
+def _decoded(rows: EncodedRows, stretches: Int64s, firsts: Int64s, lasts: Int64s) -> Rows:
+    """The rows `firsts[i]:lasts[i]`, which are of these stretches."""
+    counts = lasts - firsts
+    count = int(counts.sum())
+    text = {
+        name: TextColumn(np.repeat(one.codes[stretches], counts), one.values)
+        for name, one in rows.text.items()
+    }
+    integers = {
+        name: np.repeat(values[stretches], counts) for name, values in rows.integers.items()
+    }
+    flags = dict[str, Bools]()
+    # Consecutive ranges are decoded together.
+    begins = np.flatnonzero(np.append(True, firsts[1:] != lasts[:-1]))
+    places = np.append((np.cumsum(counts) - counts)[begins], count).tolist()
     for name in ROW_COLUMNS:
-        out = np.empty(total, np.int64)
-        for (_, first, end), place in zip(pieces, places.tolist(), strict=True):
-            rows.columns[name].fill(first, out[place : place + end - first])
-        is_flag = pa.types.is_boolean(CHUNK_SCHEMA.field(name).type)
-        columns[name] = pa.array(out.astype(np.bool_) if is_flag else out)
-    return columns, total
+        out = np.empty(count, np.int64)
+        for first, (place, end) in zip(firsts[begins].tolist(), pairwise(places), strict=True):
+            rows.columns[name].fill(first, out[place:end])
+        if pa.types.is_boolean(CHUNK_SCHEMA.field(name).type):
+            flags[name] = out.astype(np.bool_)
+        else:
+            integers[name] = out
+    return Rows(count, text, integers, flags)
+
+
+def batch_of(rows: Rows) -> pa.RecordBatch:
+    """Rows with an entry for each, as a batch of CHUNK_SCHEMA."""
+    columns: dict[str, pa.Array] = {name: text.array() for name, text in rows.text.items()}
+    for name, values in rows.integers.items():
+        columns[name] = pa.array(values) if name in ROW_COLUMNS else to_arrow(name, values)
+    columns |= {name: pa.array(values) for name, values in rows.flags.items()}
+    return to_batch(columns, rows.count)

@@ -33,20 +33,12 @@ from chunktable.reader import (
 )
 from chunktable.schema import CHUNK_SCHEMA
 from sweep.columns import cast_column, check_known, check_values, to_batch
-from sweep.encoded import StoredGroup, rows_of_containers, stored_group
+from sweep.encoded import StoredGroup, batch_of, decoded_rows, stored_group
 from sweep.fragments import Int64s
 from sweep.listed import ListedReplicas
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import (
-    RUN_SCHEMA,
-    TEXT,
-    EncodedRows,
-    Rows,
-    join,
-    rows_of,
-    run_pieces,
-    settle_whole,
-)
+from sweep.rows import TEXT, EncodedRows, Rows, rows_of
+from sweep.runs import RUN_SCHEMA, join, run_pieces, settle_whole
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -315,8 +307,11 @@ class _Reader:
 
     def stretches(self) -> Iterator[Rows]:
         """All rows of the part, batch by batch."""
-        for group in self._groups:
-            yield from self._arrays(group)
+        for rows in self.stored_rows():
+            if isinstance(rows, EncodedRows):
+                yield from decoded_rows(rows, _BATCH_ROWS)
+            else:
+                yield rows
 
     def _arrays(self, group: int) -> Iterator[Rows]:
         for columns, count in self._read(group):
@@ -342,8 +337,7 @@ class _Reader:
                 continue
             encoded = None if stored is None else stored.rows(container_ids)
             if encoded is not None:
-                for columns, count in rows_of_containers(encoded, container_ids, _BATCH_ROWS):
-                    yield to_batch(columns, count)
+                yield from map(batch_of, decoded_rows(encoded, _BATCH_ROWS, container_ids))
                 continue
             for columns, count in self._read(group):
                 rows = _rows_of_containers(columns["container_id"], count, container_ids)

@@ -22,7 +22,8 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from sweep import runs
 from sweep.exact import exact_replicas, trees_of
-from sweep.runs import RUN_SCHEMA, Rows, fold_batches, join, library_fold_stretches, settle
+from sweep.rows import Rows
+from sweep.runs import RUN_SCHEMA, fold_batches, join, library_fold_stretches, settle
 from tests.support.chunk_rows import Row, trees_in
 
 # The first example may load the kernels, which takes seconds.
