@@ -3,11 +3,13 @@ gives the replicas that sorting them gives, and a second reading gives the same 
 """
 
 import random
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from chunktable.errors import ChunkTableError
@@ -21,9 +23,11 @@ from merkle.replica import ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ChunkTree
 from ozone.survey import ReplicaSnapshot
 from runtime.disk import Disk
+from sweep.encoded import batch_of
 from sweep.exact import exact_replicas
-from sweep.files import fold_part, is_readable, read_rows
+from sweep.files import fold_part, is_readable, open_rows, read_rows
 from sweep.inputs import table_parts
+from sweep.model import Part
 from sweep.runs import join, settle
 from sweep.stages import by_replica
 from tests.support.tables import MemoryWalk, current_rows, replica
@@ -60,6 +64,12 @@ def random_replica(rng: random.Random, number: int, *, blocks_max: int) -> Repli
     )
 
 
+def all_rows(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
+    for part in parts:
+        with open_rows(part) as (stretches, _):
+            yield from map(batch_of, stretches)
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_are_folded_and_read_as_they_are_stored(tmp_path: Path, seed: int) -> None:
     kernels_for(KERNEL_BYTES_MIN)
@@ -83,6 +93,11 @@ def test_rows_are_folded_and_read_as_they_are_stored(tmp_path: Path, seed: int) 
     assert not len(settled.exact)
     replicas = by_replica(pa.concat_tables([settled.replicas, *(one.replicas for one in folded)]))
     assert replicas.drop_columns("path") == exact_replicas(rows)[0].drop_columns("path")
+
+    for file in manifest.of_kind(FileKind.CHUNKS) if kernels_for(0) else ():
+        held = [part for part in parts if part.location.endswith(file.name)]
+        stored = pq.read_table(tmp_path / "table" / file.name).cast(CHUNK_SCHEMA)
+        assert pa.Table.from_batches(list(all_rows(held)), CHUNK_SCHEMA) == stored
 
     chosen = np.array(sorted(rng.sample(numbers, min(3, len(numbers)))))
     read = [batch for part in parts for batch in read_rows(part, chosen)]
