@@ -21,9 +21,6 @@ from runtime.errors import OperationInterruptedError
 GROUP_ROWS = 1 << 20
 # About 80 MB: enough files to share among a cluster's tasks, few enough to open.
 FILE_ROWS_MAX = 16 * GROUP_ROWS
-# Rows of a page: a reader that wants a few replicas skips the others, and one that
-# wants all rows pays for each page.
-PAGE_ROWS = 1 << 17
 TEXT_TYPE = pa.dictionary(pa.int32(), pa.string())
 # The schema in memory before writing: text that repeats is one dictionary entry and a
 # number per row. Readers get plain text. A checksum takes 32 bits.
@@ -89,9 +86,10 @@ def _parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) 
     )
 
 
-# Earlier releases of pyarrow limit the bytes of a page alone.
+# A page has at most a megabyte. By default it would also have at most 20,000 rows: each
+# page costs as much as folding a thousand. Earlier releases of pyarrow have no such limit.
 _PAGE_LIMIT: dict[str, Any] = (
-    {"max_rows_per_page": PAGE_ROWS}
+    {"max_rows_per_page": GROUP_ROWS}
     if "max_rows_per_page" in inspect.signature(pq.ParquetWriter).parameters
     else {}
 )
