@@ -86,8 +86,8 @@ def _parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) 
     )
 
 
-# A page has at most a megabyte. By default it would also have at most 20,000 rows: each
-# page costs as much as folding a thousand. Earlier releases of pyarrow have no such limit.
+# A page has at most a megabyte. By default it also has at most 20,000 rows, and to open
+# it costs as much as to fold 1,000. Earlier releases of pyarrow have no such limit.
 _PAGE_LIMIT: dict[str, Any] = (
     {"max_rows_per_page": GROUP_ROWS}
     if "max_rows_per_page" in inspect.signature(pq.ParquetWriter).parameters
