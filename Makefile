@@ -85,8 +85,8 @@ pictures: $(STAMP)  ## the pictures of README.md anew, from the demos (wants Chr
 	$(SHOOT) --blink-settings=preferredColorScheme=0 --screenshot=docs/report-dark.png "file://$$page"
 	@rm -rf build/report
 
-# Two runs at once, since either waits at times, with clusters of their own: the tests of datanodes, whose output comes
-# last, and those of the OM and its gateway.
+# Two runs at once, since either waits at times, with clusters of their own: the tests of datanodes and some others, so
+# that both take as long, whose output comes last; and those of the OM and its gateway.
 OZONE_TESTS = $(BIN)/python -m pytest tests/e2e tests/contract -m "ozone and not long and
 test-ozone: $(STAMP)  ## the tests against real Ozone clusters on loopback (wants Maven and Java 17)
 	@said=$$(mktemp); OZONE_PORT_OFFSET=8000 $(OZONE_TESTS) datanodes" >$$said 2>&1 & \

@@ -57,6 +57,10 @@ _FOLDER_NAME = re.compile(r"[0-9A-Za-z_-][0-9A-Za-z._-]{0,99}")
 _INCOMPLETE_HINT = (
     "Check --datanode-port, and that datanodes reach --listen; then run the same command again."
 )
+_STAGING_HINT = (
+    "Nothing joined the cluster. The folder is below $XDG_STATE_HOME, or else ~/.local/state: give"
+    " it room for the damaged chunks, then run the same command again."
+)
 _UNHEALTHY = (
     "Ozone leaves replicas UNHEALTHY although their data are whole again: an agent returns them to"
     " service by `treefold reconcile`, each while its datanode is stopped"
@@ -178,8 +182,12 @@ def _rescue_all(
             answer.warn("SCM is in safe mode: it may not know all replicas yet")
         # What is said of the first ones must not be lost with an error at the last.
         answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
-        for container in [run.container(number) for number in ids]:
-            run.rescue(container)
+        waiting = [run.container(number) for number in ids]
+        while waiting and run.status is not ExitCode.INTERRUPTED:
+            run.rescue(waiting.pop(0))
+        if waiting:
+            rest = ", ".join(str(one.container_id) for one in waiting)
+            answer.warn(f"interrupted: the rescue of container {rest} was not begun")
         for problem in options.agents.problems:
             answer.warn(problem)
         answer.exit_status = run.status or answer.exit_status
@@ -282,6 +290,12 @@ class _Run:
                 bcs_id=container.bcs_id,
                 reserve=self.limiter.take,
             )
+            if staged.outcome.state is not OutcomeState.DONE:
+                # Half of a plan would pass for the whole one.
+                text = f"container {container_id} was not staged: {staged.outcome.message}"
+                self.answer.fail(staged.outcome.error_code, text, hint=_STAGING_HINT)
+                self._raise_status(ExitCode.FAILED)
+                return
             self._show_plan(container_id, staged)
             if not staged.replica.staged:
                 self._raise_status(_status_of_rest(staged))
@@ -424,8 +438,6 @@ def _interrupts(cancelled: threading.Event) -> Iterator[None]:
 
 
 def _status_of_rest(staged: Staged) -> ExitCode:
-    if staged.outcome.state is not OutcomeState.DONE:
-        return ExitCode.FAILED
     if staged.outcome.verdict is Verdict.UNRECOVERABLE:
         return ExitCode.UNRECOVERABLE
     return ExitCode.PARTLY if staged.rest else ExitCode.CLEAN

@@ -79,7 +79,7 @@ def _automatic(
         TreefoldProcess(Path(folder) / "logs", "scm", "run", *words),
         closing(ScmClient([cluster.scm_address])) as scm,
     ):
-        _await(scm, containers, _TIMEOUT_S)
+        assert _are_equal(scm, containers, _TIMEOUT_S), "automatic mode left some diverged"
         return len(containers) * _HOUR_S / (time.monotonic() - begun_s)
 
 
@@ -87,18 +87,22 @@ def _one_by_one(cluster: OzoneCluster, containers: list[ContainerId]) -> float:
     begun_s = time.monotonic()
     with closing(ScmClient([cluster.scm_address])) as scm:
         for container_id in containers:
-            while diverged(scm, [container_id]):
+            while not _are_equal(scm, [container_id], 0.0):
+                assert time.monotonic() - begun_s < _TIMEOUT_S, "some never become equal"
                 cluster.admin("container", "reconcile", str(container_id))
-                _await(scm, [container_id], _PATIENCE_S)
+                _are_equal(scm, [container_id], _PATIENCE_S)
     return len(containers) * _HOUR_S / (time.monotonic() - begun_s)
 
 
-def _await(scm: ScmClient, containers: list[ContainerId], timeout_s: float) -> None:
-    """Until all are equal, or so long."""
+def _are_equal(scm: ScmClient, containers: list[ContainerId], timeout_s: float) -> bool:
+    """Whether the replicas of all are equal within this time."""
     end_s = time.monotonic() + timeout_s
-    while diverged(scm, containers) and time.monotonic() < end_s:
+    while diverged(scm, containers):
+        if time.monotonic() >= end_s:
+            return False
         # SCM tells of no change by itself.
         time.sleep(_LOOK_S)
+    return True
 
 
 if __name__ == "__main__":

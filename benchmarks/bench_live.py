@@ -7,7 +7,8 @@ with Ozone's protocols on loopback. With `--ozone` it is a real Ozone cluster
 (tests/testbed/ozone_cluster.py), the running one of $OZONE_RUNNING if it is set.
 
 - `trees`: containers of at most 20 blocks with three replicas each, whose trees are
-  read from the datanodes, parsed and compared; in containers a second.
+  read from the datanodes, parsed and compared; in containers a second, and in
+  milliseconds of the processor for one: of ours, and of the cluster's processes.
 - `deep verify`: all data of a replica read and every window checked, beside the same
   read unchecked, in the same process; in MB a second.
 - `rescue`: `treefold rescue` of a container whose three replicas have the same chunk
@@ -29,6 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+
+import psutil
 
 from benchmarks.measure import Report, Samples, interleaved
 from live.deep_read import read_replica
@@ -52,8 +55,9 @@ CHUNK_BYTES, WINDOW_BYTES = 4 << 20, 16 << 10
 # Another window of the first chunk on each datanode.
 OFFSETS = (100, 20_100, 40_100)
 ROUNDS = 5
-# An Ozone closes a container in seconds; the few are diagnosed again and again.
-OZONE_CONTAINERS, OZONE_REPEAT = 4, 100
+# Batches as those of a diagnosis; an Ozone fills and closes one or two containers in a
+# second, so that they are diagnosed again and again.
+OZONE_CONTAINERS, OZONE_REPEAT = 50, 10
 # Below the size at which a container of the test bed closes by itself.
 OZONE_LARGE_BLOCKS = (16 << 20, 16 << 20, 8 << 20)
 
@@ -78,6 +82,8 @@ class Target:
     large: ContainerId
     damaged: ContainerId
     damaged_bytes: int
+    # The processes of the cluster.
+    pids: Sequence[int]
     rescue_options: Sequence[str] = ()
 
 
@@ -96,6 +102,7 @@ def serve_twin(ready: Connection) -> None:
                 large,
                 damaged,
                 CHUNK_BYTES,
+                [os.getpid()],
             )
         )
         ready.recv()
@@ -154,6 +161,7 @@ def ozone_target() -> Iterator[Target]:
             most,
             damaged,
             chunks * CHUNK_BYTES,
+            [int(path.read_text()) for path in cluster.folder.glob("*/pid")],
             _rescue_options(cluster),
         )
 
@@ -183,9 +191,25 @@ def trees(report: Report, target: Target) -> None:
                     assert verdicts == [Verdict.MATCH] * len(containers)
 
             amount = len(containers) * target.repeat
+            diagnose()
+            begun_s = _cpu_s(target)
             rates = interleaved(amount, {"ours": diagnose}, rounds=ROUNDS)
+            ended_s = _cpu_s(target)
     least = Samples("the bar", (CONTAINERS_PER_S_MIN,) * ROUNDS)
     report.add("trees", "containers/s", rates["ours"], least, 1.0)
+    # With the round that warms up.
+    ours_ms, theirs_ms = (
+        1000 * (ended - begun) / (amount * (ROUNDS + 1))
+        for begun, ended in zip(begun_s, ended_s, strict=True)
+    )
+    theirs = Samples("the cluster", (theirs_ms,))
+    report.add("trees, processor", "ms", Samples("ours", (ours_ms,)), theirs)
+
+
+def _cpu_s(target: Target) -> tuple[float, float]:
+    """CPU seconds of ours, and of the processes of the cluster."""
+    theirs = sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in target.pids)
+    return time.process_time(), theirs
 
 
 def deep(report: Report, target: Target) -> None:

@@ -27,10 +27,13 @@ from merkle.replica import ContainerReplica, PeerId, ReplicaState
 from merkle.survey import ChunkPlace
 from merkle.tree import ContainerTree
 
-# A datanode gets the order with its next heartbeat, of every second to half a minute.
-_ATTEMPT_S = 60.0
-# Ozone needs a second round where a repair shows further damage.
-ATTEMPTS_MAX = 3
+# How long the datanodes have after each order, until the next one. They get an order
+# with their next heartbeat, of every second to half a minute, and Ozone needs a second
+# round where a repair shows further damage. The first wait is shorter: for seconds
+# after a rescue was killed, a datanode drops orders while it ends the last one, and
+# connects to nobody at our port. One that still has the earlier order drops another.
+_ATTEMPT_S = (10.0, 35.0, 60.0, 60.0)
+ATTEMPTS_MAX = len(_ATTEMPT_S)
 # SCM lists a reported replica, or forgets it, within 1.5 s.
 _REPORT_S = 30.0
 # Far below the 9 s after which SCM calls a datanode stale at the shortest.
@@ -342,7 +345,7 @@ class Rescue:
                 return self._ask(ReadChunk(peer, watched.unproven[0]))
         if all(watched.is_proven for watched in self._watched.values()):
             return self.leave("", now_s)
-        if self._is_late(_ATTEMPT_S, now_s):
+        if self._is_late(_ATTEMPT_S[self._attempts - 1], now_s):
             if self._attempts >= ATTEMPTS_MAX:
                 return self.leave(f"not healed after {self._attempts} reconciles", now_s)
             return self._order(now_s)

@@ -51,11 +51,36 @@ class _Datanode:
     agent: AgentReader | None
 
 
+class _BatchTrees:
+    """The trees of one batch. Replicas whose bytes are equal, as nearly all are, share
+    one tree: it is parsed and checked once.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[ContainerId, tuple[bytes, ContainerTree]] = {}
+
+    def tree(self, raw: bytes, container_id: ContainerId) -> ContainerTree:
+        """The tree in these bytes, checked.
+
+        Raises:
+            TreeRefusedError: as checked_tree.
+        """
+        # No lock: two threads that meet here parse the same bytes, and either tree is
+        # right.
+        known = self._last.get(container_id)
+        if known is not None and known[0] == raw:
+            return known[1]
+        tree = checked_tree(raw, container_id)
+        self._last[container_id] = raw, tree
+        return tree
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """The replicas of one datanode to read in a batch."""
 
     node: ClusterNode
+    trees: _BatchTrees
     replicas: list[ContainerReplica] = field(default_factory=list)
 
 
@@ -112,7 +137,7 @@ class ClusterSurvey:
 
         Different datanodes may be read by several threads at once.
         """
-        return self._read(_Wanted(node, list(replicas))) if replicas else []
+        return self._read(_Wanted(node, _BatchTrees(), list(replicas))) if replicas else []
 
     def _diagnose_batch(self, batch: Sequence[ClusterContainer]) -> list[Diagnosis]:
         compared = [one.container_id for one in batch if not self._reason_not_compared(one)]
@@ -121,6 +146,7 @@ class ClusterSurvey:
         nodes = {node.peer: node for node in self._directory.nodes()}
         readings: dict[tuple[ContainerId, PeerId], ReplicaReading] = {}
         wanted: dict[PeerId, _Wanted] = {}
+        trees = _BatchTrees()
         for one in (one for found in replicas.values() for one in found):
             node = nodes.get(one.peer)
             reason = reason_not_read(one, node)
@@ -130,7 +156,7 @@ class ClusterSurvey:
                     one, reason=reason, is_unreachable=is_unreachable
                 )
             else:
-                wanted.setdefault(one.peer, _Wanted(node)).replicas.append(one)
+                wanted.setdefault(one.peer, _Wanted(node, trees)).replicas.append(one)
         for found in self._pool.map(self._read, wanted.values()):
             for reading in found:
                 readings[reading.replica.container_id, reading.replica.peer] = reading
@@ -161,7 +187,9 @@ class ClusterSurvey:
             for one in self._read_agent_trees(datanode, wanted.replicas)
         }
         rest = [one for one in wanted.replicas if one.container_id not in found]
-        found |= {one.replica.container_id: one for one in self._read_trees(datanode, rest)}
+        found |= {
+            one.replica.container_id: one for one in self._read_trees(datanode, rest, wanted.trees)
+        }
         readings = [found[one.container_id] for one in wanted.replicas]
         return [
             self._read_data(datanode, one) if one.tree is not None and self._reads_data else one
@@ -196,7 +224,7 @@ class ClusterSurvey:
             datanode.limiter.take(len(encode_tree(tree)))
 
     def _read_trees(
-        self, datanode: _Datanode, replicas: Sequence[ContainerReplica]
+        self, datanode: _Datanode, replicas: Sequence[ContainerReplica], trees: _BatchTrees
     ) -> Iterator[ReplicaReading]:
         waiting = list(replicas)
         while waiting:
@@ -207,7 +235,7 @@ class ClusterSurvey:
                     waiting, datanode.reader.each_tree_bytes(ids), strict=False
                 ):
                     done += 1
-                    yield _tree_reading(replica, found)
+                    yield _tree_reading(replica, found, trees)
                     if isinstance(found, bytes):
                         datanode.limiter.take(len(found))
             except PeerUnavailableError as error:
@@ -251,11 +279,13 @@ def _scan(agent: AgentReader, replica: ContainerReplica) -> ContainerTree | None
     return tree if tree.data_checksum is not None and tree.data_checksum == root else None
 
 
-def _tree_reading(replica: ContainerReplica, found: bytes | ReconcileError) -> ReplicaReading:
+def _tree_reading(
+    replica: ContainerReplica, found: bytes | ReconcileError, trees: _BatchTrees
+) -> ReplicaReading:
     if isinstance(found, ReconcileError):
         return ReplicaReading.failed(replica, found)
     try:
-        return ReplicaReading(replica, checked_tree(found, replica.container_id))
+        return ReplicaReading(replica, trees.tree(found, replica.container_id))
     except ReconcileError as error:
         return ReplicaReading.failed(replica, error)
 

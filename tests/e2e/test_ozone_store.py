@@ -21,7 +21,8 @@ from tests.support.ozone_buckets import OzoneBuckets
 from tests.support.s3_servers import S3Endpoint
 from tests.support.stores import content, current, keys
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+# With the tests of datanodes, which take less time than the others.
+pytestmark = [pytest.mark.ozone, pytest.mark.datanodes, pytest.mark.timeout(900)]
 FLAT, TREE = BucketLayout.OBJECT_STORE, BucketLayout.FILE_SYSTEM_OPTIMIZED
 MIB = 1 << 20
 # Once in both orders by which an OM sorts and walks.

@@ -46,7 +46,7 @@ def container(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> Contain
     return found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def joined() -> set[PeerId]:
     """The datanodes of rescues that have ended."""
     return set()
@@ -131,10 +131,11 @@ def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
         assert contents(ozone_cluster, container) == originals, phase
 
 
+@pytest.mark.ozone(is_last=8)
 def test_scm_calls_the_datanode_of_a_rescue_dead_that_has_ended(
     ozone_cluster: OzoneCluster, joined: set[PeerId]
 ) -> None:
-    """After the other tests, since SCM waits for half a minute."""
+    """After all other tests, since SCM waits for half a minute."""
     assert joined
     with closing(ScmClient([ozone_cluster.scm_address])) as client:
 

@@ -18,7 +18,7 @@ from tests.support.ozone_scms import ScmProcesses
 # Alone, an election and the end of a lease take some seconds.
 ELECTION_S = 40.0
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ozone, pytest.mark.datanodes, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ from sweep.report import write_report
 from tests.support.s3_servers import S3Bucket
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 
-pytestmark = [pytest.mark.ozone, pytest.mark.timeout(900)]
+# With the tests of datanodes, which take less time than the others.
+pytestmark = [pytest.mark.ozone, pytest.mark.datanodes, pytest.mark.timeout(900)]
 
 TABLES = (SweepTable.ROOTS, SweepTable.VERDICTS, SweepTable.FINDINGS)
 

@@ -1,5 +1,6 @@
 """Laws of merge, plan and comparison, over generated trees and replicas."""
 
+from copy import deepcopy
 from dataclasses import replace
 from functools import reduce
 from itertools import permutations
@@ -53,6 +54,15 @@ trees = st.lists(live_blocks | tombstones, max_size=4, unique_by=lambda block: b
 clusters = st.lists(stored_replicas(), min_size=2, max_size=4).map(
     lambda rs: dict(zip(PEERS, rs, strict=False))
 )
+
+
+@unhurried
+@given(trees, st.integers(1, 3))
+def test_one_tree_of_all_replicas_is_compared_as_equal_trees_are(
+    tree: ContainerTree, count: int
+) -> None:
+    one = compare(dict.fromkeys(PEERS[:count], tree))
+    assert one == compare({peer: deepcopy(tree) for peer in PEERS[:count]})
 
 
 @unhurried

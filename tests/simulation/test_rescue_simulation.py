@@ -169,7 +169,11 @@ def test_an_undisturbed_rescue_heals_all_with_one_reconcile(other: int) -> None:
 
 @pytest.mark.parametrize(
     ("failures", "is_final", "orders", "is_complete"),
-    [(1, False, 2, True), (2, False, 3, True), (3, False, 3, False), (1, True, 1, False)],
+    [
+        *((failures, False, failures + 1, True) for failures in range(1, ATTEMPTS_MAX)),
+        (ATTEMPTS_MAX, False, ATTEMPTS_MAX, False),
+        (1, True, 1, False),
+    ],
 )
 def test_an_order_that_fails_while_scms_elect_is_given_again(
     failures: int, is_final: bool, orders: int, is_complete: bool
@@ -202,6 +206,23 @@ def test_a_rescue_killed_at_any_request_can_be_run_again() -> None:
         assert outcome is not None
         assert outcome.is_complete, stop_after
         assert not cluster.has_replica
+
+
+@pytest.mark.parametrize("deaf_s", [5.0, 30.0, 80.0])
+def test_an_order_that_datanodes_drop_is_given_again_soon(deaf_s: float) -> None:
+    """As for seconds after a rescue was killed, while they wait for it."""
+    cluster = Cluster(random.Random(0))
+    machine = Rescue(OWN, STAGED, frozenset({(BLOCK, 0)}), PEERS)
+    now_s = 0.0
+    request: Request | None = machine.start(now_s)
+    while request is not None:
+        cluster.heals = float(now_s >= deaf_s)
+        event = cluster.call(request)
+        now_s += request.seconds if isinstance(request, Wait) else 0.05
+        request = machine.step(event, now_s)
+    assert machine.outcome is not None
+    assert machine.outcome.is_complete
+    assert now_s < 15 + 2 * deaf_s
 
 
 def test_a_root_that_scm_reports_is_not_believed_before_the_tree_is_read() -> None:

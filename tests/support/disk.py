@@ -228,12 +228,12 @@ class BadSectorDisk(Disk):
 
 
 @contextmanager
-def no_file_grows() -> Iterator[None]:
-    """The system refuses every write of this process, as a disk does that fails or is
-    full.
+def no_file_grows(beyond_bytes: int = 0) -> Iterator[None]:
+    """The system refuses every write of this process, or those beyond a file's first
+    bytes, as a disk does that fails or is full.
     """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (beyond_bytes, before[1]))
     try:
         yield
     finally:

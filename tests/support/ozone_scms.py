@@ -106,6 +106,9 @@ class ScmProcesses:
             "ozone.scm.heartbeat.thread.interval": "1s",
             "ozone.scm.stale.node.interval": "15s",
             "ozone.scm.dead.node.interval": "30s",
+            "ozone.scm.event.ContainerReportOrIncrementalContainerReport.thread.pool.size": 1,
+            "ozone.scm.ha.ratis.leader.election.timeout": "2s",
+            "ozone.scm.ha.ratis.leader.ready.check.interval": "100ms",
         }
         for other in range(_COUNT):
             suffix = f"{_SERVICE}.scm{other}"

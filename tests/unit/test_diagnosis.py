@@ -42,6 +42,20 @@ def test_equal_replicas_match(cluster: LiveTwin) -> None:
     assert {one.doubt for one in found.values()} == {""}
 
 
+def test_replicas_with_equal_bytes_share_one_tree_and_others_have_their_own(
+    cluster: LiveTwin,
+) -> None:
+    cluster.add(1)
+    replicas = cluster.add(2)
+    replicas[1].flip(BLOCK, 100)
+    rescan(replicas[1])
+    found = cluster.diagnose()
+    [shared] = {id(one.tree) for one in found[1].readings}
+    assert found[1].verdict is Verdict.MATCH
+    assert [one.tree for one in found[2].readings] == [one.scanned_tree() for one in replicas]
+    assert shared not in {id(one.tree) for one in found[2].readings}
+
+
 def test_a_chunk_that_a_scan_found_corrupt_is_repairable_from_the_others(
     cluster: LiveTwin,
 ) -> None:

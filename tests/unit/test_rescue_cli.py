@@ -3,6 +3,8 @@ alone.
 """
 
 import json
+import os
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,6 +23,7 @@ from merkle.tree import BlockId, BlockTree, ContainerId, ContainerTree
 from ozone.scm_client import NodeHealth
 from protos import ozone_heartbeat_pb2 as beat
 from runtime.disk import Disk
+from tests.support.disk import no_file_grows
 from tests.support.live_twin import CountingSource, agents_beside
 from tests.support.peers import CHUNK_BYTES, WINDOW_BYTES, MemoryReplica
 from tests.support.rescue_twin import RescueTwin, rescue_twin
@@ -118,6 +121,37 @@ def test_without_yes_nothing_joins(cluster: RescueTwin) -> None:
     status, document = rescue(cluster, "1")
     assert (status, document["errors"][0]["code"]) == (6, "refused")
     assert cluster.live.scm.registrations == []
+
+
+def test_a_full_disk_is_named_and_nothing_joins(cluster: RescueTwin, home: Path) -> None:
+    """Not even with the chunk that had room."""
+    complementary(cluster)
+    for datanode in (1, 2, 3):
+        cluster.damage(1, datanode, BLOCK, CHUNK_BYTES + datanode * WINDOW_BYTES)
+    rescue(cluster, "1", "--dry-run")
+    with no_file_grows(beyond_bytes=CHUNK_BYTES):
+        status, document = rescue(cluster, "1", "--yes")
+    [error] = document["errors"]
+    assert (status, error["code"]) == (1, "disk_failed")
+    assert "container 1 was not staged" in error["message"]
+    assert error["hint"]
+    assert cluster.live.scm.registrations == []
+    assert not list(home.glob("*/container-*"))
+
+
+def test_an_interrupt_ends_the_rescue_and_no_other_one_is_begun(cluster: RescueTwin) -> None:
+    complementary(cluster)
+    cluster.live.add(2)
+    for datanode in (1, 2, 3):
+        cluster.damage(2, datanode, BLOCK, datanode * WINDOW_BYTES + 7)
+    cluster.live.scm.on_reconcile = lambda _: os.kill(os.getpid(), signal.SIGINT)
+    status, document = rescue(cluster, "1", "2", "--yes")
+    assert status == 130
+    [container] = document["data"]["containers"]
+    assert (container["containerID"], container["reason"]) == (1, "it was interrupted")
+    assert container["left"]
+    assert "container 2 was not begun" in str(document["warnings"])
+    assert cluster.extra_replicas(1) == cluster.extra_replicas(2) == []
 
 
 def test_a_window_that_no_replica_has_is_named_and_left_alone(cluster: RescueTwin) -> None:
