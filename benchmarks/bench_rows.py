@@ -2,7 +2,8 @@
 benchmarks.bench_rows [--json]`.
 
 Blocks: chunk checksums in memory to block checksums. Rows: columns in memory to runs.
-Files: one datanode's Parquet table to runs, compared with only reading the columns.
+Files: one datanode's export, and the same file without its manifest, to runs, compared
+with only reading the columns. Stages: what folding an export consists of, in ns a row.
 Absolute rates are compared with fixed bars, which are shown as peers.
 """
 
@@ -21,12 +22,15 @@ from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.measure import Report, Samples
 from benchmarks.measure import interleaved as by_clock
 from chunktable.schema import CHUNK_SCHEMA
-from merkle.checksum import implementations
+from merkle.checksum import fingerprint, implementations
 from merkle.columns import fold_blocks, library_fold_blocks
 from merkle.tree import BlockId, ChunkTree, ContainerId, TreeBuilder
+from sweep.encoded import stored_group
 from sweep.files import fold_part
+from sweep.inputs import table_parts
 from sweep.model import Part, PartKind
-from sweep.runs import Rows, fold_stretches, library_fold_stretches, settle
+from sweep.rows import EncodedRows, Rows
+from sweep.runs import fold_stretches, library_fold_stretches, run_pieces, settle
 
 CHUNKS = 4_000_000
 BUILDER_CHUNKS = 64_000
@@ -143,13 +147,16 @@ def _files(report: Report, folder: Path) -> None:
     path = min(folder.rglob("*.parquet"))
     groups = pq.read_metadata(path).num_row_groups
     part = Part("part", PartKind.FILE, str(path), 0, groups, 0)
+    (export,) = (p for p in table_parts([str(folder)]).parts if p.location == str(path))
     folded = fold_part(part)
     assert not folded.skipped
     assert truth.rows > folded.rows
     assert not len(settle(folded.runs).exact)
+    assert fold_part(export).replicas.num_rows == settle(folded.runs).replicas.num_rows
     needed = ["container_id", "block_id", "chunk_offset", "length", "checksum"]
     variants: dict[str, Callable[[], object]] = {
         "ours": lambda: fold_part(part),
+        "export": lambda: fold_part(export),
         "five columns read, no more": lambda: _read(path, needed),
         "all columns read, no more": lambda: _read(path, CHUNK_SCHEMA.names),
     }
@@ -158,6 +165,48 @@ def _files(report: Report, folder: Path) -> None:
     report.add(job, "M rows/s", rates["ours"], _bar(FILES_BAR), 1)
     for peer in ("five columns read, no more", "all columns read, no more"):
         report.add(job, "M rows/s", rates["ours"], rates[peer])
+        report.add("the same as an export", "M rows/s", rates["export"], rates[peer])
+    _stages(report, path, rates["export"])
+
+
+def _stages(report: Report, path: Path, whole: Samples) -> None:
+    """The stages of folding an export. The rest finds, lists and joins replicas."""
+    metadata, content = pq.read_metadata(path), path.read_bytes()
+    source = pa.BufferReader(content)
+    places = {name: place for place, name in enumerate(CHUNK_SCHEMA.names)}
+    groups = range(metadata.num_row_groups)
+    constants = [_constants(metadata, group) for group in groups]
+
+    def opened() -> list[EncodedRows]:
+        stored = [
+            stored_group(source, metadata, group, places, of_group)
+            for group, of_group in zip(groups, constants, strict=True)
+        ]
+        found = [one.rows() for one in stored if one is not None]
+        return [rows for rows in found if rows is not None]
+
+    rows = opened()
+    assert sum(one.count for one in rows) == metadata.num_rows
+    stages: dict[str, Callable[[], object]] = {
+        "bytes read": path.read_bytes,
+        "bytes verified": lambda: fingerprint(content),
+        "pages opened": opened,
+        "rows decoded and folded": lambda: list(run_pieces(rows)),
+    }
+    for name, rate in interleaved(metadata.num_rows / 1e9, stages).items():
+        cost = Samples(name, tuple(1 / one for one in rate.rates))
+        all_of_it = Samples("all", tuple(1e3 / one for one in whole.rates))
+        report.add(f"an export: {name}", "ns a row", cost, all_of_it)
+
+
+def _constants(metadata: pq.FileMetaData, group: int) -> dict[str, pa.Array]:
+    """The columns that have one value in a row group by its statistics."""
+    found = dict[str, pa.Array]()
+    for place, field in enumerate(CHUNK_SCHEMA):
+        statistics = metadata.row_group(group).column(place).statistics
+        if statistics.min == statistics.max and not statistics.null_count:
+            found[field.name] = pa.array([statistics.min], field.type)
+    return found
 
 
 def _read(path: Path, columns: Sequence[str]) -> None:

@@ -53,7 +53,12 @@ class TableRefusal(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TableFile:
-    """One file of a table; `checksum` is the xxh3_128 of its bytes in hex."""
+    """One file of a table; `checksum` is the xxh3_128 of its bytes in hex.
+
+    `pieces` divide a file of chunks: each row group with what lies before it, and the
+    footer. Each has its length in bytes and its own checksum. Earlier releases have
+    none.
+    """
 
     name: str
     kind: FileKind
@@ -61,6 +66,7 @@ class TableFile:
     length_bytes: int
     checksum: str
     created_at: datetime
+    pieces: tuple[tuple[int, str], ...] = ()
 
     @property
     def sequence(self) -> int:
@@ -151,6 +157,7 @@ class Manifest:
                     "bytes": file.length_bytes,
                     "checksum": file.checksum,
                     "created_at": file.created_at.isoformat(timespec="milliseconds"),
+                    "pieces": [list(piece) for piece in file.pieces],
                 }
                 for file in self.files
             ],
@@ -277,11 +284,15 @@ def _parse_fields(document: Mapping[str, Any]) -> Manifest:
             length_bytes=_count(file["bytes"]),
             checksum=_text(file["checksum"]),
             created_at=_time(file["created_at"]),
+            pieces=tuple((_count(n), _text(checksum)) for n, checksum in file.get("pieces", ())),
         )
         for file in document["files"]
     )
     if len({file.name for file in files}) != len(files):
         raise ValueError("a file is named twice")
+    for file in files:
+        if file.pieces and sum(length for length, _ in file.pieces) != file.length_bytes:
+            raise ValueError(f"the pieces of {file.name} are not the whole file")
     audit = document["audit"]
     previous = document["previous"]
     return Manifest(

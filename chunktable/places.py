@@ -293,7 +293,8 @@ def destination_of(location: str, datanode: str, disk: Disk) -> Destination:
 class Sink:
     """A file that is being written, as a file object for pyarrow.
 
-    Gathers small writes; computes the size and the fingerprint.
+    Gathers small writes; computes the size, the fingerprint, and those of the pieces
+    that the writer ends.
     """
 
     closed = False
@@ -304,7 +305,11 @@ class Sink:
         self._buffered: list[bytes] = []
         self._buffered_bytes = 0
         self._running = RunningFingerprint()
+        self._piece = RunningFingerprint()
+        self._piece_at = 0
         self.length_bytes = 0
+        # The pieces that have ended: the length in bytes and the fingerprint in hex.
+        self.pieces: list[tuple[int, str]] = []
 
     def write(self, data: bytes) -> int:
         """Append bytes; returns their count."""
@@ -321,7 +326,14 @@ class Sink:
             self._buffered, self._buffered_bytes = [], 0
             self._put(joined, self.length_bytes)
             self._running.update(joined)
+            self._piece.update(joined)
             self.length_bytes += len(joined)
+
+    def end_piece(self) -> None:
+        """End a piece of the file, which begins where the one before ended."""
+        self.flush()
+        self.pieces.append((self.length_bytes - self._piece_at, self._piece.digest().hex()))
+        self._piece, self._piece_at = RunningFingerprint(), self.length_bytes
 
     def close(self) -> None:
         """Write the rest."""

@@ -7,9 +7,13 @@ superseded. The manifest is written last and names every file, so that a reader 
 complete export or none.
 """
 
+import io
+import os
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager
+from itertools import accumulate
 from threading import Lock
 from types import MappingProxyType
 
@@ -144,6 +148,80 @@ def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
     if fingerprint(raw).hex() != file.checksum:
         raise _changed(path)
     return raw
+
+
+class PieceReader(io.RawIOBase):
+    """A large file, as a file object for pyarrow. Each piece that the manifest names is
+    read whole and verified before any of it is returned: whoever needs a part of the
+    file reads little else, and nothing twice.
+    """
+
+    def __init__(self, filesystem: pa_fs.FileSystem, folder: str, file: TableFile) -> None:
+        """Open the file.
+
+        Raises:
+            ChunkTableError: it cannot be read.
+        """
+        super().__init__()
+        self._path = f"{folder}/{file.name}"
+        self._checksums = [checksum for _, checksum in file.pieces]
+        self._bounds = [0, *accumulate(length for length, _ in file.pieces)]
+        with _translate_errors(self._path):
+            self._opened = filesystem.open_input_file(self._path)
+        self._at = 0
+        self._held = dict[int, memoryview]()
+
+    def readable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def seekable(self) -> bool:
+        """See io.RawIOBase."""
+        return True
+
+    def tell(self) -> int:
+        """See io.RawIOBase."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """See io.RawIOBase."""
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._bounds[-1]}
+        self._at = origin[whence] + offset
+        return self._at
+
+    def read(self, size: int = -1) -> bytes | memoryview:
+        """The next bytes.
+
+        Raises:
+            ChunkTableError: a piece does not match its checksum, or cannot be read.
+        """
+        end = self._bounds[-1] if size < 0 else min(self._at + size, self._bounds[-1])
+        found = list[memoryview]()
+        while self._at < end:
+            number = bisect_right(self._bounds, self._at) - 1
+            first = self._bounds[number]
+            found.append(self._piece(number)[self._at - first : end - first])
+            self._at += len(found[-1])
+        return found[0] if len(found) == 1 else b"".join(found)
+
+    def close(self) -> None:
+        """See io.RawIOBase."""
+        if not self.closed:
+            self._opened.close()
+        super().close()
+
+    def _piece(self, number: int) -> memoryview:
+        if number in self._held:
+            return self._held[number]
+        first, end = self._bounds[number : number + 2]
+        with _translate_errors(self._path):
+            data = memoryview(self._opened.read_at(end - first, first))
+        if fingerprint(data).hex() != self._checksums[number]:
+            raise _changed(self._path)
+        # The footer stays, and of the others the last one.
+        last = len(self._checksums) - 1
+        self._held = {n: piece for n, piece in self._held.items() if n == last} | {number: data}
+        return data
 
 
 def _changed(path: str) -> ChunkTableError:
@@ -307,21 +385,28 @@ def _read_table(
 
 
 def open_verified(
-    filesystem: pa_fs.FileSystem, folder: str, file: TableFile
+    filesystem: pa_fs.FileSystem, folder: str, file: TableFile, *, in_parts: bool = False
 ) -> AbstractContextManager[pa.NativeFile]:
-    """The open file, verified before it is parsed: with a damaged footer pyarrow may
-    return fewer rows or crash the process.
+    """The open file, each part verified before it is parsed: with a damaged footer
+    pyarrow may return fewer rows or crash the process. `in_parts`: others read the rest
+    of the file.
 
     Raises:
-        ChunkTableError: the checksum differs, or the file cannot be read.
+        ChunkTableError: the checksum differs, or the file cannot be read. For a large
+            file also while it is read.
     """
-    if file.length_bytes <= WHOLE_BYTES_MAX:
+    path = f"{folder}/{file.name}"
+    if file.length_bytes <= WHOLE_BYTES_MAX and not in_parts:
         held: AbstractContextManager[pa.NativeFile] = pa.BufferReader(
             read_verified(filesystem, folder, file)
         )
         return held
+    if file.pieces:
+        parts: AbstractContextManager[pa.NativeFile] = pa.PythonFile(
+            PieceReader(filesystem, folder, file), "r"
+        )
+        return parts
     check_content_once(filesystem, folder, file)
-    path = f"{folder}/{file.name}"
     opened: AbstractContextManager[pa.NativeFile] = filesystem.open_input_file(path)
     return opened
 

@@ -33,9 +33,11 @@ BLOCK_ROW = -1
 CONTAINER_ROW = -2
 
 FORMAT = "treefold-chunk-table"
-# Changed only when a reader of the old version would misread a table. An added column
-# is not such a change.
-VERSION = 1
+# Of what we write; we read all versions up to it. An added column does not change it.
+# In version 1 the checksums of chunks were int64, packed as differences. In version 2
+# they are uint32 unless one needs more, and the order of the rows is declared.
+VERSION = 2
+CHECKSUM_MAX = 0xFFFF_FFFF
 
 # Values of `source`: what the tree was built from; "none" where there is no tree.
 SOURCES = ("tree", "metadata", "data", "none")
@@ -83,6 +85,9 @@ REPLICA_COLUMNS = (
     "generation",
     "scanned_at",
 )
+
+# The columns by which the rows of a file ascend.
+ROW_ORDER = ("datanode", "volume", "container_id", "block_id", "chunk_offset")
 
 # Changes that the datanode's own agent made to its replicas since the previous table.
 EVENT_SCHEMA = pa.schema(
@@ -171,6 +176,12 @@ class ReplicaRows:
         for column in self._columns.values():
             running.update(np.ascontiguousarray(column))
         return int.from_bytes(running.digest()[:8], "big", signed=True)
+
+    @property
+    def has_wide_checksums(self) -> bool:
+        """Whether a checksum has more than 32 bits."""
+        checksums = self._columns["checksum"]
+        return bool(checksums.min() < 0 or checksums.max() > CHECKSUM_MAX)
 
     def batches(self, rows_max: int = _BATCH_ROWS) -> Iterator[pa.RecordBatch]:
         """The rows in order, with CHUNK_SCHEMA, at most `rows_max` per batch."""

@@ -11,7 +11,7 @@ import heapq
 import itertools
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -55,7 +55,7 @@ from chunktable.writer import (
     WRITTEN_SCHEMA,
     ChunkFileWriter,
     OpenChunkFile,
-    parquet_writer,
+    has_wide_checksums,
     row_count_error,
 )
 from dnagent.audit_events import AuditReader, event_row
@@ -342,9 +342,10 @@ class _Export:
             *(self._live_pieces(name) for name in sorted(chosen)), key=lambda piece: piece[0]
         )
         with self._chunk_files() as out:
-            for key, group in itertools.groupby(pieces, key=lambda piece: piece[0]):
+            for (key, is_wide), group in itertools.groupby(pieces, key=lambda piece: piece[:2]):
                 location = self._locations[key]
-                file = out.add((batch for _, batch in group), location.rows)
+                batches = (batch for _, _, batch in group)
+                file = out.add(batches, location.rows, is_wide=is_wide)
                 self._locations[key] = _RowLocation(location.generation, file, location.rows)
         missing = [key for key, location in self._locations.items() if location.file in chosen]
         if missing:
@@ -465,7 +466,7 @@ class _Export:
         if before and self._reusable and unchanged and is_readable:
             self._locations[key] = before
         else:
-            file = out.add(rows.batches(), rows.count)
+            file = out.add(rows.batches(), rows.count, is_wide=rows.has_wide_checksums)
             self._locations[key] = _RowLocation(rows.generation, file, rows.count)
             self._containers_written += 1
         return rows.count
@@ -490,8 +491,8 @@ class _Export:
                 damaged.add(file.name)
         return frozenset(damaged)
 
-    def _live_pieces(self, name: str) -> Iterator[tuple[_ReplicaKey, pa.RecordBatch]]:
-        """The live rows of a file in its order, by replica."""
+    def _live_pieces(self, name: str) -> Iterator[tuple[_ReplicaKey, bool, pa.RecordBatch]]:
+        """The live rows of a file by replica, and whether its checksums may be wide."""
         path = f"{self._destination.folder}/{name}"
         try:
             with self._destination.filesystem.open_input_file(path) as source:
@@ -500,11 +501,13 @@ class _Export:
                     page_checksum_verification=True,
                     read_dictionary=[f.name for f in WRITTEN_SCHEMA if f.type == TEXT_TYPE],
                 )
+                is_wide = has_wide_checksums(file)
                 for batch in file.iter_batches(columns=CHUNK_SCHEMA.names):
                     for volume, container_id, start, end in replica_stretches(batch):
                         location = self._locations.get((volume, container_id))
                         if location is not None and location.file == name:
-                            yield (volume, container_id), batch.slice(start, end - start)
+                            rows = batch.slice(start, end - start)
+                            yield (volume, container_id), is_wide, rows
         except (OSError, ValueError) as error:
             hint = "Write the whole table again with --full."
             text = f"{path} cannot be read: {error}"
@@ -518,30 +521,27 @@ class _Export:
             self._cancelled,
         )
 
-    @contextmanager
-    def _new_chunk_file(self) -> Iterator["OpenChunkFile"]:
+    def _new_chunk_file(self) -> AbstractContextManager["OpenChunkFile"]:
         name = file_name(FileKind.CHUNKS, self._sequence, self._token, next(self._numbers))
-        with self._new_file(name, FileKind.CHUNKS, WRITTEN_SCHEMA) as opened:
-            yield opened
+        return self._new_file(name, FileKind.CHUNKS)
 
     def _write(self, kind: FileKind, table: pa.Table) -> None:
         number = None if kind is FileKind.CONTAINERS else next(self._numbers)
         name = file_name(kind, self._sequence, self._token, number)
-        with self._new_file(name, kind, table.schema) as opened:
+        with self._new_file(name, kind) as opened:
             opened.write(table)
 
     @contextmanager
-    def _new_file(self, name: str, kind: FileKind, schema: pa.Schema) -> Iterator["OpenChunkFile"]:
+    def _new_file(self, name: str, kind: FileKind) -> Iterator["OpenChunkFile"]:
         with self._destination.create(name) as sink:
-            writer = parquet_writer(sink, schema)
-            opened = OpenChunkFile(name, writer)
+            opened = OpenChunkFile(name, sink, is_sorted=kind is FileKind.CHUNKS)
             try:
                 yield opened
             finally:
-                writer.close()
-        self._files.append(
-            TableFile(name, kind, opened.rows, sink.length_bytes, sink.checksum, self._now())
-        )
+                opened.close()
+        pieces = tuple(sink.pieces) if kind is FileKind.CHUNKS else ()
+        facts = opened.rows, sink.length_bytes, sink.checksum, self._now(), pieces
+        self._files.append(TableFile(name, kind, *facts))
 
     def _add_fault(
         self, volume: str, container_id: ContainerId | None, fault: ReplicaFault

@@ -76,6 +76,13 @@ def load64(typing_context: object, address: object) -> object:
 
 
 @_intrinsic
+def load32(typing_context: object, address: object) -> object:
+    return U64(U64), lambda context, builder, signature, values: builder.zext(
+        _load(builder, values[0], _I32), _I64
+    )
+
+
+@_intrinsic
 def load8(typing_context: object, address: object) -> object:
     return U64(U64), lambda context, builder, signature, values: builder.zext(
         _load(builder, values[0], _I8), _I64

@@ -33,7 +33,8 @@ from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.output import SweepTotals
 from sweep.pieces import RANGE_ROWS, Range, StoredFile, StoredTable, TablePlace
-from sweep.runs import RUN_SCHEMA, repeat
+from sweep.rows import repeat
+from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 

@@ -19,16 +19,8 @@ from merkle.columns import TreeColumns, fold_blocks, fold_root
 from merkle.tree import ContainerId
 from sweep.fragments import Bools, Int64s, append_zero_words
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, RootMethod
-from sweep.runs import (
-    ATTRIBUTE_COLUMNS,
-    KEY,
-    TEXT,
-    flags_of,
-    fold_batches,
-    integers_of,
-    ranks,
-    replicas_of,
-)
+from sweep.rows import TEXT, flags_of, integers_of
+from sweep.runs import ATTRIBUTE_COLUMNS, KEY, fold_batches, ranks, replicas_of
 
 _PLACE = (*KEY, "block_id", "chunk_offset")
 

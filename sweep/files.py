@@ -21,9 +21,9 @@ import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import FileKind, TableFile, TableRefusal
+from chunktable.pages import group_range
 from chunktable.places import resolve_location
 from chunktable.reader import (
-    check_content_once,
     check_rows,
     find_live_replicas,
     mark_superseded,
@@ -31,12 +31,14 @@ from chunktable.reader import (
     read_inventory,
     read_manifest,
 )
-from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA, SOURCES
-from merkle.replica import ReplicaState
+from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA
+from sweep.columns import cast_column, check_known, check_values, to_batch
+from sweep.encoded import StoredGroup, batch_of, decoded_rows, stored_group
 from sweep.fragments import Int64s
 from sweep.listed import ListedReplicas
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, FindingKind, Part, PartKind
-from sweep.runs import KEY, RUN_SCHEMA, TEXT, Rows, join, rows_of, run_pieces
+from sweep.rows import TEXT, EncodedRows, Rows, rows_of
+from sweep.runs import RUN_SCHEMA, join, run_pieces
 
 # The values of columns that a table may lack; all other columns are required.
 DEFAULTS: Mapping[str, object] = {
@@ -55,16 +57,12 @@ REQUIRED = tuple(name for name in CHUNK_SCHEMA.names if name not in DEFAULTS)
 # About 30 MB of arrays, which is at least a page of each column.
 _BATCH_ROWS = 1 << 18
 _KINDS = (
-    pa.types.is_signed_integer,
+    # All readers widen 32 bits without sign to 64.
+    lambda kind: pa.types.is_signed_integer(kind) or pa.types.is_uint32(kind),
     pa.types.is_boolean,
     pa.types.is_timestamp,
     lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind),
 )
-# The values of columns that are not free text.
-_KNOWN = {
-    "state": pa.array([state.value for state in ReplicaState], pa.string()),
-    "source": pa.array(SOURCES, pa.string()),
-}
 # Types of columns whose statistics are exact.
 _EXACT = (
     pa.types.is_signed_integer,
@@ -162,8 +160,8 @@ def is_readable(part: Part, container_ids: Int64s) -> bool:
         entry = _export_entry(part)
         ids = entry[1]["container_id"]
         if pc.any(pc.is_in(ids, pa.array(container_ids, pa.int64()))).as_py():
-            with _open(part, entry):
-                pass
+            with _open(part, entry) as reader:
+                reader.check_bytes(container_ids)
     except ChunkTableError:
         return False
     return True
@@ -201,11 +199,20 @@ def open_rows(part: Part) -> Iterator[tuple[Iterator[Rows], pa.Table | None]]:
 class _Reader:
     """Reads the row groups of one part."""
 
-    def __init__(self, part: Part, file: pq.ParquetFile, inventory: pa.Table | None) -> None:
+    def __init__(
+        self,
+        part: Part,
+        source: pa.NativeFile,
+        file: pq.ParquetFile,
+        inventory: pa.Table | None,
+    ) -> None:
         # The number of rows read so far.
         self.rows = 0
         self._part = part
+        self._source = source
         self._file = file
+        # Each access to the property makes it anew.
+        self._schema = file.schema_arrow
         self._inventory = inventory
         self._groups = _groups(part, file.metadata)
         self._listed = None if inventory is None else ListedReplicas(inventory, part.volumes)
@@ -215,7 +222,7 @@ class _Reader:
             raise _unreadable(
                 TableRefusal.SCHEMA, f"{part.location} has no column {', '.join(missing)}"
             )
-        names = Counter(file.schema_arrow.names)
+        names = Counter(self._schema.names)
         twice = [column for column in CHUNK_SCHEMA.names if names[column] > 1]
         if twice:
             raise _unreadable(
@@ -237,9 +244,9 @@ class _Reader:
         lists in this file.
         """
         if self._listed is not None:
-            yield from self._listed.settled(self.stretches())
+            yield from self._listed.settled(self.stored_rows())
             return
-        for piece in run_pieces(self.stretches()):
+        for piece in run_pieces(self.stored_rows()):
             yield _NO_REPLICAS, piece
 
     def check_replicas(self) -> None:
@@ -258,37 +265,78 @@ class _Reader:
             raise _unreadable(TableRefusal.ROWS, f"{self._part.location} has {wrong}")
 
     def _count_others(self) -> None:
-        """Count the rows of the row groups that are not of this part."""
+        """Count the rows of the row groups that are not of this part.
+
+        Those parts verify them. Here two columns are read, with the checksums of their
+        pages: verifying would read the whole file again.
+        """
         assert self._listed is not None
         others = [i for i in range(self._file.num_row_groups) if i not in self._groups]
         names = ["volume", "container_id"]
-        for batch in self._file.iter_batches(_BATCH_ROWS, others, names, use_threads=False):
-            volumes = _cast(batch["volume"], CHUNK_SCHEMA.field("volume"))
-            if not pa.types.is_dictionary(volumes.type):
-                volumes = volumes.dictionary_encode()
-            numbers = _cast(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
-            ids = numbers.fill_null(_NO_CONTAINER).to_numpy()
-            codes = volumes.indices.fill_null(-1).to_numpy()
-            # Count stretches of equal keys, which are few in files that agents wrote.
-            changes = (ids[1:] != ids[:-1]) | (codes[1:] != codes[:-1])
-            starts = np.flatnonzero(np.r_[True, changes])
-            held = volumes.take(pa.array(starts))
-            places = self._listed.places(held, pa.array(ids[starts]))
-            self._listed.count(places, np.diff(starts, append=len(ids)))
+        filesystem, path = resolve_location(self._part.location)
+        with filesystem.open_input_file(path) as source:
+            file = _parquet_file(source, self._file.metadata)
+            for batch in file.iter_batches(_BATCH_ROWS, others, names, use_threads=False):
+                volumes = cast_column(batch["volume"], CHUNK_SCHEMA.field("volume"))
+                if not pa.types.is_dictionary(volumes.type):
+                    volumes = volumes.dictionary_encode()
+                numbers = cast_column(batch["container_id"], CHUNK_SCHEMA.field("container_id"))
+                ids = numbers.fill_null(_NO_CONTAINER).to_numpy()
+                codes = volumes.indices.fill_null(-1).to_numpy()
+                # Stretches of equal keys are few in files that agents wrote.
+                changes = (ids[1:] != ids[:-1]) | (codes[1:] != codes[:-1])
+                starts = np.flatnonzero(np.r_[True, changes])
+                held = volumes.take(pa.array(starts))
+                places = self._listed.places(held, pa.array(ids[starts]))
+                self._listed.count(places, np.diff(starts, append=len(ids)))
+
+    def stored_rows(self) -> Iterator[Rows | EncodedRows]:
+        """All rows of the part: those of an export's row group as they are stored,
+        where our kernels know it, others batch by batch.
+        """
+        for group in self._groups:
+            stored = self._stored(group)
+            rows = None if stored is None else stored.rows()
+            if rows is None:
+                yield from self._arrays(group)
+                continue
+            self.rows += rows.count
+            check_known(self._part.location, {n: t.array() for n, t in rows.text.items()})
+            yield rows
 
     def stretches(self) -> Iterator[Rows]:
         """All rows of the part, batch by batch."""
-        for group in self._groups:
-            for columns, count in self._read(group):
-                self.rows += count
-                _check_values(self._part.location, columns)
-                if count:
-                    yield rows_of(columns, count)
+        for rows in self.stored_rows():
+            if isinstance(rows, EncodedRows):
+                yield from decoded_rows(rows, _BATCH_ROWS)
+            else:
+                yield rows
+
+    def _arrays(self, group: int) -> Iterator[Rows]:
+        for columns, count in self._read(group):
+            self.rows += count
+            check_values(self._part.location, columns)
+            if count:
+                yield rows_of(columns, count)
+
+    def _stored(self, group: int) -> StoredGroup | None:
+        """A row group of an export; see `stored_group`."""
+        if self._inventory is None:
+            return None
+        indexes, metadata = self._column_indexes, self._file.metadata
+        return stored_group(self._source, metadata, group, indexes, self._constants(group))
 
     def batches(self, container_ids: Int64s) -> Iterator[pa.RecordBatch]:
         """The rows of these containers."""
         for group in self._groups:
             if not self._may_hold(group, container_ids):
+                continue
+            stored = self._stored(group)
+            if stored is not None and not stored.may_hold(container_ids):
+                continue
+            encoded = None if stored is None else stored.rows(container_ids)
+            if encoded is not None:
+                yield from map(batch_of, decoded_rows(encoded, _BATCH_ROWS, container_ids))
                 continue
             for columns, count in self._read(group):
                 rows = _rows_of_containers(columns["container_id"], count, container_ids)
@@ -298,7 +346,20 @@ class _Reader:
                         n: c if len(c) < count else c.take(pa.array(rows))
                         for n, c in columns.items()
                     }
-                    yield _to_batch(taken, len(rows))
+                    yield to_batch(taken, len(rows))
+
+    def check_bytes(self, container_ids: Int64s) -> None:
+        """Read the row groups that may have rows of these containers: a large file is
+        verified as it is read.
+
+        Raises:
+            ChunkTableError: one does not match its checksum.
+        """
+        for group in self._groups:
+            if self._may_hold(group, container_ids):
+                first, end = group_range(self._file.metadata, group)
+                self._source.seek(first)
+                self._source.read_buffer(end - first)
 
     def _may_hold(self, group: int, container_ids: Int64s) -> bool:
         """Whether a row group may have rows of these containers, by its statistics."""
@@ -315,18 +376,27 @@ class _Reader:
         """The batches of a row group, each with its number of rows. A constant column
         has a single entry.
         """
+        constants = self._constants(group)
+        wanted = [name for name in CHUNK_SCHEMA.names if name not in constants]
+        for batch in self._file.iter_batches(_BATCH_ROWS, [group], wanted, use_threads=False):
+            columns = {
+                name: cast_column(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted
+            }
+            yield constants | columns, batch.num_rows
+
+    def _constants(self, group: int) -> dict[str, pa.Array]:
+        """The columns that have the same value in all rows of a row group by its
+        statistics, or that the file lacks, with a single entry each.
+        """
         constants: dict[str, pa.Array] = {}
         for field in CHUNK_SCHEMA:
             if field.name not in self._column_indexes:
                 constants[field.name] = pa.array([DEFAULTS[field.name]], field.type)
             elif (value := self._constant(group, field.name)) is not None:
-                constants[field.name] = _cast(
-                    pa.array([value], self._file.schema_arrow.field(field.name).type), field
+                constants[field.name] = cast_column(
+                    pa.array([value], self._schema.field(field.name).type), field
                 )
-        wanted = [name for name in CHUNK_SCHEMA.names if name not in constants]
-        for batch in self._file.iter_batches(_BATCH_ROWS, [group], wanted, use_threads=False):
-            columns = {name: _cast(batch.column(name), CHUNK_SCHEMA.field(name)) for name in wanted}
-            yield constants | columns, batch.num_rows
+        return constants
 
     def _constant(self, group: int, name: str) -> object:
         """The value of a column that is constant in a row group by its statistics;
@@ -339,7 +409,7 @@ class _Reader:
         """The least and the greatest value of a column; None if it has nulls or its
         statistics are not exact.
         """
-        kind = self._file.schema_arrow.field(name).type
+        kind = self._schema.field(name).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         # pyarrow returns statistics of unsigned integers as signed; those of other
         # types may be rounded.
@@ -379,15 +449,7 @@ def _open(part: Part, entry: "_ExportEntry | None" = None) -> Iterator[_Reader]:
             metadata = pq.read_metadata(source)
             if file_ is not None:
                 check_rows(part.location, found=metadata.num_rows, recorded=file_.rows)
-            kinds = {
-                name: metadata.schema.column(place).physical_type
-                for name, place in _column_indexes(metadata).items()
-            }
-            text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
-            file = pq.ParquetFile(
-                source, metadata=metadata, read_dictionary=text, page_checksum_verification=True
-            )
-            yield _Reader(part, file, inventory)
+            yield _Reader(part, source, _parquet_file(source, metadata), inventory)
     # For a damaged file or a failed cast pyarrow raises ArrowInvalid, a ValueError, or
     # another ArrowException.
     except (OSError, ValueError, pa.ArrowException) as error:
@@ -396,15 +458,24 @@ def _open(part: Part, entry: "_ExportEntry | None" = None) -> Iterator[_Reader]:
         ) from error
 
 
+def _parquet_file(source: pa.NativeFile, metadata: pq.FileMetaData) -> pq.ParquetFile:
+    """The open file, which returns text as dictionaries."""
+    kinds = {
+        name: metadata.schema.column(place).physical_type
+        for name, place in _column_indexes(metadata).items()
+    }
+    text = [name for name in TEXT if kinds.get(name) == "BYTE_ARRAY"]
+    return pq.ParquetFile(
+        source, metadata=metadata, read_dictionary=text, page_checksum_verification=True
+    )
+
+
 def _source(part: Part, file: TableFile | None) -> AbstractContextManager[pa.NativeFile]:
     """The file of a part, verified if it is that of an export."""
     filesystem, path = resolve_location(part.location)
     if file is not None:
-        folder = path.rpartition("/")[0]
-        if part.first == 0 and part.last >= file.rows:
-            return open_verified(filesystem, folder, file)
-        # Of a file in many parts the bytes are read once to be verified.
-        check_content_once(filesystem, folder, file)
+        in_parts = part.first > 0 or part.last < file.rows
+        return open_verified(filesystem, path.rpartition("/")[0], file, in_parts=in_parts)
     opened: AbstractContextManager[pa.NativeFile] = filesystem.open_input_file(path)
     return opened
 
@@ -455,57 +526,6 @@ def _column_indexes(metadata: pq.FileMetaData) -> dict[str, int]:
     """
     paths = {metadata.schema.column(place).path: place for place in range(metadata.num_columns)}
     return {name: paths[name] for name in CHUNK_SCHEMA.names if name in paths}
-
-
-def _cast(column: pa.Array, field: pa.Field) -> pa.Array:
-    """A column cast to its type in CHUNK_SCHEMA; text may stay a dictionary."""
-    if column.type == field.type:
-        return column
-    if pa.types.is_dictionary(column.type):
-        if field.name in TEXT and not column.dictionary.null_count:
-            return pa.DictionaryArray.from_arrays(
-                column.indices.cast(pa.int32()), column.dictionary.cast(pa.string())
-            )
-        column = column.cast(column.type.value_type)
-    # Times may lose precision; integers must not.
-    return column.cast(field.type, safe=field.name != "scanned_at")
-
-
-def _to_batch(columns: Mapping[str, pa.Array], count: int) -> pa.RecordBatch:
-    """A batch of CHUNK_SCHEMA, with constant columns expanded."""
-    arrays = []
-    for field in CHUNK_SCHEMA:
-        column = columns[field.name]
-        if len(column) != count:
-            column = pa.repeat(column[0], count)
-        arrays.append(column.cast(field.type) if column.type != field.type else column)
-    return pa.RecordBatch.from_arrays(arrays, schema=CHUNK_SCHEMA)
-
-
-def _check_values(location: str, columns: Mapping[str, pa.Array]) -> None:
-    """Check that every row names its replica, and that no state or source is unknown.
-
-    A row without a key belongs to a replica that would be judged without it. Nulls in
-    other columns, whose replica is known, are its finding (sweep.exact).
-
-    Raises:
-        ChunkTableError: it is otherwise.
-    """
-    for name in KEY:
-        if columns[name].null_count:
-            raise _unreadable(TableRefusal.ROWS, f"{location} has rows without {name}")
-    for name, known in _KNOWN.items():
-        column = columns[name]
-        is_encoded = pa.types.is_dictionary(column.type)
-        held = (column.dictionary if is_encoded else column.unique()).drop_null().cast(pa.string())
-        unknown = held.filter(pc.invert(pc.is_in(held, value_set=known)))
-        # A dictionary may have values that no row has.
-        if len(unknown):
-            used = column.dictionary_decode().cast(pa.string()).unique() if is_encoded else held
-            wrong = sorted(set(unknown.to_pylist()) & set(used.to_pylist()))
-            if wrong:
-                text = f"{location} has rows with the unknown {name} {wrong[0]!r}"
-                raise _unreadable(TableRefusal.ROWS, text)
 
 
 def _of_volumes(part: Part, inventory: pa.Table) -> pa.Table:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numba.core import types
 
+from chunktable.page_kernels import BAD, RAW, SEGMENTS, fill, fill_flags
 from chunktable.schema import BLOCK_ROW, CONTAINER_ROW
 from merkle.intrinsics import ONES, crc32c_word, jit, store64, swap
 from merkle.kernels import (
@@ -75,6 +76,10 @@ _WORDS = types.Array(types.int64, 1, "C")
 _FLAGS = types.Array(types.boolean, 1, "C")
 _MATRIX = types.Array(types.int64, 2, "C")
 _OUT = types.Array(types.uint8, 1, "C")
+# The columns of rows: block ID, offset, length, checksum, match, deletion.
+_COLUMNS = 6
+# Rows that are decoded at a time: few enough to stay in the cache of a core.
+_TILE_ROWS = 1 << 13
 
 
 @jit(_U64(_U64, _U64))
@@ -291,6 +296,80 @@ def settle_runs(numbers: "NDArray[np.int64]", out: "NDArray[np.int64]") -> None:
         out[_IN_BYTES, run] = total_bytes
         out[_IN_CORRUPT, run] = corrupt
         out[_IN_UNVERIFIABLE, run] = unverifiable
+
+
+@jit(
+    types.boolean(
+        _IN_WORDS,
+        _I64,
+        types.UniTuple(RAW, _COLUMNS),
+        types.UniTuple(SEGMENTS, _COLUMNS),
+        types.UniTuple(_IN_WORDS, _COLUMNS),
+        types.UniTuple(_I64, _COLUMNS),
+        _FLAGS,
+        _MATRIX,
+    )
+)
+def fold_encoded(
+    starts: "Int64s",
+    rows: int,
+    raws: "tuple[NDArray[np.uint8], ...]",
+    segments: "tuple[Int64s, ...]",
+    values: "tuple[Int64s, ...]",
+    sizes: tuple[int, ...],
+    ordered: "Bools",
+    numbers: "NDArray[np.int64]",
+) -> bool:
+    """Like `fold_stretches`, of columns as in chunktable.pages.EncodedColumn, which are
+    decoded some runs at a time. Returns False if a page has an index that its
+    dictionary has not.
+    """
+    runs = starts.size
+    longest = 0
+    for run in range(runs):
+        end = starts[run + 1] if run + 1 < runs else rows
+        longest = max(longest, end - starts[run])
+    block_ids, offsets, lengths, checksums, matches, deleted = (
+        np.empty(_TILE_ROWS + longest, np.int64),
+        np.empty(_TILE_ROWS + longest, np.int64),
+        np.empty(_TILE_ROWS + longest, np.int64),
+        np.empty(_TILE_ROWS + longest, np.int64),
+        np.empty(_TILE_ROWS + longest, np.bool_),
+        np.empty(_TILE_ROWS + longest, np.bool_),
+    )
+    in_tile = np.empty(_TILE_ROWS + 1, np.int64)
+    at_0 = at_1 = at_2 = at_3 = at_4 = at_5 = 0
+    run = 0
+    while run < runs:
+        begin = starts[run]
+        last = run
+        while last < runs and starts[last] < begin + _TILE_ROWS:
+            in_tile[last - run] = starts[last] - begin
+            last += 1
+        end = starts[last] if last < runs else rows
+        count = end - begin
+        at_0 = fill(raws[0], segments[0], values[0], sizes[0], at_0, begin, end, block_ids)
+        at_1 = fill(raws[1], segments[1], values[1], sizes[1], at_1, begin, end, offsets)
+        at_2 = fill(raws[2], segments[2], values[2], sizes[2], at_2, begin, end, lengths)
+        at_3 = fill(raws[3], segments[3], values[3], sizes[3], at_3, begin, end, checksums)
+        at_4 = fill_flags(raws[4], segments[4], values[4], at_4, begin, end, matches)
+        at_5 = fill_flags(raws[5], segments[5], values[5], at_5, begin, end, deleted)
+        if min(at_0, at_1, at_2, at_3) == BAD:
+            return False
+        fold_stretches(
+            in_tile[: last - run],
+            count,
+            block_ids[:count],
+            offsets[:count],
+            lengths[:count],
+            checksums[:count],
+            matches[:count],
+            deleted[:count],
+            ordered[run:last],
+            numbers[run:last],
+        )
+        run = last
+    return True
 
 
 @jit(

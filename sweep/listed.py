@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from sweep.fragments import Bools, Int64s
 from sweep.model import RootMethod
-from sweep.runs import RUN_SCHEMA, Rows, RunJoiner, Stretches, replicas_of
+from sweep.rows import EncodedRows, Rows
+from sweep.runs import RUN_SCHEMA, RunJoiner, Stretches, replicas_of
 
 # Making one takes as long as reading a small export.
 _NO_RUNS = RUN_SCHEMA.empty_table()
@@ -98,7 +99,9 @@ class ListedReplicas:
             f" says {self.rows[at]}"
         )
 
-    def settled(self, stretches: Iterable[Rows]) -> Iterator[tuple[pa.Table, pa.Table]]:
+    def settled(
+        self, stretches: Iterable[Rows | EncodedRows]
+    ) -> Iterator[tuple[pa.Table, pa.Table]]:
         """The replicas (REPLICA_SCHEMA) that these rows have whole, and the runs
         (RUN_SCHEMA) of others, some at a time; without those that are not listed or not
         live. Counts the rows.

@@ -24,6 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from chunktable.pages import NULL, PageError
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_ROW, REPLICA_COLUMNS
 from merkle.checksum import kernels_for
 from merkle.columns import fold_blocks, fold_windows
@@ -43,6 +44,18 @@ from sweep.fragments import (
     join_inner,
 )
 from sweep.model import REPLICA_SCHEMA, RootMethod
+from sweep.rows import (
+    ROW_COLUMNS,
+    TEXT,
+    EncodedRows,
+    Rows,
+    TextColumn,
+    integers_of,
+    repeat,
+    rows_of,
+    take,
+    text_of,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -60,13 +73,10 @@ RUN_SCHEMA = pa.schema(
     ]
 )
 
-# The columns that identify a replica, the others that must be equal in all of its rows,
-# and the text columns.
+# The columns that identify a replica, and the others that must be equal in all of its
+# rows.
 KEY = ("container_id", "datanode", "volume")
 ATTRIBUTE_COLUMNS = ("state", "bcs_id", "replica_index", "source", "generation")
-TEXT = ("datanode", "volume", "state", "source")
-_NEVER = int(np.iinfo(np.int64).min)
-
 # The cost of a row for `kernels_for`: numpy takes about 100 ns, in which a library
 # checksums 1 KB.
 _ROW_BYTES = 1000
@@ -86,31 +96,6 @@ class SettledRuns:
     exact: Int64s
 
 
-@dataclass(frozen=True, slots=True)
-class TextColumn:
-    """A column of text: for each row an index into `values`."""
-
-    codes: "NDArray[np.int32]"
-    values: pa.Array
-
-
-@dataclass(frozen=True, slots=True)
-class Rows:
-    """At least one row of the chunk table, as arrays by column name. A column has
-    `count` entries, or a single one if it is constant.
-
-    `flags` are `matches` and `deleted`. Times are in ms since the epoch; null is the
-    least int64.
-    """
-
-    count: int
-    text: Mapping[str, TextColumn]
-    integers: Mapping[str, Int64s]
-    flags: Mapping[str, Bools]
-    # The rows that lack a value; None if there are none.
-    unreadable: "Bools | None" = None
-
-
 def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     """The runs (RUN_SCHEMA) of the rows in these batches (CHUNK_SCHEMA), one per
     replica.
@@ -125,7 +110,7 @@ def fold_batches(batches: Iterable[pa.RecordBatch]) -> pa.Table:
     return join(pa.concat_tables([RUN_SCHEMA.empty_table(), *pieces]))
 
 
-def run_pieces(stretches: Iterable[Rows]) -> Iterator[pa.Table]:
+def run_pieces(stretches: Iterable[Rows | EncodedRows]) -> Iterator[pa.Table]:
     """The runs (RUN_SCHEMA) of these rows, some at a time, which bounds memory. A
     replica whose rows are consecutive has one run, in one of the pieces.
     """
@@ -227,53 +212,6 @@ def library_settle_numbers(numbers: Int64s) -> Int64s:
     return join_inner(whole, complete_blocks(numbers[LAST], ends > 1))
 
 
-def rows_of(columns: Mapping[str, pa.Array], count: int) -> Rows:
-    """Convert columns of CHUNK_SCHEMA to arrays. Text may be dictionaries; a constant
-    column may have a single entry.
-    """
-    unreadable: Bools | None = None
-    text, integers, flags = dict[str, TextColumn](), dict[str, Int64s](), dict[str, Bools]()
-    for name in CHUNK_SCHEMA.names:
-        column = columns[name]
-        if column.null_count and name != "scanned_at":
-            lacking = repeat(column.is_null().to_numpy(zero_copy_only=False), count)
-            unreadable = lacking if unreadable is None else unreadable | lacking
-        if name in TEXT:
-            text[name] = _text_of(column)
-        elif pa.types.is_boolean(column.type):
-            flags[name] = flags_of(column)
-        else:
-            integers[name] = integers_of(column)
-    return Rows(count, text, integers, flags, unreadable)
-
-
-def _text_of(column: pa.Array) -> TextColumn:
-    """Convert a column of text; null becomes ""."""
-    if column.null_count:
-        column = column.cast(pa.string()).fill_null("")
-    if not pa.types.is_dictionary(column.type):
-        column = column.dictionary_encode()
-    return TextColumn(column.indices.to_numpy(), column.dictionary)
-
-
-def integers_of(column: pa.Array) -> Int64s:
-    """Convert a column of integers or times; null becomes 0, or for times the least
-    int64.
-    """
-    if pa.types.is_timestamp(column.type):
-        column = column.cast(pa.timestamp("ms", tz="UTC")).view(pa.int64()).fill_null(_NEVER)
-    elif column.null_count:
-        column = column.fill_null(0)
-    array: Int64s = column.to_numpy().astype(np.int64, copy=False)
-    return array
-
-
-def flags_of(column: pa.Array) -> Bools:
-    """Convert a column of booleans; null becomes False."""
-    array: Bools = column.fill_null(False).to_numpy(zero_copy_only=False)
-    return array
-
-
 def fold_stretches(starts: Int64s, rows: Rows) -> tuple[Bools, Int64s]:
     """Fold each stretch of rows, which begins at an index in `starts`, to a run.
 
@@ -319,17 +257,27 @@ class Stretches:
     numbers: Int64s
 
     @classmethod
-    def of(cls, rows: Rows) -> Self:
-        """Fold the rows."""
-        starts = _changes(rows)
-        ordered, numbers = fold_stretches(starts, rows)
-        text = {n: TextColumn(take(t.codes, starts), t.values) for n, t in rows.text.items()}
+    def of(cls, rows: Rows | EncodedRows) -> Self:
+        """Fold the rows.
+
+        Raises:
+            PageError: a page of encoded rows is malformed.
+        """
+        text: Mapping[str, TextColumn]
+        integers: Mapping[str, Int64s]
+        if isinstance(rows, EncodedRows):
+            starts, text, integers = rows.starts, rows.text, rows.integers
+            ordered, numbers = _fold_encoded(rows)
+        else:
+            starts = _changes(rows)
+            ordered, numbers = fold_stretches(starts, rows)
+            if rows.unreadable is not None:
+                ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
+            text = {n: TextColumn(take(t.codes, starts), t.values) for n, t in rows.text.items()}
+            integers = {n: take(rows.integers[n], starts) for n in REPLICA_COLUMNS if n not in TEXT}
         is_none = text["source"].values.to_numpy(zero_copy_only=False) == "none"
         # A replica without a tree has no blocks.
         ordered &= ~is_none[text["source"].codes] | (numbers[ENDS] == 0)
-        if rows.unreadable is not None:
-            ordered &= ~np.logical_or.reduceat(rows.unreadable, starts)
-        integers = {n: take(rows.integers[n], starts) for n in REPLICA_COLUMNS if n not in TEXT}
         return cls(text, integers, np.diff(starts, append=rows.count), ordered, numbers)
 
     def chosen(self, which: Bools) -> Self:
@@ -366,6 +314,32 @@ class Stretches:
         return found | {n: one.values.take(pa.array(one.codes)) for n, one in self.text.items()}
 
 
+def _fold_encoded(rows: EncodedRows) -> tuple[Bools, Int64s]:
+    """Like `fold_stretches`.
+
+    Raises:
+        PageError: a page is malformed.
+    """
+    from sweep import kernels
+
+    columns = [rows.columns[name] for name in ROW_COLUMNS]
+    runs = len(rows.starts)
+    ordered, numbers = np.empty(runs, np.bool_), np.zeros((runs, len(NUMBERS)), np.int64)
+    is_whole = kernels.fold_encoded(
+        rows.starts,
+        rows.count,
+        tuple(column.raw for column in columns),
+        tuple(column.segments for column in columns),
+        tuple(column.values for column in columns),
+        tuple(column.size for column in columns),
+        ordered,
+        numbers,
+    )
+    if not is_whole:
+        raise PageError
+    return ordered, numbers.T
+
+
 def _changes(rows: Rows) -> Int64s:
     """The indexes of rows that differ from the row before in their REPLICA_COLUMNS,
     and 0.
@@ -383,22 +357,10 @@ def _changes(rows: Rows) -> Int64s:
     return np.flatnonzero(changes)
 
 
-def take(column: "NDArray[_Scalar]", places: Int64s) -> "NDArray[_Scalar]":
-    """The entries of some rows; `column` may have a single entry if it is constant."""
-    return column[places] if len(column) > 1 else repeat(column, len(places))
-
-
-def repeat(column: "NDArray[_Scalar]", count: int) -> "NDArray[_Scalar]":
-    """The column with `count` entries; a single entry is repeated."""
-    return column if len(column) == count else np.repeat(column, count)
-
-
 def to_arrow(name: str, column: Int64s) -> pa.Array:
     """Convert integers or times to the type of the column in RUN_SCHEMA."""
     if name == "scanned_at":
-        return pa.array(column, pa.int64(), mask=column == _NEVER).view(
-            CHUNK_SCHEMA.field(name).type
-        )
+        return pa.array(column, pa.int64(), mask=column == NULL).view(CHUNK_SCHEMA.field(name).type)
     return pa.array(column, RUN_SCHEMA.field(name).type)
 
 
@@ -528,7 +490,7 @@ def _by_replica(runs: pa.Table) -> tuple[Int64s, Int64s]:
 
 def ranks(column: pa.ChunkedArray) -> Int64s:
     """Integers that sort like the text."""
-    text = _text_of(column.combine_chunks())
+    text = text_of(column.combine_chunks())
     values = text.values.to_pylist()
     places = {value: place for place, value in enumerate(sorted(set(values)))}
     rank = np.array([places[value] for value in values], np.int64)

@@ -28,17 +28,8 @@ from sweep.fragments import Bools
 from sweep.gather import Gatherer, Int64s
 from sweep.model import Part
 from sweep.output import TableWriter, write_atomically
-from sweep.runs import (
-    ATTRIBUTE_COLUMNS,
-    KEY,
-    TEXT,
-    Rows,
-    TextColumn,
-    repeat,
-    rows_of,
-    take,
-    to_arrow,
-)
+from sweep.rows import TEXT, Rows, TextColumn, repeat, rows_of, take
+from sweep.runs import ATTRIBUTE_COLUMNS, KEY, to_arrow
 
 # The cost of a row for `kernels_for`: numpy and a library take 1 us, in which a library
 # checksums 10 KB.

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 
 from admin.demo.ground_truth import DamageKind, GroundTruth, InjectedDamage
 from chunktable.manifest import FileKind, Manifest, TableFile, file_name
+from chunktable.places import Sink
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW, CONTAINER_SCHEMA
-from chunktable.writer import parquet_writer
-from merkle.checksum import RunningFingerprint
+from chunktable.writer import WRITTEN_SCHEMA, OpenChunkFile
 from merkle.replica import TreeSource
 from merkle.tree import block_checksum
 
@@ -171,12 +171,15 @@ def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: i
     """
     inventory = folder / file_name(FileKind.CONTAINERS, _SEQUENCE, _TOKEN)
     held = writer.inventory(_volume(datanode))
-    pq.write_table(held, inventory)
+    with inventory.open("wb") as file:
+        sink = Sink(lambda data, _: file.write(data))
+        pq.write_table(held, sink)
+        sink.flush()
     files = tuple(
-        TableFile(path.name, kind, rows, path.stat().st_size, _checksum(path), _CREATED_AT)
-        for path, kind, rows in (
-            (writer.path, FileKind.CHUNKS, writer.rows),
-            (inventory, FileKind.CONTAINERS, held.num_rows),
+        TableFile(path.name, kind, rows, one.length_bytes, one.checksum, _CREATED_AT, pieces)
+        for path, kind, rows, one, pieces in (
+            (writer.path, FileKind.CHUNKS, writer.rows, writer.sink, tuple(writer.sink.pieces)),
+            (inventory, FileKind.CONTAINERS, held.num_rows, sink, ()),
         )
     )
     manifest = Manifest(
@@ -194,14 +197,6 @@ def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: i
         volumes_created_ms={_volume(datanode): volume_created_ms},
     )
     (folder / manifest.name).write_bytes(manifest.to_bytes())
-
-
-def _checksum(path: Path) -> str:
-    running = RunningFingerprint()
-    with path.open("rb") as file:
-        while piece := file.read(1 << 20):
-            running.update(piece)
-    return running.digest().hex()
 
 
 def _volume(datanode: str) -> str:
@@ -483,12 +478,11 @@ class _Writer:
 
     def __init__(self, path: Path, cluster: SyntheticCluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Text is passed as dictionaries; the file's schema must have plain strings.
-        schema = pa.schema([_as_dictionary(field) for field in CHUNK_SCHEMA])
-        self._schema = schema
-        self._out = parquet_writer(path, schema)
+        self._file = path.open("wb")
+        self.sink = Sink(lambda data, _: self._file.write(data))
+        is_sorted = cluster.order is RowOrder.CLUSTERED
+        self._out = OpenChunkFile(path.name, self.sink, is_sorted=is_sorted)
         self.path = path
-        self.rows = 0
         self._inventory: list[Int64s] = []
         self._group_rows = min(_GROUP_ROWS, _PENDING_ROWS // cluster.datanodes)
         self._pending: list[dict[str, npt.NDArray[np.generic]]] = []
@@ -499,7 +493,7 @@ class _Writer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._out.close()
+        self._file.close()
 
     def add(self, layout: _Layout, rows: dict[str, npt.NDArray[np.generic]]) -> None:
         """Add rows; a full row group is written."""
@@ -512,8 +506,16 @@ class _Writer:
     def close(self) -> int:
         """Write the remaining rows, and return the number of all rows."""
         self._flush()
+        if not self.rows:
+            self._out.write(WRITTEN_SCHEMA.empty_table())
         self._out.close()
+        self._file.close()
         return self.rows
+
+    @property
+    def rows(self) -> int:
+        """The number of rows written."""
+        return self._out.rows
 
     def inventory(self, volume: str) -> pa.Table:
         """The replicas in the file (CONTAINER_SCHEMA)."""
@@ -551,23 +553,19 @@ class _Writer:
         }
         table = pa.table(
             [
-                arrays[name] if name in arrays else pa.array(columns[name])
-                for name in CHUNK_SCHEMA.names
+                arrays[field.name]
+                if field.name in arrays
+                else pa.array(columns[field.name], field.type)
+                for field in WRITTEN_SCHEMA
             ],
-            self._schema,
+            WRITTEN_SCHEMA,
         )
-        self._out.write_table(table, row_group_size=_GROUP_ROWS)
-        self.rows += len(node)
+        self._out.write(table)
         ids, first, counts = np.unique(
             columns["container_id"], return_index=True, return_counts=True
         )
         self._inventory.append(np.array([ids, columns["generation"][first], counts], np.int64))
         self._pending, self._waiting = [], 0
-
-
-def _as_dictionary(field: pa.Field) -> pa.Field:
-    text = pa.types.is_string(field.type)
-    return field.with_type(pa.dictionary(pa.int32(), pa.string())) if text else field
 
 
 def _texts(codes: npt.NDArray[np.generic], values: Sequence[str]) -> pa.Array:

@@ -22,9 +22,9 @@ from merkle.replica import ReplicaState
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerId, ContainerTree
 from sweep import runs
 from sweep.exact import exact_replicas, trees_of
+from sweep.rows import Rows
 from sweep.runs import (
     RUN_SCHEMA,
-    Rows,
     fold_batches,
     join,
     library_fold_stretches,

@@ -14,7 +14,8 @@ import pytest
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from chunktable.schema import CHUNK_SCHEMA
 from sweep.output import SweepTable
-from sweep.runs import RUN_SCHEMA, fold_batches, rows_of, run_pieces, settle
+from sweep.rows import rows_of
+from sweep.runs import RUN_SCHEMA, fold_batches, run_pieces, settle
 from tests.support.sweeps import OnePartWaves, run, table_of
 
 SMALL = SyntheticCluster(seed=4, datanodes=4, containers=80, blocks=5, chunks=6)

@@ -40,7 +40,7 @@ from chunktable.reader import (
     read_inventory,
     tables_in,
 )
-from chunktable.schema import CHUNK_SCHEMA, replica_stretches
+from chunktable.schema import CHUNK_SCHEMA, VERSION, replica_stretches
 from dnagent.export import ExportResult, export
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
@@ -54,7 +54,8 @@ JsonObject = dict[str, object]
 
 
 def a_file(kind: FileKind = FileKind.CHUNKS, number: int | None = 1) -> TableFile:
-    return TableFile(file_name(kind, 3, "0123abcd", number), kind, 5, 100, "00" * 16, AT)
+    pieces = ((60, "11" * 16), (40, "22" * 16)) if kind is FileKind.CHUNKS else ()
+    return TableFile(file_name(kind, 3, "0123abcd", number), kind, 5, 100, "00" * 16, AT, pieces)
 
 
 MANIFEST = Manifest(
@@ -96,6 +97,12 @@ def test_a_manifest_of_before_volumes_had_an_age_is_read() -> None:
     assert parse_manifest(raw, MANIFEST.name) == replace(MANIFEST, volumes_created_ms={})
 
 
+def test_a_manifest_of_before_files_had_pieces_is_read() -> None:
+    raw = changed(lambda said: [file.pop("pieces") for file in said["files"]])
+    files = parse_manifest(raw, MANIFEST.name).files
+    assert files == tuple(replace(file, pieces=()) for file in MANIFEST.files)
+
+
 def test_keys_of_later_releases_are_passed_over() -> None:
     assert (
         parse_manifest(changed(lambda said: said.update(colour="blue")), MANIFEST.name) == MANIFEST
@@ -113,9 +120,9 @@ def test_keys_of_later_releases_are_passed_over() -> None:
         (b"[" * 100_000, "not_a_manifest"),
         (changed(lambda said: said.update(format="another")), "not_a_manifest"),
         (changed(lambda said: said.update(version="1")), "not_a_manifest"),
-        (changed(lambda said: said.update(version=2)), "newer_version"),
+        (changed(lambda said: said.update(version=VERSION + 1)), "newer_version"),
         # Whatever else a newer release changed.
-        (changed(lambda said: said.update(version=2), checksum=False), "newer_version"),
+        (changed(lambda said: said.update(version=VERSION + 1), checksum=False), "newer_version"),
         (changed(lambda said: said.update(source="data"), checksum=False), "checksum"),
         (changed(lambda said: said.update(sequence=4)), "not_a_manifest"),
         (changed(lambda said: said.update(sequence=-1)), "not_a_manifest"),
@@ -132,6 +139,9 @@ def test_keys_of_later_releases_are_passed_over() -> None:
         ),
         (changed(lambda said: said["files"][0].update(name="../../etc/passwd")), "not_a_manifest"),
         (changed(lambda said: said["files"][0].update(kind="events")), "not_a_manifest"),
+        (changed(lambda said: said["files"][0]["pieces"].pop()), "not_a_manifest"),
+        (changed(lambda said: said["files"][0].update(pieces=[[100]])), "not_a_manifest"),
+        (changed(lambda said: said["files"][0].update(pieces=7)), "not_a_manifest"),
         (changed(lambda said: said["files"][0].update(rows=1 << 64)), "not_a_manifest"),
     ],
 )
@@ -221,7 +231,8 @@ def test_the_highest_manifest_that_is_whole_counts(folder: Path) -> None:
 
 def test_a_table_of_a_newer_release_has_no_older_stand_in(folder: Path) -> None:
     two_exports(folder)
-    (folder / manifest_name(3)).write_bytes(b'{"format": "treefold-chunk-table", "version": 2}')
+    newer = json.dumps({"format": "treefold-chunk-table", "version": VERSION + 1})
+    (folder / manifest_name(3)).write_text(newer)
     with pytest.raises(ChunkTableError) as refused:
         latest(folder)
     assert refused.value.reason == "newer_version"

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.fs as pa_fs
 import pyarrow.parquet as pq
 import pytest
@@ -23,11 +24,12 @@ from chunktable.reader import (
     read_faults,
     read_inventory,
 )
-from chunktable.schema import CHUNK_SCHEMA
+from chunktable.schema import CHUNK_SCHEMA, ROW_ORDER, VERSION
 from dnagent.export import ExportLimits, ExportResult, export
 from dnagent.export_schedule import ScheduledExport
 from dnagent.metrics import AGENT_METRICS
 from merkle.replica import TreeSource
+from merkle.tree import BlockId, BlockTree, ChunkTree
 from ozone.survey import ReplicaFault
 from repair.audit import AuditLog
 from runtime.disk import Disk
@@ -61,7 +63,7 @@ def chunk_files(done: ExportResult) -> list[str]:
     return [file.name for file in done.manifest.of_kind(FileKind.CHUNKS)]
 
 
-def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bounded_size(
+def test_rows_are_sorted_whole_and_encoded_in_groups_and_files_of_bounded_size(
     folder: Path,
 ) -> None:
     walks = [MemoryWalk("DS-2"), MemoryWalk("DS-1")]
@@ -72,15 +74,21 @@ def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bound
     assert [file.metadata.num_rows for file in files] == [40, 40, 40]
     places, seen = [], set()
     for file in files:
-        assert file.schema_arrow.equals(CHUNK_SCHEMA)
+        assert file.schema_arrow.field("checksum").type == pa.uint32()
+        assert pa.schema(file.schema_arrow).empty_table().cast(CHUNK_SCHEMA).num_rows == 0
         assert [file.metadata.row_group(i).num_rows for i in range(2)] == [20, 20]
         for column in range(file.metadata.num_columns):
             described = file.metadata.row_group(0).column(column)
-            assert described.compression == "ZSTD"
+            name = described.path_in_schema
+            assert described.compression == ("UNCOMPRESSED" if name == "checksum" else "ZSTD")
             assert ("RLE_DICTIONARY" in described.encodings) == (
-                described.path_in_schema not in ("checksum", "matches", "deleted")
+                name not in ("checksum", "matches", "deleted")
             )
+            assert "DELTA_BINARY_PACKED" not in described.encodings
+            assert described.has_offset_index
             assert described.is_stats_set
+        declared = file.metadata.row_group(0).sorting_columns
+        assert [CHUNK_SCHEMA.names[one.column_index] for one in declared] == list(ROW_ORDER)
         rows = file.read().to_pylist()
         places += [
             (r["datanode"], r["volume"], r["container_id"], r["block_id"], r["chunk_offset"])
@@ -91,6 +99,52 @@ def test_rows_are_sorted_whole_and_dictionary_coded_in_groups_and_files_of_bound
         seen |= held
     assert places == sorted(set(places))
     assert len(places) == done.manifest.rows == done.rows_written == 120
+
+
+def test_checksums_of_more_than_32_bits_widen_the_files_that_have_them(folder: Path) -> None:
+    walk = MemoryWalk()
+    wide = BlockTree.live(BlockId(1), [ChunkTree(0, 4, 1 << 32, True), ChunkTree(4, 4, 7, True)])
+    negative = BlockTree.tombstone(BlockId(1), -1)
+    walk.put(*(replica(i, *blocks(4, 5)) for i in (1, 2, 4, 6)))
+    walk.put(replica(3, wide), replica(5, negative))
+    done = run(folder, walk, limits=ExportLimits(group_rows=8))
+    files = [pq.ParquetFile(folder / name) for name in chunk_files(done)]
+    assert [file.schema_arrow.field("checksum").type for file in files] == [pa.uint32(), pa.int64()]
+    assert [sorted(set(file.read()["container_id"].to_pylist())) for file in files] == [
+        [1, 2],
+        [3, 4, 5, 6],
+    ]
+    rows = current_rows(pa_fs.LocalFileSystem(), str(folder), done.manifest)
+    assert set(rows["checksum"].to_pylist()) >= {1 << 32, -1}
+    # Rows of a wide file stay wide once they are moved, and no longer.
+    del walk.replicas_held[3], walk.replicas_held[5]
+    for _ in range(2):
+        done = run(folder, walk, limits=ExportLimits(small_files_max=0))
+    types = {pq.read_schema(folder / name).field("checksum").type for name in chunk_files(done)}
+    assert types == {pa.uint32()}
+
+
+@pytest.mark.parametrize(
+    ("chunks_each", "packed"),
+    [(64, set()), (1, {"block_id", "length"}), (3, {"block_id", "length"})],
+)
+def test_columns_that_hardly_repeat_are_packed_as_differences(
+    folder: Path, chunks_each: int, packed: set[str]
+) -> None:
+    walk = MemoryWalk()
+    held = [
+        BlockTree.live(
+            BlockId(i),
+            [ChunkTree(j * 4096, 4096 if j else i, i, True) for j in range(chunks_each)],
+        )
+        for i in range(1, 500)
+    ]
+    walk.put(replica(1, *held))
+    (name,) = chunk_files(run(folder, walk))
+    metadata = pq.read_metadata(folder / name).row_group(0)
+    columns = [metadata.column(i) for i in range(metadata.num_columns)]
+    found = {c.path_in_schema for c in columns if "DELTA_BINARY_PACKED" in c.encodings}
+    assert found == packed
 
 
 def test_a_replica_with_more_rows_than_a_file_may_have_gets_one_of_its_own(folder: Path) -> None:
@@ -334,7 +388,8 @@ def test_a_table_of_a_newer_release_is_not_touched(folder: Path) -> None:
     walk = MemoryWalk()
     walk.put(replica(1, *blocks(3)))
     run(folder, walk)
-    (folder / manifest_name(2)).write_bytes(b'{"format": "treefold-chunk-table", "version": 2}')
+    newer = json.dumps({"format": "treefold-chunk-table", "version": VERSION + 1})
+    (folder / manifest_name(2)).write_text(newer)
     before = names(folder)
     with pytest.raises(ChunkTableError) as refused:
         run(folder, walk)

@@ -224,7 +224,8 @@ def test_a_broken_export_is_skipped_by_name_and_no_container_diverges(
         case "file cut":
             chunks.write_bytes(chunks.read_bytes()[:-1])
         case "newer version":
-            manifest.write_bytes(manifest.read_bytes().replace(b'"version": 1', b'"version": 2'))
+            newer = manifest.read_bytes().replace(b'"version": 2', b'"version": 3')
+            manifest.write_bytes(newer)
     summary = run(tmp_path / "out", tmp_path / "table")
     assert [one.input for one in summary.skipped] == [str(broken)]
     assert summary.diverged == ()
@@ -367,7 +368,7 @@ def latest_manifest_of(export: Path, changed: Path) -> Manifest:
     manifest = parse_manifest(place.read_bytes(), place.name)
     raw = changed.read_bytes()
     files = tuple(
-        replace(file, length_bytes=len(raw), checksum=fingerprint(raw).hex())
+        replace(file, length_bytes=len(raw), checksum=fingerprint(raw).hex(), pieces=())
         if file.name == changed.name
         else file
         for file in manifest.files

@@ -83,7 +83,7 @@ def exported(tmp_path: Path) -> Path:
 def rewrite(place: Path, changed: Path) -> Manifest:
     manifest, raw = parse_manifest(place.read_bytes(), place.name), changed.read_bytes()
     files = tuple(
-        replace(one, length_bytes=len(raw), checksum=fingerprint(raw).hex())
+        replace(one, length_bytes=len(raw), checksum=fingerprint(raw).hex(), pieces=())
         if one.name == changed.name
         else one
         for one in manifest.files

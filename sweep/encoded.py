@@ -1,0 +1,202 @@
+"""The row groups of an export as they are stored: replicas as runs, and the columns
+that differ between chunks as pages (chunktable.pages).
+
+A fold needs neither arrays of Arrow nor the attributes of each row. A second reading
+needs a few containers, and decodes only their rows.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chunktable.pages import (
+    EncodedColumn,
+    RowRanges,
+    constant_column,
+    encoded_columns,
+    group_range,
+)
+from chunktable.schema import CHUNK_SCHEMA, REPLICA_COLUMNS
+from merkle.checksum import kernels_for
+from sweep.columns import to_batch
+from sweep.fragments import Bools, Int64s
+from sweep.rows import ROW_COLUMNS, TEXT, EncodedRows, Rows, TextColumn, flags_of, integers_of
+from sweep.runs import to_arrow
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class StoredGroup:
+    """A row group of a verified file, in memory."""
+
+    def __init__(
+        self,
+        raw: "NDArray[np.uint8]",
+        base: int,
+        metadata: pq.FileMetaData,
+        group: int,
+        indexes: Mapping[str, int],
+        constants: Mapping[str, pa.Array],
+    ) -> None:
+        """Internal: use `stored_group`."""
+        self.count = metadata.row_group(group).num_rows
+        self._raw = raw
+        self._base = base
+        self._metadata = metadata
+        self._group = group
+        self._indexes = indexes
+        self._constants = constants
+
+    def rows(self, container_ids: "Int64s | None" = None) -> EncodedRows | None:
+        """All rows; None if a column has a form that only pyarrow knows. With
+        `container_ids` the columns that differ between chunks have values only for rows
+        of these containers.
+
+        Raises:
+            PageError: a page is malformed.
+        """
+        columns = self._columns(REPLICA_COLUMNS)
+        if columns is None:
+            return None
+        runs = {name: columns[name].runs() for name in REPLICA_COLUMNS if name in columns}
+        changes = np.zeros(self.count, np.bool_)
+        changes[0] = True
+        for found in runs.values():
+            changes[found.starts] = True
+        starts = np.flatnonzero(changes)
+        text, integers = dict[str, TextColumn](), dict[str, Int64s]()
+        for name in REPLICA_COLUMNS:
+            constant = self._constants.get(name)
+            if constant is None:
+                values = runs[name].at(starts)
+            elif name in TEXT:
+                values = np.zeros(len(starts), np.int64)
+            else:
+                values = np.repeat(integers_of(constant), len(starts))
+            if name in TEXT:
+                texts = columns[name].texts if constant is None else constant.cast(pa.string())
+                text[name] = TextColumn(values.astype(np.int32), texts)
+            else:
+                integers[name] = values
+        wanted = None
+        if container_ids is not None:
+            is_wanted = np.isin(integers["container_id"], container_ids)
+            ends = np.append(starts[1:], self.count)
+            wanted = RowRanges(starts[is_wanted], ends[is_wanted])
+        of_rows = self._columns(ROW_COLUMNS, wanted)
+        if of_rows is None:
+            return None
+        for name in ROW_COLUMNS:
+            if (constant := self._constants.get(name)) is not None:
+                is_flag = pa.types.is_boolean(constant.type)
+                value = flags_of(constant) if is_flag else integers_of(constant)
+                of_rows[name] = constant_column(int(value[0]), self.count)
+        return EncodedRows(self.count, starts, text, integers, of_rows)
+
+    def may_hold(self, container_ids: Int64s) -> bool:
+        """Whether it has rows of these containers, or is in a form that only pyarrow
+        knows.
+
+        Raises:
+            PageError: a page is malformed.
+        """
+        if "container_id" in self._constants:
+            held = integers_of(self._constants["container_id"])
+        elif found := self._columns(["container_id"]):
+            held = found["container_id"].runs().values
+        else:
+            return True
+        return bool(np.isin(held, container_ids).any())
+
+    def _columns(
+        self, names: Sequence[str], wanted: RowRanges | None = None
+    ) -> dict[str, EncodedColumn] | None:
+        indexes = {name: self._indexes[name] for name in names if name not in self._constants}
+        group = self._metadata, self._group
+        return encoded_columns(self._raw, self._base, *group, indexes, wanted)
+
+
+def stored_group(
+    source: pa.NativeFile,
+    metadata: pq.FileMetaData,
+    group: int,
+    indexes: Mapping[str, int],
+    constants: Mapping[str, pa.Array],
+) -> StoredGroup | None:
+    """A row group of a verified file; None if it has no rows, or kernels are not used.
+
+    `indexes` are those of the columns of CHUNK_SCHEMA in the file, and `constants` the
+    columns that have the same value in all rows, as arrays with one entry.
+    """
+    if not metadata.row_group(group).num_rows or kernels_for(0) is None:
+        return None
+    first, end = group_range(metadata, group)
+    source.seek(first)
+    raw = np.frombuffer(source.read_buffer(end - first), np.uint8)
+    return StoredGroup(raw, first, metadata, group, indexes, constants)
+
+
+def decoded_rows(
+    rows: EncodedRows, rows_max: int, container_ids: "Int64s | None" = None
+) -> Iterator[Rows]:
+    """The rows as arrays, at most `rows_max` at a time; with `container_ids` those of
+    these containers. No other rows are decoded.
+
+    Raises:
+        PageError: a page is malformed.
+    """
+    ends = np.append(rows.starts[1:], rows.count)
+    stretches = np.arange(len(ends))
+    if container_ids is not None:
+        stretches = np.flatnonzero(np.isin(rows.integers["container_id"], container_ids))
+    # Long stretches are cut.
+    cuts = -(-(ends - rows.starts)[stretches] // rows_max)
+    stretches = np.repeat(stretches, cuts)
+    place = np.arange(len(stretches)) - np.repeat(np.cumsum(cuts) - cuts, cuts)
+    firsts = rows.starts[stretches] + place * rows_max
+    lasts = np.minimum(firsts + rows_max, ends[stretches])
+    groups = (np.cumsum(lasts - firsts) - 1) // rows_max
+    bounds = [0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]
+    for begin, end in pairwise(bounds):
+        if begin < end:
+            yield _decoded(rows, stretches[begin:end], firsts[begin:end], lasts[begin:end])
+
+
+def _decoded(rows: EncodedRows, stretches: Int64s, firsts: Int64s, lasts: Int64s) -> Rows:
+    """The rows `firsts[i]:lasts[i]`, which are of these stretches."""
+    counts = lasts - firsts
+    count = int(counts.sum())
+    text = {
+        name: TextColumn(np.repeat(one.codes[stretches], counts), one.values)
+        for name, one in rows.text.items()
+    }
+    integers = {
+        name: np.repeat(values[stretches], counts) for name, values in rows.integers.items()
+    }
+    flags = dict[str, Bools]()
+    # Consecutive ranges are decoded together.
+    begins = np.flatnonzero(np.append(True, firsts[1:] != lasts[:-1]))
+    places = np.append((np.cumsum(counts) - counts)[begins], count).tolist()
+    for name in ROW_COLUMNS:
+        out = np.empty(count, np.int64)
+        for first, (place, end) in zip(firsts[begins].tolist(), pairwise(places), strict=True):
+            rows.columns[name].fill(first, out[place:end])
+        if pa.types.is_boolean(CHUNK_SCHEMA.field(name).type):
+            flags[name] = out.astype(np.bool_)
+        else:
+            integers[name] = out
+    return Rows(count, text, integers, flags)
+
+
+def batch_of(rows: Rows) -> pa.RecordBatch:
+    """Rows with an entry for each, as a batch of CHUNK_SCHEMA."""
+    columns: dict[str, pa.Array] = {name: text.array() for name, text in rows.text.items()}
+    for name, values in rows.integers.items():
+        columns[name] = pa.array(values) if name in ROW_COLUMNS else to_arrow(name, values)
+    columns |= {name: pa.array(values) for name, values in rows.flags.items()}
+    return to_batch(columns, rows.count)
