@@ -38,6 +38,8 @@ ATTEMPTS_MAX = len(_ATTEMPT_S)
 _REPORT_S = 30.0
 # Far below the 9 s after which SCM calls a datanode stale at the shortest.
 _BEAT_S = 1.0
+# Until SCM lists our replica: an order that is late misses the datanodes' heartbeats.
+_LOOK_S = 0.2
 # Failed requests one after the other before the rescue gives up and leaves.
 _FAILURES_MAX = 10
 
@@ -314,6 +316,8 @@ class Rescue:
                 return None
             case RescuePhase.WATCHING:
                 return self._watch(now_s)
+            case RescuePhase.ANNOUNCING:
+                return self._ask(Wait(_LOOK_S))
             case _:
                 return self._ask(Wait(_BEAT_S))
 

@@ -225,6 +225,22 @@ def test_an_order_that_datanodes_drop_is_given_again_soon(deaf_s: float) -> None
     assert now_s < 15 + 2 * deaf_s
 
 
+def test_the_order_is_given_as_soon_as_scm_lists_the_staged_replica() -> None:
+    """One that is late misses the next heartbeat of the datanodes."""
+    cluster = Cluster(random.Random(0))
+    machine = Rescue(OWN, STAGED, frozenset({(BLOCK, 0)}), PEERS)
+    now_s, listed_s = 0.0, 1.3
+    request: Request | None = machine.start(now_s)
+    while not isinstance(request, OrderReconcile):
+        assert request is not None
+        event = cluster.call(request)
+        if isinstance(event, ReplicasListed) and now_s < listed_s:
+            event = ReplicasListed([one for one in event.replicas if one.peer != OWN])
+        now_s += request.seconds if isinstance(request, Wait) else 0.01
+        request = machine.step(event, now_s)
+    assert listed_s < now_s < listed_s + 0.3
+
+
 def test_a_root_that_scm_reports_is_not_believed_before_the_tree_is_read() -> None:
     cluster = Cluster(random.Random(0))
     machine = Rescue(OWN, STAGED, frozenset({(BLOCK, 0)}), PEERS)
