@@ -4,10 +4,14 @@ leaves diverged. Run by `make test-ozone`.
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
-from contextlib import closing
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
@@ -17,8 +21,12 @@ from merkle.tree import ContainerId
 from ozone.scm_client import NodeHealth, ScmClient
 from tests.support.ozone import OzoneCluster, eventually
 from tests.support.ozone_containers import closed_with
-from tests.support.ozone_damage import block_files, damage_and_reconcile_twice
-from tests.support.s3_servers import S3Endpoint
+from tests.support.ozone_damage import (
+    await_scans,
+    block_files,
+    damage_and_reconcile_twice,
+)
+from tests.support.s3_servers import S3Bucket, S3Endpoint
 
 pytestmark = [
     pytest.mark.ozone(is_last=5),
@@ -40,9 +48,14 @@ PHASES = (
 
 
 @pytest.fixture(scope="module")
-def container(ozone_cluster: OzoneCluster, ozone_gateway: S3Endpoint) -> ContainerId:
+def bucket(ozone_gateway: S3Endpoint) -> S3Bucket:
+    return ozone_gateway.fresh_bucket()
+
+
+@pytest.fixture(scope="module")
+def container(ozone_cluster: OzoneCluster, bucket: S3Bucket) -> ContainerId:
     """A closed container with a block of each size."""
-    [found] = closed_with(ozone_cluster, ozone_gateway.fresh_bucket(), SIZES, count=1)
+    [found] = closed_with(ozone_cluster, bucket, SIZES, count=1)
     return found
 
 
@@ -78,8 +91,41 @@ def replica_peers(cluster: OzoneCluster, container_id: ContainerId) -> list[str]
         client.close()
 
 
+@contextmanager
+def replication_manager_at_work(cluster: OzoneCluster) -> Iterator[None]:
+    """Have Replication Manager look at all containers every few seconds: at each start.
+    By itself it looks once an hour in tests.
+    """
+    ended = threading.Event()
+
+    def start_again() -> None:
+        while not ended.wait(1):
+            for word in ("stop", "start"):
+                cluster.admin("replicationmanager", word)
+
+    def look() -> None:
+        before = looks(cluster)
+        eventually("Replication Manager looks", lambda: looks(cluster) > before)
+
+    with ThreadPoolExecutor(1) as pool:
+        restarts = pool.submit(start_again)
+        try:
+            look()
+            yield
+            look()
+        finally:
+            ended.set()
+            restarts.result()
+
+
+def looks(cluster: OzoneCluster) -> int:
+    """How often Replication Manager has looked at all containers."""
+    log = (cluster.folder / "scm" / "log").read_text(errors="replace")
+    return log.count("Replication Monitor Thread took")
+
+
 def test_what_ozone_leaves_diverged_twice_is_healed(
-    ozone_cluster: OzoneCluster, container: ContainerId, joined: set[PeerId]
+    ozone_cluster: OzoneCluster, container: ContainerId, bucket: S3Bucket, joined: set[PeerId]
 ) -> None:
     originals = contents(ozone_cluster, container)
     before = replica_peers(ozone_cluster, container)
@@ -88,7 +134,8 @@ def test_what_ozone_leaves_diverged_twice_is_healed(
     client.close()
     damage_and_reconcile_twice(ozone_cluster, container, OFFSETS)
     assert contents(ozone_cluster, container) != originals
-    status, document = rescue(ozone_cluster, str(container), "--yes")
+    with replication_manager_at_work(ozone_cluster):
+        status, document = rescue(ozone_cluster, str(container), "--yes")
     assert status == 0, document
     [found] = document["data"]["containers"]
     assert contents(ozone_cluster, container) == originals
@@ -101,6 +148,16 @@ def test_what_ozone_leaves_diverged_twice_is_healed(
     joined.update({one.peer for one in client.nodes()} - nodes)
     client.close()
     assert len(joined) == 1
+    # A reconcile of equal trees ends with a scan of Ozone's own, which finds nothing.
+    roots = ozone_cluster.roots([container])
+    await_scans(ozone_cluster, container)
+    assert ozone_cluster.roots([container]) == roots
+    assert len({root for known in roots.values() for _, root in known.values()}) == 1
+    with bucket.endpoint.client() as s3:
+        for one in s3.list_objects_v2(Bucket=bucket.name)["Contents"]:
+            number = int(one["Key"].removeprefix("key-"))
+            body = s3.get_object(Bucket=bucket.name, Key=one["Key"])["Body"].read()
+            assert body == random.Random(number).randbytes(one["Size"])
 
 
 def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
@@ -110,25 +167,32 @@ def test_a_rescue_killed_in_any_phase_leaves_the_cluster_no_worse(
     before = replica_peers(ozone_cluster, container)
     for phase in PHASES:
         damage_and_reconcile_twice(ozone_cluster, container, OFFSETS)
-        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-        with subprocess.Popen(
-            command(ozone_cluster, str(container), "--yes"),
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        ) as process:
-            assert process.stdout is not None
-            assert any(phase in line for line in process.stdout), phase
-            process.send_signal(signal.SIGKILL)
-        status, document = rescue(ozone_cluster, "--clean")
-        assert (status, document["data"]["withdrawn"]) == (0, True)
-        eventually(
-            f"SCM has no replica of ours after a kill while {phase}",
-            lambda: replica_peers(ozone_cluster, container) == before,
-        )
-        status, document = rescue(ozone_cluster, str(container), "--yes")
+        with replication_manager_at_work(ozone_cluster):
+            kill_in(ozone_cluster, container, phase)
+            status, document = rescue(ozone_cluster, "--clean")
+            assert (status, document["data"]["withdrawn"]) == (0, True)
+            eventually(
+                f"SCM has no replica of ours after a kill while {phase}",
+                lambda: replica_peers(ozone_cluster, container) == before,
+            )
+            status, document = rescue(ozone_cluster, str(container), "--yes")
         assert status == 0, (phase, document)
+        assert replica_peers(ozone_cluster, container) == before
         assert contents(ozone_cluster, container) == originals, phase
+
+
+def kill_in(cluster: OzoneCluster, container: ContainerId, phase: str) -> None:
+    """Begin a rescue, and kill it in a phase."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(
+        command(cluster, str(container), "--yes"),
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        assert process.stdout is not None
+        assert any(phase in line for line in process.stdout), phase
+        process.send_signal(signal.SIGKILL)
 
 
 @pytest.mark.ozone(is_last=8)

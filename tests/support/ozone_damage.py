@@ -48,34 +48,39 @@ def damage_and_reconcile_twice(
     """Damage all blocks of each replica at an offset of its own. Each reconcile ends
     with a scan, so that trees and SCM know.
     """
-    datanodes = range(1, len(offsets) + 1)
-    for datanode, offset in zip(datanodes, offsets, strict=True):
+    for datanode, offset in enumerate(offsets, start=1):
         for path in block_files(cluster, datanode, container_id):
             flip(path, offset, 4)
-
-    def ended() -> list[int]:
-        # Their logs alone tell that a reconcile has ended.
-        line = f"DONE reconcileContainerCommand: containerId={container_id}, "
-        return [cluster.log(datanode).count(f"Task - {line}") for datanode in datanodes]
-
+    for _ in range(2):
+        await_scans(cluster, container_id)
     client = ScmClient([cluster.scm_address])
     with closing(client):
-        for _ in range(2):
-            # A scan that is younger than the least gap between two keeps the next one
-            # away.
-            time.sleep(1.5)
-            before, ordered_ms = ended(), int(time.time() * 1000)
-            assert client.reconcile([container_id]) == {container_id: None}
-
-            def have_ended(before: list[int] = before, ordered_ms: int = ordered_ms) -> bool:
-                return all(now > then for now, then in zip(ended(), before, strict=True)) and all(
-                    scanned_ms(cluster, one, container_id) > ordered_ms for one in datanodes
-                )
-
-            eventually("each datanode has reconciled and scanned", have_ended)
 
         def are_diverged() -> bool:
             found = client.replicas([container_id])[container_id]
             return len({one.data_checksum for one in found}) == len(offsets)
 
         eventually("each replica has a root of its own", are_diverged)
+
+
+def await_scans(cluster: OzoneCluster, container_id: ContainerId) -> None:
+    """Have Ozone reconcile a container, which ends with a scan of each replica."""
+    datanodes = range(1, 4)
+
+    def ended() -> list[int]:
+        # Their logs alone tell that a reconcile has ended.
+        line = f"DONE reconcileContainerCommand: containerId={container_id}, "
+        return [cluster.log(datanode).count(f"Task - {line}") for datanode in datanodes]
+
+    # A scan that is younger than the least gap between two keeps the next one away.
+    time.sleep(1.5)
+    before, ordered_ms = ended(), int(time.time() * 1000)
+    with closing(ScmClient([cluster.scm_address])) as client:
+        assert client.reconcile([container_id]) == {container_id: None}
+
+    def have_ended() -> bool:
+        return all(now > then for now, then in zip(ended(), before, strict=True)) and all(
+            scanned_ms(cluster, one, container_id) > ordered_ms for one in datanodes
+        )
+
+    eventually("each datanode has reconciled and scanned", have_ended)
