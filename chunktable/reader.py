@@ -7,8 +7,6 @@ superseded. The manifest is written last and names every file, so that a reader 
 complete export or none.
 """
 
-import io
-import os
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Set
 from concurrent.futures import Future
@@ -39,6 +37,7 @@ from chunktable.manifest import (
 )
 from chunktable.places import drop_undecodable_names, read_whole
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
+from chunktable.seekable import SeekableReader
 from merkle.checksum import RunningFingerprint, fingerprint
 
 # Files up to this size are read at once.
@@ -150,7 +149,7 @@ def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
     return raw
 
 
-class PieceReader(io.RawIOBase):
+class PieceReader(SeekableReader):
     """A large file, as a file object for pyarrow. Each piece that the manifest names is
     read whole and verified before any of it is returned: whoever needs a part of the
     file reads little else, and nothing twice.
@@ -162,32 +161,13 @@ class PieceReader(io.RawIOBase):
         Raises:
             ChunkTableError: it cannot be read.
         """
-        super().__init__()
+        self._bounds = [0, *accumulate(length for length, _ in file.pieces)]
+        super().__init__(self._bounds[-1])
         self._path = f"{folder}/{file.name}"
         self._checksums = [checksum for _, checksum in file.pieces]
-        self._bounds = [0, *accumulate(length for length, _ in file.pieces)]
         with _translate_errors(self._path):
             self._opened = filesystem.open_input_file(self._path)
-        self._at = 0
         self._held = dict[int, memoryview]()
-
-    def readable(self) -> bool:
-        """See io.RawIOBase."""
-        return True
-
-    def seekable(self) -> bool:
-        """See io.RawIOBase."""
-        return True
-
-    def tell(self) -> int:
-        """See io.RawIOBase."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """See io.RawIOBase."""
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._bounds[-1]}
-        self._at = origin[whence] + offset
-        return self._at
 
     def read(self, size: int = -1) -> bytes | memoryview:
         """The next bytes.
@@ -195,7 +175,7 @@ class PieceReader(io.RawIOBase):
         Raises:
             ChunkTableError: a piece does not match its checksum, or cannot be read.
         """
-        end = self._bounds[-1] if size < 0 else min(self._at + size, self._bounds[-1])
+        end = self._length if size < 0 else min(self._at + size, self._length)
         found = list[memoryview]()
         while self._at < end:
             number = bisect_right(self._bounds, self._at) - 1

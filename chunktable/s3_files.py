@@ -22,6 +22,7 @@ from xml.sax.saxutils import escape
 import pyarrow as pa
 import pyarrow.fs as pa_fs
 
+from chunktable.seekable import SeekableReader
 from merkle.checksum import Buffer
 from merkle.errors import ReconcileError
 from runtime.errors import UsageError
@@ -349,31 +350,16 @@ class S3Files(pa_fs.FileSystemHandler):  # type: ignore[misc]
         return act(client)
 
 
-class _ObjectReader(io.RawIOBase):
+class _ObjectReader(SeekableReader):
     """One object as a file."""
 
     def __init__(
         self, read: Callable[[str, int, int, str], bytes], path: str, length: int, etag: str
     ) -> None:
+        super().__init__(length)
         self._read = read
-        self._path, self._length, self._etag = path, length, etag
-        self._at = 0
+        self._path, self._etag = path, etag
         self._ahead, self._ahead_at = memoryview(b""), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        self._at = (
-            offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence]
-        )
-        return self._at
 
     def read(self, size: int | None = -1) -> Any:
         rest = max(self._length - self._at, 0)
