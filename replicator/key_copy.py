@@ -9,7 +9,7 @@ from replicator.copy_requests import CopyResult, Steps
 from replicator.copy_task import CopyLimits, CopyTask
 from replicator.crossing import Crossing
 from replicator.difference import Action
-from replicator.ledger import PairLedger
+from replicator.ledger import LedgerRow, PairLedger
 from replicator.origin import OriginMarks
 from replicator.patch import patch_object, put_properties
 from replicator.stores.port import ObjectFacts, Store
@@ -50,10 +50,14 @@ class KeyCopier:
         return self._limits.part_bytes
 
     def carry_out(
-        self, action: Action, source: ObjectFacts, target: ObjectFacts | None
+        self,
+        action: Action,
+        source: ObjectFacts,
+        target: ObjectFacts | None,
+        row: LedgerRow | None,
     ) -> CopyResult | None:
         """Bring a key to the target, where it is as `target` says, and record it in the
-        ledger; None if the source does not have it any more.
+        ledger, which has this `row` of it; None if the source has it no more.
 
         Raises:
             StoreError: it was not brought there.
@@ -63,15 +67,18 @@ class KeyCopier:
         if self._patch is not None and target is not None and action is not Action.PROPERTIES:
             result = self._patch(source, target)
         if result is None:
-            result = self._copier.run(self._steps(action, source, target))
+            result = self._copier.run(self._steps(action, source, target, row))
         if result is not None:
             self._ledger.save_copy(result)
         return result
 
     def _steps(
-        self, action: Action, source: ObjectFacts, target: ObjectFacts | None
+        self,
+        action: Action,
+        source: ObjectFacts,
+        target: ObjectFacts | None,
+        row: LedgerRow | None,
     ) -> Steps[CopyResult | None]:
-        row = self._ledger.row(source.key)
         if row is not None and (target is None or not row.target.agrees(target)):
             row = None
         windows = None

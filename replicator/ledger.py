@@ -5,7 +5,9 @@ and the hashes of what was sent. It never outlives its evidence: a row counts fo
 only while that side answers the same stamp. Uploads that were begun are recorded before
 their parts, so that a killed run costs the parts that were on their way.
 
-Threads commit together: whoever commits first takes the changes of all that wait.
+Threads commit together: whoever commits first takes the changes of all that wait. Only
+uploads and the like are synced to the disk before anybody goes on. Of rows, a power cut
+may take the last ones: then the target is looked at again.
 """
 
 import os
@@ -126,11 +128,15 @@ class PairLedger:
         self._pending = list[_PendingChange]()
         self._pending_lock = threading.Lock()
         self._commit_lock = threading.Lock()
+        # Whether a commit ends with a sync; changed by whoever commits.
+        self._syncs = True
         self._folder_lock = FolderLock(folder, "treefold bucket")
         self._read_lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         # Of its own, so that nobody who reads waits for a disk that writes.
         self._reading: sqlite3.Connection | None = None
+        # Keys that may have an upload of ours: few of all that are copied.
+        self._uploading = set[str]()
         try:
             with self._translated():
                 self._connection = self._connected()
@@ -138,6 +144,7 @@ class PairLedger:
                 self._connection.execute("PRAGMA synchronous=FULL")
                 self.secret = self._open_pair(source, target)
                 self._reading = self._connected()
+                self._uploading.update(self.upload_keys())
         except BaseException:
             self.close()
             raise
@@ -247,6 +254,8 @@ class PairLedger:
 
     def upload(self, key: str) -> UploadRecord | None:
         """The upload of a key that was begun and neither completed nor aborted."""
+        if key not in self._uploading:
+            return None
         name = (key.encode(),)
         statement = "SELECT * FROM parts WHERE key = ? ORDER BY number"
         records = self._query(_upload_record, "SELECT * FROM uploads WHERE key = ?", name)
@@ -262,6 +271,8 @@ class PairLedger:
     def save_upload(self, key: str, record: UploadRecord | None) -> None:
         """Replace what is recorded of the key's upload; durable when this returns."""
         name = key.encode()
+        if record is not None:
+            self._uploading.add(key)
 
         def change(connection: sqlite3.Connection) -> None:
             _forget_upload(connection, name)
@@ -279,6 +290,8 @@ class PairLedger:
                     _insert_part(connection, name, sent)
 
         self._commit(change)
+        if record is None:
+            self._uploading.discard(key)
 
     def save_part(self, key: str, sent: SentPart) -> None:
         """Add a part to the key's upload; durable when this returns."""
@@ -297,6 +310,7 @@ class PairLedger:
             level=EvidenceLevel.RECORDED if result.hashes else EvidenceLevel.LISTED,
         )
         name = row.key.encode()
+        ends_upload = not result.properties_only and row.key in self._uploading
 
         def change(connection: sqlite3.Connection) -> None:
             _insert(connection, "objects", _row_values(row))
@@ -306,10 +320,12 @@ class PairLedger:
                 _remove(connection, "windows", name)
             if result.windows is not None:
                 _insert(connection, "windows", (name, pack_hashes(result.windows)))
-            if not result.properties_only:
+            if ends_upload:
                 _forget_upload(connection, name)
 
-        self._commit(change)
+        self._commit(change, is_synced=False)
+        if ends_upload:
+            self._uploading.discard(row.key)
 
     def save_rows(self, rows: Sequence[LedgerRow]) -> None:
         """Record what was found equal; windows go unless the row has them."""
@@ -319,7 +335,7 @@ class PairLedger:
                 _save_row(connection, row)
 
         if rows:
-            self._commit(change)
+            self._commit(change, is_synced=False)
 
     def revise(self, found: Sequence[tuple[LedgerRow | None, LedgerRow | None]]) -> None:
         """Record what a comparison has found: for each key its row when that began, and
@@ -341,7 +357,7 @@ class PairLedger:
                     _forget_key(connection, name)
 
         if found:
-            self._commit(change)
+            self._commit(change, is_synced=False)
 
     def forget(self, keys: Sequence[str]) -> None:
         """Forget keys that were deleted at the target."""
@@ -351,7 +367,7 @@ class PairLedger:
                 _forget_key(connection, key.encode())
 
         if keys:
-            self._commit(change)
+            self._commit(change, is_synced=False)
 
     def clear_plan(self) -> None:
         """Begin a new plan."""
@@ -431,9 +447,11 @@ class PairLedger:
                 rows = self._reading.execute(statement, values).fetchall()
             return [parse(row) for row in rows]
 
-    def _commit(self, change: _Change) -> None:
-        """Make a change durable, together with those that other threads wait for."""
-        ours = _PendingChange(change)
+    def _commit(self, change: _Change, *, is_synced: bool = True) -> None:
+        """Make a change, together with those that other threads wait for; durable where
+        it `is_synced`.
+        """
+        ours = _PendingChange(change, is_synced)
         with self._pending_lock:
             self._pending.append(ours)
         with self._translated(), self._commit_lock:
@@ -447,7 +465,12 @@ class PairLedger:
 
     def _commit_batch(self, batch: Sequence["_PendingChange"]) -> None:
         assert self._connection is not None
+        wanted = any(one.is_synced for one in batch)
         try:
+            if wanted != self._syncs:
+                # The log keeps the order of its changes either way.
+                self._connection.execute(f"PRAGMA synchronous={'FULL' if wanted else 'NORMAL'}")
+                self._syncs = wanted
             self._connection.execute("BEGIN IMMEDIATE")
             for one in batch:
                 one.change(self._connection)
@@ -483,6 +506,7 @@ class PairLedger:
 @dataclass(slots=True, eq=False)
 class _PendingChange:
     change: _Change
+    is_synced: bool
     error: Exception | None = None
 
 

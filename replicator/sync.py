@@ -479,7 +479,8 @@ class BucketSync:
         assert step.source is not None
         target = step.target.facts(step.key) if step.target else None
         source = step.source.facts(step.key)
-        result = self._keys.carry_out(Action(step.action), source, target)
+        row = self._ledger.row(step.key)
+        result = self._keys.carry_out(Action(step.action), source, target, row)
         if result is None and self._retried(lambda: lists_key(self._source.lister, step.key)):
             raise CopyFailedError(
                 FailureReason.SOURCE_UNREADABLE,

@@ -9,12 +9,12 @@ What the target has is taken from the ledger, and the write is conditional: wher
 target has another object by now, it is looked at and decided again.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 from proof.item import EvidenceLevel
 from replicator.comparison import KeyComparison
@@ -23,12 +23,19 @@ from replicator.deletes import DELETES_AT_ONCE, Retrying
 from replicator.difference import Action, KeyState
 from replicator.key_copy import KeyCopier
 from replicator.ledger import LedgerRow, PairLedger
-from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
+from replicator.stores.errors import (
+    ObjectMissingError,
+    PreconditionFailedError,
+    SnapshotLostError,
+    StoreError,
+)
 from replicator.stores.port import Change, ChangeKind, ObjectFacts, Store
 from replicator.syncer.prefixes import covers, parts_below
 from replicator.syncer.two_way import TwoWayRules
 
 T = TypeVar("T")
+# What was done of an operation on a prefix, and what has come of it.
+_Done: TypeAlias = "tuple[Change, Outcome | StoreError]"
 
 # A key that others write at the target again and again fails, and is tried later.
 _LOOKS_MAX = 4
@@ -38,6 +45,10 @@ _ABSENT_IN_A_ROW = 64
 _SEEN_GONE_MAX = 100_000
 # Keys of one operation on a prefix that are done at once.
 _KEYS_AT_ONCE = 64
+# So many keys of it may fail by themselves; of more it fails as a whole.
+_LEFT_MAX = 100
+# Deletes of single keys that fail before the store is to blame.
+_FAILURES_IN_A_ROW = 3
 
 
 class Effect(Enum):
@@ -61,6 +72,18 @@ class Outcome:
 
     effect: Effect
     sent_bytes: int = 0
+
+
+class KeysLeftError(StoreError):
+    """Some keys of an operation on a prefix failed, and all others are done. `left` has
+    a change for each of them that does the rest, and why it failed.
+    """
+
+    code = "keys_left"
+
+    def __init__(self, left: Sequence[tuple[Change, StoreError]]) -> None:
+        super().__init__(left[0][1].message)
+        self.left = tuple(left)
 
 
 class ChangeApplier:
@@ -108,6 +131,7 @@ class ChangeApplier:
         """Apply one change.
 
         Raises:
+            KeysLeftError: of an operation on a prefix, some keys failed.
             StoreError: a side refused or did not answer; apply it again.
             LeaseLostError: another syncer works on this.
             OperationInterruptedError: it was interrupted.
@@ -119,18 +143,23 @@ class ChangeApplier:
                 looks = not change.index and change.facts is None
                 is_found = not change.index
                 outcome = self._put(change.key, change.facts, looks=looks, is_found=is_found)
-                if outcome.effect is Effect.GONE and not change.index:
-                    # It is none of the log, so that no later one settles it.
-                    return self._delete_one(change)
-                return outcome
+                return self._settled(change, outcome)
             case ChangeKind.DELETE:
                 return self._delete_one(change)
             case ChangeKind.RENAME:
-                return self._rename(change)
+                return self._settled(change, self._rename(change))
             case ChangeKind.DELETE_PREFIX:
                 return self._sum(self._delete_below(change))
             case ChangeKind.RENAME_PREFIX:
                 return self._sum(self._rename_below(change))
+
+    def _settled(self, change: Change, outcome: Outcome) -> Outcome:
+        """The outcome of what is none of the log, so that no later change settles it
+        where its key is gone.
+        """
+        if outcome.effect is not Effect.GONE or change.index:
+            return outcome
+        return self._delete_one(replace(change, kind=ChangeKind.DELETE, previous_key=""))
 
     def wants(self, key: str) -> bool:
         """Whether a key is replicated."""
@@ -216,10 +245,12 @@ class ChangeApplier:
         if action is Action.NOTHING:
             if two_way is None or not two_way.mark_is_older(now):
                 return Outcome(Effect.NOTHING)
-            action = Action.PROPERTIES
+            # It was found equal just now.
+            action, now = Action.PROPERTIES, replace(now, row=self._ledger.row(now.key))
         elif two_way is not None and not two_way.may_put(now, action, is_found=is_found):
             return Outcome(Effect.CONFLICT)
-        result = self._keys.carry_out(action, now.source, now.target)
+        assert now.source is not None
+        result = self._keys.carry_out(action, now.source, now.target, now.row)
         if result is None:
             return Outcome(Effect.GONE)
         effect = Effect.PROPERTIES if result.properties_only else Effect.COPIED
@@ -242,23 +273,47 @@ class ChangeApplier:
     ) -> list[Outcome | StoreError]:
         each = readers.map if readers is not None else map
         found = list(each(self._may_delete, changes))
-        keys = [one.key for one, outcome in zip(changes, found, strict=True) if outcome is None]
-        refused = dict[str, StoreError]()
-        if keys:
-            try:
-                self._check_snapshot()
-                for failure in self._retried(lambda: self._target.writer.delete(keys)):
-                    reason, text = FailureReason.DELETE_REFUSED, failure.reason
-                    error = CopyFailedError(reason, f"{failure.key} is not deleted: {text}")
-                    refused[failure.key] = error
-            except StoreError as error:
-                refused = dict.fromkeys(keys, error)
-        self._ledger.forget([key for key in keys if key not in refused])
-        deleted = Outcome(Effect.DELETED)
+        due = [one for one, outcome in zip(changes, found, strict=True) if outcome is None]
+        done = self._delete_at_target(due)
         return [
-            outcome if outcome is not None else refused.get(change.key, deleted)
+            outcome if outcome is not None else done[change.key]
             for change, outcome in zip(changes, found, strict=True)
         ]
+
+    def _delete_at_target(self, changes: Sequence[Change]) -> Mapping[str, Outcome | StoreError]:
+        """Delete keys that the source does not have; the outcome of each."""
+        if not changes:
+            return {}
+        keys = [one.key for one in changes]
+        try:
+            self._check_snapshot()
+            failures = self._retried(lambda: self._target.writer.delete(keys))
+        except SnapshotLostError as error:
+            return dict.fromkeys(keys, error)
+        except StoreError as error:
+            return self._delete_alone(changes, error)
+        done: dict[str, Outcome | StoreError] = {}
+        done.update(dict.fromkeys(keys, Outcome(Effect.DELETED)))
+        for failure in failures:
+            text = f"{failure.key} is not deleted: {failure.reason}"
+            done[failure.key] = CopyFailedError(FailureReason.DELETE_REFUSED, text)
+        self._ledger.forget([key for key, one in done.items() if isinstance(one, Outcome)])
+        return done
+
+    def _delete_alone(
+        self, changes: Sequence[Change], error: StoreError
+    ) -> Mapping[str, Outcome | StoreError]:
+        """Delete what has failed in one request key by key: one of them may have failed
+        all. Where many fail in a row, the others need no attempt.
+        """
+        done, failures = dict[str, Outcome | StoreError](), 0
+        done.update(dict.fromkeys((one.key for one in changes), error))
+        for change in changes if len(changes) > 1 else ():
+            (done[change.key],) = self._delete([change])
+            failures = failures + 1 if isinstance(done[change.key], StoreError) else 0
+            if failures >= _FAILURES_IN_A_ROW:
+                break
+        return done
 
     def _may_delete(self, change: Change) -> Outcome | StoreError | None:
         """None if the key is to be deleted, by a fresh fact from the source."""
@@ -324,39 +379,40 @@ class ChangeApplier:
         self._seen_gone.add(old)
         return True
 
-    def _delete_below(self, change: Change) -> Iterator[Outcome | StoreError]:
+    def _delete_below(self, change: Change) -> Iterator[_Done]:
         """Delete what the target has below a prefix, key by key: some may be there
         again.
         """
         for some in _batches(self._below(self._target, change.key), DELETES_AT_ONCE):
             keys = [Change(change.index, one.key, "", ChangeKind.DELETE) for one in some]
             times = [replace(one, time_ms=change.time_ms) for one in keys]
-            yield from self._delete(times, readers=self._readers)
+            yield from zip(times, self._delete(times, readers=self._readers), strict=True)
 
-    def _rename_below(self, change: Change) -> Iterator[Outcome | StoreError]:
+    def _rename_below(self, change: Change) -> Iterator[_Done]:
         """Rename what the target has below the old prefix, and then see to all that the
         source has below the new one.
         """
         old, new = change.previous_key, change.key
 
-        def settled(one: Change) -> Outcome | StoreError:
+        def settled(one: Change) -> _Done:
             outcome = self._applied(one)
             if isinstance(outcome, Outcome) and outcome.effect is Effect.GONE:
-                return self._applied(Change(one.index, one.key, "", ChangeKind.DELETE))
-            return outcome
+                outcome = self._applied(Change(one.index, one.key, "", ChangeKind.DELETE))
+            return one, outcome
 
-        def move(facts: ObjectFacts) -> Outcome | StoreError:
+        def move(facts: ObjectFacts) -> _Done:
             key = new + facts.key[len(old) :]
             kind, previous = ChangeKind.RENAME, facts.key
             if not covers(self._prefixes, key):
                 key, kind, previous = facts.key, ChangeKind.DELETE, ""
             return settled(Change(change.index, key, "", kind, previous))
 
-        def see(facts: ObjectFacts) -> Outcome | StoreError:
+        def see(facts: ObjectFacts) -> _Done:
+            one = Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts)
             row = self._ledger.row(facts.key)
             if row is not None and row.properties and row.source.agrees(facts):
-                return Outcome(Effect.NOTHING)
-            return settled(Change(change.index, facts.key, "", ChangeKind.PUT, facts=facts))
+                return one, Outcome(Effect.NOTHING)
+            return settled(one)
 
         for store, prefix, act in ((self._target, old, move), (self._source, new, see)):
             for some in _batches(self._below(store, prefix), _KEYS_AT_ONCE):
@@ -373,22 +429,30 @@ class ChangeApplier:
         for part in parts_below(self._prefixes, prefix):
             yield from store.lister.list_objects(part)
 
-    def _sum(self, outcomes: Iterable[Outcome | StoreError]) -> Outcome:
+    def _sum(self, done: Iterable[_Done]) -> Outcome:
         """One outcome of all keys of an operation on a prefix.
 
         Raises:
-            StoreError: that of the first key that failed, once the others are done.
+            KeysLeftError: some failed, once the others are done.
+            StoreError: so many failed that it is no matter of keys, or a snapshot is
+                gone.
         """
-        effect, sent, failed = Effect.NOTHING, 0, list[StoreError]()
-        for one in outcomes:
+        effect, sent, left = Effect.NOTHING, 0, dict[str, tuple[Change, StoreError]]()
+        for change, one in done:
+            if isinstance(one, SnapshotLostError):
+                raise one
             if isinstance(one, StoreError):
-                failed.append(one)
+                # What does the rest of a rename sees to its new key, too.
+                again = replace(change, index=0, facts=None)
+                left.setdefault(change.key, (again, one))
+                if len(left) > _LEFT_MAX:
+                    raise one
                 continue
             sent += one.sent_bytes
             if one.effect is not Effect.NOTHING:
                 effect = one.effect
-        if failed:
-            raise failed[0]
+        if left:
+            raise KeysLeftError([*left.values()])
         return Outcome(effect, sent)
 
 

@@ -5,7 +5,7 @@ object for ever. What tells them apart is whether both stores answer for others 
 the failure. A store may have been down for a moment, so that one answer is not enough.
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 # So many failures of a key, each followed by an answer of both stores, blame the key
 # for the next one.
@@ -47,6 +47,10 @@ class FailingKeys:
         else:
             self._open |= self._asked
         self._asked.clear()
+
+    def blame(self, keys: Iterable[str]) -> None:
+        """Note that keys fail by themselves, as the operation on their prefix did."""
+        self._answered |= dict.fromkeys(keys, ANSWERED_FAILURES)
 
     def forget(self, key: str) -> None:
         """Note that a key was carried out."""

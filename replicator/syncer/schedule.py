@@ -6,6 +6,10 @@ may have changed" replaces one of the same kind that still waits: applying it re
 newest state anyway, so that both are done with it.
 
 What was applied is acknowledged as the longest beginning without a hole (OZ-084).
+
+Of an operation on a prefix single keys may be left that fail. They take its place, so
+that changes of other keys wait no more; it is done with the last of them. And it does
+not wait for a key that fails: that is looked at once more after it.
 """
 
 import heapq
@@ -24,20 +28,27 @@ _KEY_KINDS = (ChangeKind.PUT, ChangeKind.DELETE)
 class Work:
     """Changes that are applied at once: the newest of one key, and those that it
     replaces, by their numbers. `is_found` says that a comparison found a difference,
-    of unknown age, and `has_effect` that the target was another one.
+    of unknown age, `is_held` that it has failed and waits to be tried again, and
+    `has_effect` that the target was another one. `whole` is the operation on a prefix
+    of which this key was left, and `left` how many keys that one waits for; `joined`
+    are later ones of the same key that are done with it.
     """
 
     change: Change
     numbers: list[int]
     since_ms: int
-    order: int
+    order: tuple[int, int]
     is_found: bool = False
     is_started: bool = False
+    is_held: bool = False
     is_done: bool = False
     has_effect: bool = False
     tries: int = 0
     waits_for: int = 0
     blocks: list["Work"] = field(default_factory=list)
+    whole: "Work | None" = None
+    left: int = 0
+    joined: list["Work"] = field(default_factory=list)
 
     @property
     def is_prefix(self) -> bool:
@@ -50,6 +61,12 @@ class Work:
         change = self.change
         return (change.key, change.previous_key) if change.previous_key else (change.key,)
 
+    @property
+    def waiting(self) -> list["Work"]:
+        """What waits for this one."""
+        whole = [] if self.whole is None else [self.whole]
+        return [*self.blocks, *self.joined, *whole]
+
     def touches(self, key: str) -> bool:
         """Whether it touches a key."""
         if self.is_prefix:
@@ -60,7 +77,7 @@ class Work:
         """Whether another one waits for this, or for one that does."""
         seen, left = {id(self)}, [self]
         while left:
-            later = [one for one in left.pop().blocks if id(one) not in seen]
+            later = [one for one in left.pop().waiting if id(one) not in seen]
             if any(one is other for one in later):
                 return True
             seen.update(map(id, later))
@@ -102,11 +119,11 @@ class ChangeSchedule:
     """The changes that were taken from the queue and are not done."""
 
     def __init__(self) -> None:
-        self._ready = list[tuple[int, Work]]()
+        self._ready = list[tuple[tuple[int, int], Work]]()
         # The newest work of each key; of prefixes all that are not done.
         self._last = dict[str, Work]()
         self._prefixes = list[Work]()
-        self._pending = dict[int, Work]()
+        self._pending = dict[tuple[int, int], Work]()
         self._orders = 0
         # Numbers that are not done, ascending, and those that are, out of order.
         self._open = list[int]()
@@ -168,9 +185,10 @@ class ChangeSchedule:
         if merged is not None:
             merged.since_ms = min(merged.since_ms, since_ms)
             return merged
-        work = Work(change, numbers, since_ms, self._orders)
+        work = Work(change, numbers, since_ms, (self._orders, 0))
         self._orders += 1
-        for earlier in self._conflicts(work):
+        conflicts = self._conflicts(work)
+        for earlier in conflicts:
             earlier.blocks.append(work)
             work.waits_for += 1
         self._pending[work.order] = work
@@ -180,6 +198,9 @@ class ChangeSchedule:
             self._last.update(dict.fromkeys(work.names, work))
         if not work.waits_for:
             heapq.heappush(self._ready, (work.order, work))
+        for earlier in conflicts:
+            if earlier.is_held:
+                self._put_behind(earlier)
         return work
 
     def start(self, limit: int) -> list[Work]:
@@ -191,30 +212,133 @@ class ChangeSchedule:
             found.append(work)
         return found
 
-    def finish(self, work: Work, *, is_settled: bool = True) -> None:
-        """Note that work is done. Where that does not settle it, a later change of its
-        key will, and it is acknowledged with that one.
+    def finish(self, work: Work, *, is_settled: bool = True) -> int:
+        """Note that work is done; how many changes are done with it. Where that does
+        not settle it, a later change of its key will, and it is acknowledged with that
+        one.
         """
         assert work.is_started
-        work.is_done = True
+        count = len(work.numbers) + self._end(work)
+        self._remove(work)
+        self._unblock(work.blocks)
+        if not is_settled and work.numbers:
+            self._unsettled.setdefault(work.change.key, []).append(work)
+        else:
+            self._done.update(work.numbers)
+            self._settle_earlier(work)
+        self._advance()
+        return count
+
+    def _end(self, work: Work) -> int:
+        """Note that it is done, and what has joined it; how many changes are those of
+        operations of which it was the last key that was left.
+        """
+        work.is_done, count = True, sum(map(self._end, work.joined))
+        if (whole := work.whole) is not None:
+            whole.left -= 1
+            if not whole.left:
+                whole.is_done = True
+                self._done.update(whole.numbers)
+                count += len(whole.numbers)
+        return count
+
+    def split(self, work: Work, left: Sequence[Change]) -> list[Work]:
+        """Put single keys in the place of an operation on a prefix, which is done with
+        all others. They are started, in the order of `left`, and touch no key in
+        common. Later changes of other keys wait no more.
+        """
+        assert work.is_started
+        assert work.is_prefix
+        self._remove(work)
+        work.left = len(left)
+        parts = list[Work]()
+        for number, change in enumerate(left, 1):
+            part = Work(change, [], work.since_ms, (work.order[0], number), whole=work)
+            part.is_started, part.is_found = True, work.is_found
+            parts.append(part)
+            self._pending[part.order] = part
+            for name in part.names:
+                # What was added later waits for the operation, and waits for this now.
+                self._last.setdefault(name, part)
+        for part in parts:
+            part.blocks = [one for one in work.blocks if _meet(part, one)]
+            for later in part.blocks:
+                later.waits_for += 1
+        self._unblock(work.blocks)
+        work.blocks = []
+        self._settle_earlier(work, but=parts)
+        self._advance()
+        return parts
+
+    def hold(self, work: Work) -> None:
+        """Note that work has failed and waits to be tried again: later, or after an
+        operation on a prefix that waits for it.
+        """
+        assert work.is_started
+        work.is_held = True
+        self._put_behind(work)
+
+    def _put_behind(self, work: Work) -> None:
+        """Let what is held, and only looks at one key, wait for the next operation on a
+        prefix instead of the other way round. A rename that has failed does not: what
+        it keeps at the target under the old name may be all that can be read.
+        """
+        if work.change.kind not in _KEY_KINDS:
+            return
+        for later in [*work.blocks]:
+            is_next = later.names == work.names and later.waits_for == 1
+            if is_next and later.change.kind in _KEY_KINDS:
+                self._join(work, later)
+        following = [one for one in work.blocks if one.is_prefix and one.change.index]
+        if not following:
+            return
+        prefix = min(following, key=lambda one: one.order)
+        others = [one for one in work.blocks if one is not prefix]
+        if any(prefix in one.blocks for one in others):
+            return
+        work.change = replace(work.change, index=0, facts=None)
+        work.is_started = work.is_held = False
+        work.blocks, work.waits_for = others, work.waits_for + 1
+        prefix.blocks.append(work)
+        self._unblock([prefix])
+
+    def _join(self, work: Work, later: Work) -> None:
+        """Let what is held do a later change of its key, which waits for it alone."""
+        work.is_found = work.is_found or later.is_found
+        self._replace_change(work, later.change)
+        work.numbers, later.numbers = [*work.numbers, *later.numbers], []
+        work.since_ms = min(work.since_ms, later.since_ms)
+        work.joined.append(later)
+        self._remove(later)
+        self._last.setdefault(work.change.key, work)
+        both = [one for one in later.blocks if one in work.blocks]
+        rest = [one for one in later.blocks if one not in both]
+        work.blocks = [one for one in work.blocks if one is not later] + rest
+        self._unblock(both)
+
+    def _remove(self, work: Work) -> None:
         del self._pending[work.order]
         if work.is_prefix:
             self._prefixes.remove(work)
         for name in work.names:
             if self._last.get(name) is work:
                 del self._last[name]
-        for later in work.blocks:
+
+    def _unblock(self, blocked: Sequence[Work]) -> None:
+        for later in blocked:
             later.waits_for -= 1
-            if not later.waits_for:
+            if not later.waits_for and not later.is_started:
                 heapq.heappush(self._ready, (later.order, later))
-        if not is_settled and work.numbers:
-            self._unsettled.setdefault(work.change.key, []).append(work)
-            return
-        self._done.update(work.numbers)
-        for key in [one for one in self._unsettled if work.touches(one)]:
-            for earlier in self._unsettled.pop(key):
-                self._done.update(earlier.numbers)
-        self._advance()
+
+    def _settle_earlier(self, work: Work, *, but: Sequence[Work] = ()) -> None:
+        """Count changes as done that waited for a change of their keys, which this is;
+        `but` touch keys of which it is none.
+        """
+        found = [key for key in self._unsettled if work.touches(key)]
+        for key in found:
+            if not any(one.touches(key) for one in but):
+                for earlier in self._unsettled.pop(key):
+                    self._done.update(earlier.numbers)
 
     def unsettled(self) -> list[Work]:
         """What is done and waits for a later change of its key."""
@@ -234,7 +358,7 @@ class ChangeSchedule:
     def give_back(self, work: Work) -> None:
         """Let work that was started and not done be started again later."""
         assert work.is_started
-        work.is_started = False
+        work.is_started = work.is_held = False
         heapq.heappush(self._ready, (work.order, work))
 
     def _advance(self) -> None:
@@ -247,24 +371,32 @@ class ChangeSchedule:
         if change.kind not in _KEY_KINDS or last is None or last.change.kind not in _KEY_KINDS:
             return None
         later = (one for one in self._prefixes if one.order > last.order)
-        if last.is_started or any(one.touches(change.key) for one in later):
+        is_running = last.is_started and not last.is_held
+        if is_running or any(one.touches(change.key) for one in later):
             return None
-        # What a comparison found is settled by this alone, also where the key is gone.
-        last.change = replace(change, index=0, facts=None) if last.is_found else change
+        self._replace_change(last, change)
         last.numbers += numbers
         self.merged += len(numbers)
         return last
 
+    def _replace_change(self, work: Work, change: Change) -> None:
+        # What a comparison found is settled by this alone, also where the key is gone;
+        # so is what is done once more after an operation on a prefix.
+        is_look = work.is_found or not work.change.index
+        work.change = replace(change, index=0, facts=None) if is_look else change
+
     def _conflicts(self, work: Work) -> Sequence[Work]:
         if work.is_prefix:
-            return [one for one in self._pending.values() if _overlap(one, work)]
+            return [one for one in self._pending.values() if _meet(one, work)]
         found = {id(one): one for one in self._prefixes if any(map(one.touches, work.names))}
         found |= {id(one): one for one in map(self._last.get, work.names) if one is not None}
         return list(found.values())
 
 
-def _overlap(one: Work, other: Work) -> bool:
-    """Whether they touch a key in common; `other` touches prefixes."""
+def _meet(one: Work, other: Work) -> bool:
+    """Whether they touch a key in common."""
     if not one.is_prefix:
         return any(map(other.touches, one.names))
+    if not other.is_prefix:
+        return any(map(one.touches, other.names))
     return any(a.startswith(b) or b.startswith(a) for a in one.names for b in other.names)

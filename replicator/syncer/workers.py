@@ -18,7 +18,7 @@ from merkle.errors import ReconcileError
 from replicator.replication import FAILED_KEYS_MAX, FailedKey
 from replicator.stores.errors import SnapshotLostError, StoreError
 from replicator.stores.port import Change, ChangeKind
-from replicator.syncer.applier import ChangeApplier, Effect, Outcome
+from replicator.syncer.applier import ChangeApplier, Effect, KeysLeftError, Outcome
 from replicator.syncer.failing_keys import FailingKeys
 from replicator.syncer.faults import FaultVerdict, verdict
 from replicator.syncer.lease import LeaseLostError
@@ -111,7 +111,7 @@ class ChangeWorkers:
     @property
     def held(self) -> int:
         """Keys that failed and wait to be tried again."""
-        return len(self._held)
+        return sum(one.work.is_held for one in self._held)
 
     @property
     def failed(self) -> int:
@@ -143,7 +143,8 @@ class ChangeWorkers:
 
     def is_held(self, work: Work) -> bool:
         """Whether this has failed by itself and waits, or waits behind what has."""
-        return any(one.work is work or one.work.holds_up(work) for one in self._held)
+        held = (one.work for one in self._held if one.work.is_held)
+        return any(one is work or one.holds_up(work) for one in held)
 
     def begin(self, applier: ChangeApplier) -> None:
         """Begin a phase with the keys that have failed, and nothing else."""
@@ -165,6 +166,7 @@ class ChangeWorkers:
             if one.is_later(now_s) and self.schedule.start(1):
                 # Others need not wait for it at each beginning.
                 self._held.append(self._failed[key])
+                self.schedule.hold(work)
 
     def resume(self) -> None:
         """Try everything again now."""
@@ -206,8 +208,9 @@ class ChangeWorkers:
         if self._must_ask:
             self._ask()
             return
-        due = [one.work for one in self._held if one.due_s <= now_s]
-        self._held = [one for one in self._held if one.due_s > now_s]
+        held = [one for one in self._held if one.work.is_held]
+        due = [one.work for one in held if one.due_s <= now_s]
+        self._held = [one for one in held if one.due_s > now_s]
         for work in due:
             # Its facts may be old by now: what counts is what the source has.
             work.change = replace(work.change, facts=None)
@@ -313,21 +316,27 @@ class ChangeWorkers:
             # An object that was equal already says nothing of how late a round is.
             has_lag = work.numbers or (work.change.time_ms and work.has_effect)
             since_ms = work.since_ms if has_lag else None
-            self._tally.applied(outcome, since_ms, len(work.numbers), self._clock.now_ms())
-            self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
-            self._failing.forget(work.change.key)
-            for name in work.names:
-                self._failed.pop(name, None)
+            count = self.schedule.finish(work, is_settled=outcome.effect is not Effect.GONE)
+            self._tally.applied(outcome, since_ms, count, self._clock.now_ms())
+            self._forget(work)
             self._failures, self.waiting = 0, None
             return 1
         if isinstance(outcome, LeaseLostError | SnapshotLostError):
             self.lost = self.lost or outcome
             self.schedule.give_back(work)
+        elif isinstance(outcome, KeysLeftError):
+            self._keys_left(work, outcome)
         elif is_unavailable(outcome):
             self._unanswered(work, outcome)
         else:
             self._refused(work, self._judge(outcome))
         return 0
+
+    def _forget(self, work: Work) -> None:
+        """Forget that it has failed."""
+        for name in work.names:
+            self._failed.pop(name, None)
+        self._failing.forget(work.change.key)
 
     def _unanswered(self, work: Work, error: ReconcileError) -> None:
         """Hold a key back that fails by itself; else ask the stores before anything
@@ -338,13 +347,44 @@ class ChangeWorkers:
             found = verdict(error, source_answers=True, fails_alone=True)
             self._hold(work, found, is_slow=True)
             return
-        self.schedule.give_back(work)
+        self._wait_for_stores(work)
         if fails_alone:
             # So many are a fault of a store, whatever it answers for others.
             self.waiting = verdict(error, source_answers=True)
+
+    def _wait_for_stores(self, work: Work) -> None:
+        """Begin this again, and all else, once the stores were asked."""
+        self.schedule.give_back(work)
         if not self._must_ask:
             self._must_ask = True
             self._wait_longer()
+
+    def _keys_left(self, work: Work, error: KeysLeftError) -> None:
+        """Hold back the keys of an operation on a prefix that fail by themselves. With
+        any other fault all of it is tried again.
+        """
+        failures = [one for _, one in error.left]
+        if any(map(is_unavailable, failures)) and not self._failing.fails_alone(work.change.key):
+            self._wait_for_stores(work)
+            return
+        # Keys of one request share its error.
+        judged = {id(one): self._judged_alone(one) for one in failures}
+        found = [judged[id(one)] for one in failures]
+        other = next((one for one in found if not one.is_of_key), None)
+        if other is not None or self.held + len(found) > _HELD_MAX:
+            self._refused(work, other or found[0])
+            return
+        self._forget(work)
+        parts = self.schedule.split(work, [change for change, _ in error.left])
+        silent = [p for p, one in zip(parts, failures, strict=True) if is_unavailable(one)]
+        self._failing.blame(part.change.key for part in silent)
+        for part, one in zip(parts, found, strict=True):
+            self._hold(part, one, is_slow=part in silent)
+
+    def _judged_alone(self, error: StoreError) -> FaultVerdict:
+        if is_unavailable(error):
+            return verdict(error, source_answers=True, fails_alone=True)
+        return self._judge(error)
 
     def _refused(self, work: Work, found: FaultVerdict) -> None:
         if found.is_of_key and self.held < _HELD_MAX:
@@ -363,3 +403,4 @@ class ChangeWorkers:
         held = _Held(self._clock.monotonic_s() + wait_s, work, found, is_slow)
         self._held.append(held)
         self._failed |= dict.fromkeys(work.names, held)
+        self.schedule.hold(work)

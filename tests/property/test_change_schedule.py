@@ -1,6 +1,7 @@
 """Whatever runs in parallel, the changes of each key take effect in their order."""
 
 import random
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ changes = st.one_of(
 
 def applied(log: list[Change], key: str) -> list[Change]:
     """What touches a key, without changes that a later one of the key replaces."""
-    touching = [one for one in log if Work(one, [], 0, 0).touches(key)]
+    touching = [one for one in log if Work(one, [], 0, (0, 0)).touches(key)]
     kept = list[Change]()
     for one in touching:
         if kept and {one.kind, kept[-1].kind} <= {ChangeKind.PUT, ChangeKind.DELETE}:
@@ -99,3 +100,72 @@ def test_the_age_of_the_oldest_change_counts_those_it_replaced() -> None:
     assert schedule.oldest_ms == 100
     (work,) = schedule.start(9)
     assert work.change.time_ms == 200
+
+
+@given(
+    st.lists(changes, max_size=14),
+    st.sets(st.sampled_from(KEYS), min_size=1, max_size=2),
+    st.randoms(use_true_random=False),
+)
+def test_keys_that_fail_hold_up_their_own_changes_alone(
+    log: list[Change], bad: set[str], chance: random.Random
+) -> None:
+    """Each key has the effect of its last change in the end, whoever did that; none is
+    acknowledged before it has.
+    """
+    log = [replace(one, index=number) for number, one in enumerate(log, 1)]
+    schedule, running, held, waits = ChangeSchedule(), list[Work](), list[Work](), 0
+    # The number of the last change of each key of which the target has the effect.
+    effects = dict.fromkeys(KEYS, 0)
+    numbers = dict[Work, int]()
+
+    def newest(work: Work) -> int:
+        """The last change whose effect it has at least; a look has that of whatever was
+        done before it, too.
+        """
+        return max(work.change.index, numbers.get(work, 0), *work.numbers)
+
+    def apply(work: Work) -> None:
+        keys = [key for key in KEYS if work.touches(key)]
+        failing = [key for key in keys if key in bad]
+        if work.change.index:
+            assert all(effects[key] <= newest(work) for key in keys if key not in bad)
+        if failing and not work.is_prefix:
+            held.append(work)
+            schedule.hold(work)
+            return
+        done = [key for key in keys if key not in failing]
+        effects.update({key: max(effects[key], newest(work)) for key in done})
+        if not failing:
+            schedule.finish(work)
+            return
+        left = [Change(0, key, "", ChangeKind.DELETE) for key in failing]
+        for part in schedule.split(work, left):
+            numbers[part] = work.change.index
+            held.append(part)
+            schedule.hold(part)
+
+    added = 0
+    while added < len(log) or len(schedule):
+        held = [one for one in held if one.is_held]
+        waits += 1
+        if added == len(log) and waits > 200:
+            bad = set()
+        match chance.randrange(4):
+            case 0 if added < len(log):
+                added += 1
+                schedule.add(QueuedChange(added, log[added - 1]), now_ms=added)
+            case 1 if held:
+                work = held.pop(chance.randrange(len(held)))
+                schedule.give_back(work)
+            case 2:
+                running += schedule.start(chance.randrange(3))
+            case _ if running:
+                apply(running.pop(chance.randrange(len(running))))
+            case _:
+                pass
+        for one in log[: schedule.done_through]:
+            touched = [key for key in KEYS if Work(one, [], 0, (0, 0)).touches(key)]
+            assert all(effects[key] >= one.index for key in touched)
+    assert schedule.done_through == len(log)
+    assert not schedule.pending()

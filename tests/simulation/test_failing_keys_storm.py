@@ -1,7 +1,8 @@
 """Some keys fail for ever, and now and then a whole store is down: which is which?
 
-A key that is never answered for holds up itself alone, and is named. While a store is
-down everything waits, and no key is blamed for it. Planted bugs must be found.
+A key that is never answered for holds up itself alone, and is named, also where it lies
+in a folder that is renamed or deleted. While a store is down everything waits, and no
+key is blamed for it. Planted bugs must be found.
 """
 
 import random
@@ -18,14 +19,21 @@ from replicator.syncer.failing_keys import FailingKeys
 from replicator.syncer.store_health import HealthAnswer, StoreHealth
 from replicator.syncer.workers import ChangeWorkers
 from tests.support.memory_store import MEMORY, MemoryStore, StoreFaults
-from tests.support.replication_history import History, HistoryViolationError, properties
+from tests.support.replication_history import (
+    History,
+    HistoryViolationError,
+    keys_below,
+    properties,
+)
 from tests.support.replications import LaterExecutor, Replication, StepClock, step_limits
 from tests.support.weather import shows_a_bug, weather
 
-KEYS = [f"{letter}{number}" for letter in "abc" for number in range(6)]
+FOLDERS, NAMES = "abc", range(6)
+KEYS = [f"{folder}/{name}" for folder in FOLDERS for name in NAMES]
 # Whether the source has a log, and whether it makes snapshots.
 WAYS = ((False, False), (False, True), (True, False), (True, True))
-READS, WRITES = {"read", "facts", "properties"}, {"put", "put_properties", "facts", "delete"}
+READS = {"read", "facts", "properties"}
+WRITES = {"put", "put_properties", "facts", "delete", "rename"}
 EPOCHS = 3
 SEEDS = 8
 _TRACE = 200
@@ -42,9 +50,18 @@ class FailingKeysStorm:
         self.source = MemoryStore(
             "memory:a", now_ms=self._now_ms, has_feed=has_feed, has_snapshots=has_snapshots
         )
-        self.target = MemoryStore("memory:b", now_ms=self._now_ms, says_little=True)
+        renames = rng.random() < 0.5
+        self.target = MemoryStore(
+            "memory:b", now_ms=self._now_ms, says_little=True, renames=renames
+        )
         self.history = History(Crossing.between(MEMORY, MEMORY))
-        self.bad = set(rng.sample(KEYS, rng.choice((1, 2, 5))))
+        # Whatever folder they are renamed to.
+        bad = rng.sample(NAMES, rng.choice((1, 1, 2)))
+        self.bad = {f"{folder}/{name}" for folder in FOLDERS for name in bad}
+        # Folders whose bad keys may stay under their old names. What changes such a
+        # folder as a whole waits for them.
+        self._renamed = set[str]()
+        self._renames_bad = rng.random() < 0.3
         self.trace = deque[str](maxlen=_TRACE)
         self._side = rng.choice((self.source, self.target))
         names = sorted(READS if self._side is self.source else WRITES)
@@ -138,6 +155,7 @@ class FailingKeysStorm:
         report = self.replication.engine.report()
         assert report.condition is Condition.ACTIVE, report.message
         differing, named = set(self._differing()), {one.key for one in report.failed_keys}
+        differing = {key for key in differing if key[:2] not in self._renamed}
         assert differing <= self.bad
         assert differing <= named
 
@@ -147,15 +165,33 @@ class FailingKeysStorm:
 
     def _write(self) -> None:
         rng, source, key = self.rng, self.source, self.rng.choice(KEYS)
-        self._note(f"write {key}")
-        match rng.randrange(4):
-            case 0 if key in source.objects:
+        match rng.randrange(9):
+            case 8:
+                self._change_folder()
+            case 0 | 1 if key in source.objects:
+                self._note(f"delete {key}")
                 source.remove(key)
-            case 1 if key in source.objects:
+            case 2 | 3 if key in source.objects:
+                self._note(f"tag {key}")
                 source.touch(key, properties("o", str(self._now_ms())))
             case _:
+                self._note(f"write {key}")
                 source.write(key, b"%d" % self._now_ms(), properties("o", "x"))
         self.history.note(source, source.newest_index)
+
+    def _change_folder(self) -> None:
+        old, new = self.rng.sample([f"{folder}/" for folder in FOLDERS], 2)
+        if self.rng.random() < 0.4:
+            self._note(f"delete: {old}")
+            self.source.remove_below(old)
+        elif not keys_below(self.source.objects, new):
+            held = self.source.objects.keys() | self.target.objects.keys()
+            if not self.bad.isdisjoint(keys_below(held, old)):
+                if not self._renames_bad:
+                    return
+                self._renamed |= {old, new}
+            self._note(f"rename: {old} to {new}")
+            self.source.move(old, new)
 
     def _before(self, store: MemoryStore, name: str, key: str) -> None:
         keys = store.deleting if name == "delete" else (key,)

@@ -91,17 +91,18 @@ def no_check(self: LeaseTimer) -> None:
     """A lease that never ends."""
 
 
-def early_acknowledgement(self: ChangeSchedule, work: Work, *, is_settled: bool = True) -> None:
+def early_acknowledgement(self: ChangeSchedule, work: Work, *, is_settled: bool = True) -> int:
     """What is done is acknowledged with all before it."""
-    finish(self, work, is_settled=is_settled)
+    count = finish(self, work, is_settled=is_settled)
     if work.numbers:
         self._done_through = max(self._done_through, *work.numbers)
+    return count
 
 
-def always_settled(self: ChangeSchedule, work: Work, *, is_settled: bool = True) -> None:
+def always_settled(self: ChangeSchedule, work: Work, *, is_settled: bool = True) -> int:
     """A change whose key is gone is acknowledged before the one that says so."""
     del is_settled
-    finish(self, work)
+    return finish(self, work)
 
 
 def no_gap(self: StageMachine, **_known: bool) -> list[Request]:
