@@ -38,13 +38,16 @@ from benchmarks.replication_runs import (
     SMALL_RATIO_MAX,
     TRICKLE_OBJECTS,
     TRICKLE_PER_S,
+    Arrivals,
     Replicator,
+    bare_copies,
     ceph_replication,
     watched_sync,
 )
 from benchmarks.verified_replication import measure_verified
 from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
+from tests.support.s3_servers import S3Bucket
 
 JOBS = ("idle", "trickle", "burst", "backlog", "changes", "kill", "gap")
 DELAY_MS = 45.0
@@ -92,7 +95,9 @@ def main() -> None:
             "idle": idle,
             "trickle": trickle,
             "burst": burst,
-            "backlog": backlog,
+            "backlog": lambda report, ours, peer: backlog(
+                report, ours, peer, lambda bucket: bare_copies(sites, bucket, "backlog/", **link)
+            ),
             "changes": changes,
             "kill": kill,
         }
@@ -111,48 +116,61 @@ def idle(report: Report, ours: Replicator, peer: Replicator) -> None:
 
 def trickle(report: Report, ours: Replicator, peer: Replicator) -> None:
     """Objects come one by one."""
-    found = [
-        one.many("trickle", TRICKLE_OBJECTS, OBJECT_BYTES, per_second=TRICKLE_PER_S)
-        for one in (ours, peer)
-    ]
+    found = _in_turn(
+        ours,
+        peer,
+        lambda one: one.many("trickle", TRICKLE_OBJECTS, OBJECT_BYTES, per_second=TRICKLE_PER_S),
+    )
     job = f"{TRICKLE_PER_S:g} objects/s"
     for share in (0.5, 0.99):
-        mine, theirs = (
-            _samples(one, run.lag_s(share)) for one, run in zip((ours, peer), found, strict=True)
-        )
+        mine, theirs = (_samples(one, run.lag_s(share)) for one, run in found)
         most = LAG_RATIO_MAX if share > 0.5 else None
         report.add(f"{job}: lag, p{share * 100:g}", "s", mine, theirs, most=most)
 
 
 def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
     """Objects come as fast as they are written."""
-    found = [one.many("burst", BURST_OBJECTS, OBJECT_BYTES) for one in (ours, peer)]
-    pairs = list(zip((ours, peer), found, strict=True))
+    found = _in_turn(ours, peer, lambda one: one.many("burst", BURST_OBJECTS, OBJECT_BYTES))
     job = f"{BURST_OBJECTS:,} objects of 4 KiB"
-    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
+    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in found)
     report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
-    mine, theirs = (_samples(one, run.lag_s(0.99)) for one, run in pairs)
+    mine, theirs = (_samples(one, run.lag_s(0.99)) for one, run in found)
     report.add(f"{job}: lag, p99", "s", mine, theirs, most=LAG_RATIO_MAX)
     payload = BURST_OBJECTS * OBJECT_BYTES
-    mine, theirs = (_samples(one, run.crossed / payload) for one, run in pairs)
+    mine, theirs = (_samples(one, run.crossed / payload) for one, run in found)
     report.add(f"{job}: crossed", "B/B", mine, theirs)
     bar = Samples("the bar", (SMALL_RATIO_MAX,))
     report.add(f"{job}: crossed", "B/B", mine, bar, most=1.0)
 
 
-def backlog(report: Report, ours: Replicator, peer: Replicator) -> None:
+def backlog(
+    report: Report,
+    ours: Replicator,
+    peer: Replicator,
+    bare: Callable[[S3Bucket], tuple[float, float]],
+) -> None:
     """Objects are written while the replicator is stopped (SIGSTOP; of Ceph that is the
     gateway of the second zone, which pulls), so that their writers take no CPU from it.
+    Then bare requests copy them, which is what the stores and the machine allow.
     """
-    found = [
-        one.many("backlog", BURST_OBJECTS, OBJECT_BYTES, is_paused=True) for one in (ours, peer)
-    ]
-    pairs = list(zip((ours, peer), found, strict=True))
+    found = _in_turn(
+        ours,
+        peer,
+        lambda one: one.many("backlog", BURST_OBJECTS, OBJECT_BYTES, is_paused=True),
+    )
     job = f"backlog of {BURST_OBJECTS:,} objects of 4 KiB"
-    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in pairs)
+    mine, theirs = (_samples(one, BURST_OBJECTS / run.seconds) for one, run in found)
     report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
-    mine, theirs = (_samples(one, run.flow) for one, run in pairs)
-    report.add(f"{job}: from the first arrival on", "objects/s", mine, theirs, OBJECT_RATE_MIN)
+    flows, theirs_flow = (_samples(one, run.flow) for one, run in found)
+    report.add(f"{job}: from the first arrival on", "objects/s", flows, theirs_flow)
+    mine_ms, theirs_ms = (_samples(one, run.cpu_s * 1000 / BURST_OBJECTS) for one, run in found)
+    report.add(f"{job}: CPU, an object", "ms", mine_ms, theirs_ms)
+    with ours.paused():
+        rate, cpu_s = bare(ours.source)
+    name = "bare GET and PUT"
+    report.add(f"{name} of the same", "objects/s", Samples(name, (rate,)), theirs)
+    spent = Samples(name, (cpu_s * 1000 / BURST_OBJECTS,))
+    report.add(f"{name}: CPU, an object", "ms", spent, theirs_ms)
 
 
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:
@@ -175,6 +193,17 @@ def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
     report.add("kill -9 and start: the next object", "s", mine, theirs)
     bar = Samples("the bar", (RESTART_S_MAX,))
     report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
+
+
+def _in_turn(
+    ours: Replicator, peer: Replicator, run: Callable[[Replicator], Arrivals]
+) -> list[tuple[Replicator, Arrivals]]:
+    """The same of both. Ours reads its source also when nothing is written there, so
+    that it is stopped while the peer is measured.
+    """
+    mine = run(ours)
+    with ours.paused():
+        return [(ours, mine), (peer, run(peer))]
 
 
 def _samples(one: Replicator, value: float) -> Samples:

@@ -14,12 +14,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 from botocore.client import BaseClient
+from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from replicator.stores.port import ChangeFeed, ChangeKind
+from runtime.s3 import S3Client
 from tests.support.rgw import RgwMultisite
-from tests.support.s3_servers import S3Bucket
+from tests.support.s3_servers import S3Bucket, S3Endpoint
+from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
 # What is written, and how long nothing is, whatever the stores are.
@@ -36,6 +40,8 @@ CHANGE_BYTES_MAX = {"one byte": 32_000, "one tag": 1_500}
 RESTART_S_MAX = 10.0
 
 _WRITERS = 8
+# As a replication does of small objects (replicator.syncer.limits).
+_BARE_COPIES = 96
 # Looks at the target: lags are rounded up by so much, and by the time of a listing.
 _LOOK_S = 0.1
 # The same where it has a log.
@@ -51,7 +57,7 @@ class Arrivals:
     a PUT to the first listing of the target that has the object. `seconds` is from the
     first PUT to the last arrival, `flow` the objects a second between the first arrival
     and the last, `written_s` to the last answer to a PUT, `crossed` all bytes on the
-    links.
+    links, `cpu_s` the CPU seconds of stores and replicator in that time.
     """
 
     lags: tuple[float, ...]
@@ -59,6 +65,7 @@ class Arrivals:
     flow: float
     written_s: float
     crossed: int
+    cpu_s: float
 
     def lag_s(self, share: float) -> float:
         """The lag within which this share of the objects came."""
@@ -69,7 +76,8 @@ class Arrivals:
 class Replicator:
     """A running replicator: where one writes, where it arrives, what links it uses, and
     how it is killed, and started again; how it is paused, and goes on. Arrivals are
-    seen in the target's log where it has one, `feed`, otherwise by listings.
+    seen in the target's log where it has one, `feed`, otherwise by listings. `cpu_s`
+    tells the CPU seconds so far of the stores and of the replicator.
     """
 
     name: str
@@ -81,6 +89,16 @@ class Replicator:
     pause: Callable[[], None]
     resume: Callable[[], None]
     feed: ChangeFeed | None = None
+    cpu_s: Callable[[], float] = lambda: 0.0
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Nothing is replicated meanwhile."""
+        self.pause()
+        try:
+            yield
+        finally:
+            self.resume()
 
     def crossed(self) -> int:
         """Bytes in both directions since `reset`."""
@@ -122,7 +140,7 @@ class Replicator:
         with self.source.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
             if not is_paused:
                 looks.start()
-            begun = time.monotonic()
+            begun, cpu_s = time.monotonic(), self.cpu_s()
 
             def put(number: int) -> None:
                 if per_second:
@@ -134,7 +152,7 @@ class Replicator:
             list(writers.map(put, range(count)))
         written_s = max(written.values()) - begun
         if is_paused:
-            begun = time.monotonic()
+            begun, cpu_s = time.monotonic(), self.cpu_s()
             looks.start()
             self.resume()
         looks.join(_WAIT_S)
@@ -145,7 +163,8 @@ class Replicator:
         first, last = min(seen.values()), max(seen.values())
         later = sum(at > first for at in seen.values())
         flow = later / (last - first) if later else float(count)
-        return Arrivals(tuple(lags), last - begun, flow, written_s, self.crossed())
+        spent_s = self.cpu_s() - cpu_s
+        return Arrivals(tuple(lags), last - begun, flow, written_s, self.crossed(), spent_s)
 
     def change(
         self, act: Callable[[BaseClient], object], seen: Callable[[BaseClient], bool]
@@ -257,6 +276,56 @@ class Replicator:
                 time.sleep(_LOOK_S)
 
 
+def bare_copies(
+    sites: RgwMultisite, source: S3Bucket, prefix: str, *, delay_ms: float, mbit: float
+) -> tuple[float, float]:
+    """Copy all objects below a prefix across a link by a GET and a conditional PUT
+    each, many at a time, and nothing else: what nobody who reads and writes by S3 does
+    in less. Objects a second, and CPU seconds of the stores and of this process.
+    """
+    target = sites.site("a").endpoint.fresh_bucket()
+    sites.leave_out(target.name)
+    with WanLink(sites.site("b").endpoint.address, delay_ms=delay_ms, mbit=mbit) as link:
+        far = S3Bucket(link.through(sites.site("b").endpoint), target.name)
+        with source.endpoint.client() as client:
+            pages = client.get_paginator("list_objects_v2")
+            found = pages.paginate(Bucket=source.name, Prefix=prefix)
+            keys = [one["Key"] for page in found for one in page.get("Contents", [])]
+        with far.endpoint.client() as client:
+            wait_until(lambda: _has_bucket(client, far.name), far.name, timeout_s=_WAIT_S)
+        time.sleep(_SETTLE_S)
+        reader, writer = _bare_client(source.endpoint), _bare_client(far.endpoint)
+
+        def copy(key: str) -> None:
+            body = reader.request("GET", source.name, key).body
+            writer.request("PUT", far.name, key, headers={"if-none-match": "*"}, body=body)
+
+        with ThreadPoolExecutor(_BARE_COPIES) as threads:
+            begun, cpu_s = time.monotonic(), sites.cpu_s() + time.process_time()
+            list(threads.map(copy, keys))
+            seconds = time.monotonic() - begun
+            spent_s = sites.cpu_s() + time.process_time() - cpu_s
+        for one in (reader, writer):
+            one.close()
+    return len(keys) / seconds, spent_s
+
+
+def _bare_client(endpoint: S3Endpoint) -> S3Client:
+    return S3Client(
+        endpoint_url=endpoint.url,
+        region=endpoint.region,
+        credentials=Credentials(endpoint.access_key, endpoint.secret_key),
+    )
+
+
+def _has_bucket(client: BaseClient, name: str) -> bool:
+    try:
+        client.head_bucket(Bucket=name)
+    except ClientError:
+        return False
+    return True
+
+
 @contextmanager
 def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
     """Ceph's own replication of one bucket with versions, as it demands them least."""
@@ -275,7 +344,8 @@ def ceph_replication(sites: RgwMultisite) -> Iterator[Replicator]:
     def resume() -> None:
         sites.resume("b", "rgw")
 
-    peer = Replicator("Ceph multisite", source, target, sites.links, kill, start, pause, resume)
+    acts = kill, start, pause, resume
+    peer = Replicator("Ceph multisite", source, target, sites.links, *acts, cpu_s=sites.cpu_s)
     peer.wait_for_bucket()
     sites.wait_until_synced()
     yield peer
@@ -296,7 +366,14 @@ def watched_sync(
             source, S3Bucket(link.through(target.endpoint), target.name), folder, interval_s
         )
         acts = ours.kill, ours.start, ours.pause, ours.resume
-        replicator = Replicator("Treefold", source, target, (link,), *acts)
+        replicator = Replicator(
+            "Treefold",
+            source,
+            target,
+            (link,),
+            *acts,
+            cpu_s=lambda: sites.cpu_s() + ours.cpu_s(),
+        )
         replicator.wait_for_bucket()
         ours.start()
         try:
@@ -344,6 +421,11 @@ class _Watch:
                 stdout=log,
                 stderr=log,
             )
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far of the process that runs."""
+        assert self._process is not None
+        return sum(psutil.Process(self._process.pid).cpu_times()[:2])
 
     def kill(self) -> None:
         """As a crash does."""

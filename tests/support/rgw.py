@@ -14,6 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.support.processes import ROOT
@@ -103,6 +104,12 @@ class RgwPair:
     def resume(self, site: str, daemon: str) -> None:
         """Let one daemon go on."""
         os.kill(self._process_id(site, daemon), signal.SIGCONT)
+
+    def cpu_s(self) -> float:
+        """CPU seconds so far of all daemons that run."""
+        daemons = ((site, daemon) for site in "ab" for daemon in ("mon", "osd", "rgw"))
+        found = (psutil.Process(self._process_id(*one)).cpu_times() for one in daemons)
+        return sum(times.user + times.system for times in found)
 
     def _process_id(self, site: str, daemon: str) -> int:
         folder = Path(self._environment["CEPH_RGW_DIR"])
