@@ -232,7 +232,11 @@ class StoreComparing:
                     return None
                 return Change(0, state.key, "", ChangeKind.DELETE)
             case _:
-                return Change(0, state.key, "", ChangeKind.PUT)
+                # What the target never had is copied as it was listed. Of anything else
+                # both sides are looked at.
+                is_new = state.target is None and state.row is None
+                facts = state.source if is_new else None
+                return Change(0, state.key, "", ChangeKind.PUT, facts=facts)
 
     def _settle(self) -> bool:
         """Note what is done or held back, in order; whether there was something."""

@@ -1,6 +1,6 @@
 """Where a comparison leaves what differs: it is applied at once, or kept for later."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from replicator.stores.port import Change
@@ -46,8 +46,8 @@ class KeptDifferences:
     found: list[tuple[Change, bool]] = field(default_factory=list)
 
     def take(self, change: Change, *, is_doubted: bool = False) -> None:
-        """See DifferenceSink."""
-        self.found.append((change, is_doubted))
+        """See DifferenceSink. By then the source may be another one than was listed."""
+        self.found.append((replace(change, facts=None), is_doubted))
 
     def is_held(self, work: Work) -> bool:
         """See DifferenceSink."""

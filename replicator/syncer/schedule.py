@@ -380,10 +380,15 @@ class ChangeSchedule:
         return last
 
     def _replace_change(self, work: Work, change: Change) -> None:
+        """Let work do a later change of its key, too."""
+        if not work.is_found and work.change.index:
+            work.change = change
+            return
         # What a comparison found is settled by this alone, also where the key is gone;
-        # so is what is done once more after an operation on a prefix.
-        is_look = work.is_found or not work.change.index
-        work.change = replace(change, index=0, facts=None) if is_look else change
+        # so is what is done once more after an operation on a prefix. A look that is
+        # wanted stays one, and what the log tells of may be later than it.
+        is_listed = work.change.facts is not None and not change.index
+        work.change = replace(change, index=0, facts=change.facts if is_listed else None)
 
     def _conflicts(self, work: Work) -> Sequence[Work]:
         if work.is_prefix:
