@@ -217,18 +217,9 @@ class Replicator:
         the target has the object.
         """
         self.many("before", 50, OBJECT_BYTES)
-        begun, key = time.monotonic(), "after"
+        begun = time.monotonic()
         self.kill()
-        with self.source.endpoint.client() as client:
-            client.put_object(Bucket=self.source.name, Key=key, Body=b"x")
-        self.start()
-        with self.target.endpoint.client() as client:
-
-            def has_it() -> bool:
-                client.head_object(Bucket=self.target.name, Key=key)
-                return True
-
-            self.wait(has_it)
+        self.wait_for_object("after", self.start)
         return time.monotonic() - begun
 
     def wait_for_bucket(self) -> None:
@@ -240,6 +231,19 @@ class Replicator:
                 return True
 
             self.wait(has_bucket)
+
+    def wait_for_object(self, key: str, then: Callable[[], None] = lambda: None) -> None:
+        """Write an object, `then` do something, and wait until the target has it."""
+        with self.source.endpoint.client() as client:
+            client.put_object(Bucket=self.source.name, Key=key, Body=b"x")
+        then()
+        with self.target.endpoint.client() as client:
+
+            def has_it() -> bool:
+                client.head_object(Bucket=self.target.name, Key=key)
+                return True
+
+            self.wait(has_it)
 
     def wait(self, holds: Callable[[], bool]) -> float:
         """Wait until something holds of the target; seconds that it took."""
@@ -377,6 +381,8 @@ def watched_sync(
         replicator.wait_for_bucket()
         ours.start()
         try:
+            # As Ceph's is waited for: at its start it asks what the target can do.
+            replicator.wait_for_object("first")
             yield replicator
         finally:
             ours.stop()

@@ -169,6 +169,24 @@ def test_few_of_many_new_objects_are_looked_for_before_they_are_written(tmp_path
     assert held(target) == held(source)
 
 
+def test_a_first_copy_asks_the_source_once_for_each_object(tmp_path: Path) -> None:
+    """The comparison has listed what it is: the read is pinned to that."""
+    source, target = pair(has_feed=False)
+    for number in range(100):
+        source.write(f"k{number:03}", b"x")
+
+    def overwrite(name: str, key: str) -> None:
+        if (name, key) == ("read", "k050") and len(source.objects[key].body) == 1:
+            source.write(key, b"later")
+
+    source.faults = replace(source.faults, before=overwrite)
+    replication = Replication(source.store(), target.store(), tmp_path)
+    replication.run(40)
+    assert held(target) == held(source)
+    # This store looks at an object as it is read; one was another one by then.
+    assert source.calls.count("facts") <= source.calls.count("read") + 2
+
+
 def test_a_pause_keeps_its_place_and_resends_nothing(tmp_path: Path) -> None:
     """OZ-130: also in the middle of a large object."""
     source, target, replication = live(tmp_path)
