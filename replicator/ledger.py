@@ -23,6 +23,16 @@ from typing import Self, TypeAlias, TypeVar
 from proof.item import ContentHash, EvidenceLevel, HashAlgorithm
 from replicator.copy_requests import CopyResult, ObjectStamp, SentPart, UploadRecord
 from replicator.crossing import Crossing
+from replicator.ledger_values import (
+    Values,
+    binary,
+    insert_row,
+    integer,
+    known_stamp,
+    remove_row,
+    stamp_of,
+    stamp_values,
+)
 from replicator.stores.port import UploadedPart, UploadId
 from replicator.windows import KEY_BYTES, WindowTable, pack_hashes, unpack_table
 from runtime.disk import Disk
@@ -66,7 +76,6 @@ CREATE TABLE plan (
 _SELECT_ROWS = (
     "SELECT *, EXISTS (SELECT 1 FROM windows WHERE windows.key = objects.key) FROM objects"
 )
-_Values: TypeAlias = Sequence[str | int | bytes | None]
 _Change: TypeAlias = Callable[[sqlite3.Connection], object]
 
 
@@ -207,7 +216,7 @@ class PairLedger:
         """
 
         def parse(values: Sequence[object]) -> tuple[str, ObjectStamp | None]:
-            return _bytes(values[0]).decode(), _stamp(values[1:5])
+            return binary(values[0]).decode(), stamp_of(values[1:5])
 
         found = self._query(parse, "SELECT * FROM damaged")
         return {key: stamp for key, stamp in found if stamp is not None}
@@ -216,15 +225,15 @@ class PairLedger:
         """Note that a key's bytes at the target are not those that were recorded; with
         None, that they are.
         """
-        values = (key.encode(), *_stamp_values(stamp))
+        values = (key.encode(), *stamp_values(stamp))
         if stamp is None:
-            self._commit(lambda connection: _remove(connection, "damaged", key.encode()))
+            self._commit(lambda connection: remove_row(connection, "damaged", key.encode()))
         else:
-            self._commit(lambda connection: _insert(connection, "damaged", values))
+            self._commit(lambda connection: insert_row(connection, "damaged", values))
 
     def row_count(self) -> int:
         """How many keys are known."""
-        return self._query(lambda values: _int(values[0]), "SELECT count(*) FROM objects")[0]
+        return self._query(lambda values: integer(values[0]), "SELECT count(*) FROM objects")[0]
 
     def crossing(self) -> Crossing | None:
         """Which properties the rows' digests cover; None before the first sync."""
@@ -249,7 +258,7 @@ class PairLedger:
     def windows(self, key: str, size_bytes: int) -> WindowTable | None:
         """The windows of a key's bytes at the target, of this size."""
         statement = "SELECT packed FROM windows WHERE key = ?"
-        rows = self._query(lambda values: _bytes(values[0]), statement, (key.encode(),))
+        rows = self._query(lambda values: binary(values[0]), statement, (key.encode(),))
         return unpack_table(size_bytes, rows[0]) if rows else None
 
     def upload(self, key: str) -> UploadRecord | None:
@@ -266,7 +275,7 @@ class PairLedger:
     def upload_keys(self) -> list[str]:
         """The keys that have an upload of ours, in order."""
         statement = "SELECT key FROM uploads ORDER BY key"
-        return self._query(lambda values: _bytes(values[0]).decode(), statement)
+        return self._query(lambda values: binary(values[0]).decode(), statement)
 
     def save_upload(self, key: str, record: UploadRecord | None) -> None:
         """Replace what is recorded of the key's upload; durable when this returns."""
@@ -280,12 +289,12 @@ class PairLedger:
                 values = (
                     name,
                     record.upload,
-                    *_stamp_values(record.source),
-                    *_stamp_values(record.target),
+                    *stamp_values(record.source),
+                    *stamp_values(record.target),
                     record.properties,
                     record.part_bytes,
                 )
-                _insert(connection, "uploads", values)
+                insert_row(connection, "uploads", values)
                 for sent in record.sent:
                     _insert_part(connection, name, sent)
 
@@ -313,13 +322,13 @@ class PairLedger:
         ends_upload = not result.properties_only and row.key in self._uploading
 
         def change(connection: sqlite3.Connection) -> None:
-            _insert(connection, "objects", _row_values(row))
+            insert_row(connection, "objects", _row_values(row))
             if not result.properties_only:
-                _remove(connection, "damaged", name)
+                remove_row(connection, "damaged", name)
             if not result.properties_only or result.windows is not None:
-                _remove(connection, "windows", name)
+                remove_row(connection, "windows", name)
             if result.windows is not None:
-                _insert(connection, "windows", (name, pack_hashes(result.windows)))
+                insert_row(connection, "windows", (name, pack_hashes(result.windows)))
             if ends_upload:
                 _forget_upload(connection, name)
 
@@ -383,11 +392,11 @@ class PairLedger:
                     step.key.encode(),
                     step.action,
                     step.length_bytes,
-                    *_stamp_values(step.source),
-                    *_stamp_values(step.target),
+                    *stamp_values(step.source),
+                    *stamp_values(step.target),
                     step.reason,
                 )
-                _insert(connection, "plan", values)
+                insert_row(connection, "plan", values)
 
         self._commit(change)
 
@@ -410,7 +419,7 @@ class PairLedger:
         """Create the tables or check whose they are; returns the secret of the pair."""
         connection = self._connection
         assert connection is not None
-        version = _int(connection.execute("PRAGMA user_version").fetchone()[0])
+        version = integer(connection.execute("PRAGMA user_version").fetchone()[0])
         if version > _SCHEMA_VERSION:
             raise ConfigError(
                 f"{self._path}: has schema version {version}; this program supports up to"
@@ -422,7 +431,7 @@ class PairLedger:
             connection.execute("BEGIN IMMEDIATE")
             for statement in _TABLES.split(";\n"):
                 connection.execute(statement)
-            _insert(connection, "pair", (source, target, secret, None))
+            insert_row(connection, "pair", (source, target, secret, None))
             connection.execute(f"PRAGMA user_version={_SCHEMA_VERSION}")
             connection.execute("COMMIT")
             return secret
@@ -436,10 +445,10 @@ class PairLedger:
                 source=known[0],
                 target=known[1],
             )
-        return _bytes(known[2])
+        return binary(known[2])
 
     def _query(
-        self, parse: Callable[[Sequence[object]], T], statement: str, values: _Values = ()
+        self, parse: Callable[[Sequence[object]], T], statement: str, values: Values = ()
     ) -> list[T]:
         with self._translated():
             with self._read_lock:
@@ -518,23 +527,23 @@ def _ledger_row(values: Sequence[object]) -> LedgerRow:
     names = [one.algorithm.value for one in hashes]
     if names != sorted(set(names)):
         raise sqlite3.DatabaseError("the hashes of an object are in no order")
-    level = EvidenceLevel(_int(values[11]))
+    level = EvidenceLevel(integer(values[11]))
     return LedgerRow(
-        key=_bytes(values[0]).decode(),
-        source=_known_stamp(values[1:5]),
-        target=_known_stamp(values[5:9]),
+        key=binary(values[0]).decode(),
+        source=known_stamp(values[1:5]),
+        target=known_stamp(values[5:9]),
         hashes=hashes,
-        properties=_bytes(values[10]),
+        properties=binary(values[10]),
         level=level,
         has_windows=bool(values[12]),
     )
 
 
-def _row_values(row: LedgerRow) -> _Values:
+def _row_values(row: LedgerRow) -> Values:
     return (
         row.key.encode(),
-        *_stamp_values(row.source),
-        *_stamp_values(row.target),
+        *stamp_values(row.source),
+        *stamp_values(row.target),
         " ".join(f"{one.algorithm.value}:{one.digest.hex()}" for one in row.hashes),
         row.properties,
         int(row.level),
@@ -543,81 +552,40 @@ def _row_values(row: LedgerRow) -> _Values:
 
 def _upload_record(values: Sequence[object]) -> UploadRecord:
     _, upload, *rest = values
-    source, target = _known_stamp(rest[:4]), _stamp(rest[4:8])
+    source, target = known_stamp(rest[:4]), stamp_of(rest[4:8])
     upload_id = UploadId(upload) if isinstance(upload, str) else None
-    return UploadRecord(upload_id, source, target, _bytes(rest[8]), _int(rest[9]))
+    return UploadRecord(upload_id, source, target, binary(rest[8]), integer(rest[9]))
 
 
 def _numbered_step(values: Sequence[object]) -> tuple[int, PlannedStep]:
     number, key, action, length_bytes, *rest = values
-    source, target = _stamp(rest[:4]), _stamp(rest[4:8])
-    name = _bytes(key).decode()
-    step = PlannedStep(name, str(action), _int(length_bytes), source, target, str(rest[8]))
-    return _int(number), step
+    source, target = stamp_of(rest[:4]), stamp_of(rest[4:8])
+    name = binary(key).decode()
+    step = PlannedStep(name, str(action), integer(length_bytes), source, target, str(rest[8]))
+    return integer(number), step
 
 
 def _sent_part(values: Sequence[object]) -> SentPart:
     _, number, length_bytes, etag, blake3 = values
-    return SentPart(UploadedPart(_int(number), _int(length_bytes), str(etag)), _bytes(blake3))
+    return SentPart(UploadedPart(integer(number), integer(length_bytes), str(etag)), binary(blake3))
 
 
 def _insert_part(connection: sqlite3.Connection, key: bytes, sent: SentPart) -> None:
     part = sent.part
-    _insert(connection, "parts", (key, part.number, part.size_bytes, part.etag, sent.blake3))
+    insert_row(connection, "parts", (key, part.number, part.size_bytes, part.etag, sent.blake3))
 
 
 def _save_row(connection: sqlite3.Connection, row: LedgerRow) -> None:
-    _insert(connection, "objects", _row_values(row))
+    insert_row(connection, "objects", _row_values(row))
     if not row.has_windows:
-        _remove(connection, "windows", row.key.encode())
+        remove_row(connection, "windows", row.key.encode())
 
 
 def _forget_key(connection: sqlite3.Connection, key: bytes) -> None:
     for table in ("objects", "windows", "damaged"):
-        _remove(connection, table, key)
+        remove_row(connection, table, key)
 
 
 def _forget_upload(connection: sqlite3.Connection, key: bytes) -> None:
     for table in ("uploads", "parts"):
-        _remove(connection, table, key)
-
-
-def _remove(connection: sqlite3.Connection, table: str, key: bytes) -> None:
-    connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
-
-
-def _insert(connection: sqlite3.Connection, table: str, values: _Values) -> None:
-    marks = ", ".join("?" for _ in values)
-    connection.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
-
-
-def _stamp_values(stamp: ObjectStamp | None) -> tuple[str | int | None, ...]:
-    if stamp is None:
-        return (None, None, None, None)
-    return (stamp.version, stamp.etag, stamp.modified_ms, stamp.size_bytes)
-
-
-def _stamp(values: Sequence[object]) -> ObjectStamp | None:
-    version, etag, modified_ms, size_bytes = values
-    if version is None:
-        return None
-    return ObjectStamp(str(version), str(etag), _int(modified_ms), _int(size_bytes))
-
-
-def _known_stamp(values: Sequence[object]) -> ObjectStamp:
-    stamp = _stamp(values)
-    if stamp is None:
-        raise sqlite3.DatabaseError("an object has no stamp")
-    return stamp
-
-
-def _int(value: object) -> int:
-    if not isinstance(value, int):
-        raise sqlite3.DatabaseError(f"{value!r} is not a number")
-    return value
-
-
-def _bytes(value: object) -> bytes:
-    if not isinstance(value, bytes):
-        raise sqlite3.DatabaseError(f"{value!r} is not binary")
-    return value
+        remove_row(connection, table, key)
