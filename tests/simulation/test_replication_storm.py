@@ -197,7 +197,7 @@ FIRST_SEEDS = {
     "a key that is gone settles a change": 5,
     "a rename out of a prefix is passed over": 41,
     "the log is followed too soon": 8,
-    "what runs is paused": 42,
+    "what runs is paused": 123,
     "a prefix that was added is known": 123,
     "an age is told of what a comparison found": 41,
 }
