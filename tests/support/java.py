@@ -12,7 +12,7 @@ from pathlib import Path
 
 # One that ends within a minute is over before its second compiler and the threads of
 # its collector are worth their time, which is half of what Spark takes.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:ReservedCodeCacheSize=240m"
 # Not imported: most tests need none of it.
 _SPARK = distribution("pyspark")
 # What uses the classes that tests use.
