@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, settings
 from tests.support.java import spark_options
 
 # Machines are shared and slow at times: an example's run time proves nothing. The seeds
-# are fixed, so that a change fails for what it changed; `make test-long` draws others, and
-# many more of them (--hypothesis-profile=long).
+# are fixed, so that a change fails for what it changed; `make test-long` draws others,
+# and many more of them (--hypothesis-profile=long).
 settings.register_profile(
     "shared",
     deadline=None,
