@@ -25,6 +25,7 @@ _FILE = pa.struct(
         pa.field("name", pa.string()),
         pa.field("rows", pa.int64()),
         pa.field("starts", pa.list_(_START)),
+        pa.field("last", pa.int64()),
     ]
 )
 COMMIT_SCHEMA = pa.schema(
@@ -60,6 +61,7 @@ class Commit:
                 "name": file.name,
                 "rows": file.rows,
                 "starts": [{"container_id": at, "rows": rows} for at, rows in file.starts],
+                "last": file.last,
             }
             for table, file in self.files.items()
         ]
@@ -84,6 +86,7 @@ def commits_of(rows: pa.Table) -> Iterator[Commit]:
                 file["name"],
                 file["rows"],
                 tuple((start["container_id"], start["rows"]) for start in file["starts"]),
+                file["last"],
             )
             for file in row["files"]
         }

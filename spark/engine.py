@@ -43,7 +43,7 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RangeJob, file_groups, run_texts
+from spark.by_range import RangeJob, file_groups, range_waves, run_texts
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
 from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
 from spark.scattered import fold_in_sql, whole_files
@@ -83,9 +83,7 @@ class Scattered(Enum):
 # Below, an aggregate of a block is wider than its chunks, and sorting them is cheaper.
 _CHUNKS_MIN = 4
 
-# Ranges of containers in one job, and so the most that a crash loses; rows that one of
-# its tasks reads.
-_RANGES_MAX = 64
+# Rows that one task of `by_range` reads.
 _READ_ROWS = 1 << 20
 
 # Rows of the parts that share a task.
@@ -183,15 +181,14 @@ class SparkEngine:
             SparkFailedError: a job failed after all retries of its tasks.
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        groups = file_groups(inputs, _READ_ROWS)
         # An input without files would only widen the rows.
         absent = {name: table.schema for name, table in inputs.items() if not table.paths}
         schemas = {n: table.schema for n, table in inputs.items() if n not in absent}
-        if not groups:
-            return
         with self._shared(places) as shared:
-            for first in range(0, len(wanted), _RANGES_MAX):
-                of_wave = wanted[first : first + _RANGES_MAX]
+            for of_wave in range_waves(wanted):
+                groups = file_groups(inputs, of_wave, _READ_ROWS)
+                if not groups:
+                    continue
                 job = RangeJob(stage, schemas, of_wave, shared, absent)
                 frame = job.frame(self._session, groups)
                 for commit in self._commits(frame, type(stage).__name__):
@@ -224,7 +221,7 @@ class SparkEngine:
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
         for ids, counts in shuffles(container_ids, rows):
-            judge = partial(inspect_containers, replicas.paths)
+            judge = partial(inspect_containers, replicas.unopened())
             yield from self._shuffle(judge, [parts], ids, counts, places)
 
     def revisit(
@@ -242,7 +239,7 @@ class SparkEngine:
             SparkFailedError: a job failed after all retries of its tasks.
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        judge = partial(revisit_containers, work, changed.paths, changed.schema)
+        judge = partial(revisit_containers, work, changed.unopened(), changed.schema)
         for ids, counts in shuffles(*requested):
             yield from self._shuffle(judge, [parts, earlier], ids, counts, places)
 
