@@ -26,10 +26,11 @@ from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.commits import Commit, SharedFolders
-from spark.task_parts import at_once, parts_of_text
+from spark.task_parts import parts_of_text
 from sweep.engine import ContainerResults, LocalEngine, Revisit
 from sweep.errors import EarlierRowsError
 from sweep.exact import NULLABLE_ROWS
+from sweep.exports import at_once
 from sweep.files import read_rows
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
@@ -159,7 +160,9 @@ def _selected(groups: ContainerGroups, selection: int, text: str) -> Iterator[pa
 
     parts = parts_of_text(text)
     # The rows of small exports fit in memory, those of one large part may not.
-    found = chain.from_iterable(batches for _, batches in at_once(parts, select))
+    found = chain.from_iterable(
+        at_once(parts.values(), select, next(iter(parts.values())).location)
+    )
     if len(parts) == 1:
         found = chain.from_iterable(read_rows(one, groups.container_ids) for one in parts.values())
     for batch in found:

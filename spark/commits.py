@@ -55,6 +55,10 @@ class Commit:
 
     def batch(self) -> pa.RecordBatch:
         """The row."""
+        return commit_batch([self])
+
+    def row(self) -> dict[str, object]:
+        """The values of its columns."""
         files = [
             {
                 "table": table,
@@ -65,7 +69,7 @@ class Commit:
             }
             for table, file in self.files.items()
         ]
-        row = {
+        return {
             "number": self.number,
             "count": self.count,
             "skipped": self.skipped,
@@ -73,7 +77,11 @@ class Commit:
             "diverged": self.totals.diverged,
             "files": files,
         }
-        return pa.RecordBatch.from_pylist([row], COMMIT_SCHEMA)
+
+
+def commit_batch(commits: Sequence[Commit]) -> pa.RecordBatch:
+    """The rows of these commits."""
+    return pa.RecordBatch.from_pylist([one.row() for one in commits], COMMIT_SCHEMA)
 
 
 def commits_of(rows: pa.Table) -> Iterator[Commit]:

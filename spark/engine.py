@@ -44,11 +44,18 @@ from spark.by_container import (
     store_containers,
 )
 from spark.by_range import RangeJob, file_groups, range_waves, run_texts
-from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
+from spark.commits import (
+    COMMIT_SCHEMA,
+    Commit,
+    SharedFolders,
+    by_table,
+    commit_batch,
+    commits_of,
+)
 from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
 from spark.scattered import fold_in_sql, whole_files
 from spark.session import watched
-from spark.task_parts import at_once, parts_of_text, text_of
+from spark.task_parts import parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
     ContainerResults,
@@ -66,6 +73,7 @@ from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
+from sweep.small_exports import fold_small_exports
 from sweep.stages import ContainerStage
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
 
@@ -429,10 +437,8 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
     parts = parts_of_text(text)
     writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
     if len(parts) > 1:
-        # Small exports, so each is held until it is known to be readable.
-        for number, folded in at_once(parts, fold_part):
-            writer.add({"runs": folded.runs, "replicas": folded.replicas})
-            commits.append(Commit(number, folded.rows, folded.skipped))
+        folds = list(fold_small_exports(list(parts.values()), writer.add))
+        commits += [Commit(n, one.rows, one.skipped) for n, one in zip(parts, folds, strict=True)]
     else:
         ((number, part),) = parts.items()
         requested = scattered_containers(part)
@@ -445,7 +451,7 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
                 writer.discard()
             commits.append(Commit(number, folded.rows, folded.skipped))
     commits[-1] = replace(commits[-1], files=writer.close())
-    yield from (commit.batch() for commit in commits)
+    yield commit_batch(commits)
 
 
 def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:

@@ -6,10 +6,12 @@ for many at a time (Engine.for_each), and each manifest is read once.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -24,6 +26,9 @@ from sweep.faults import fault_row
 from sweep.model import FINDING_SCHEMA, Part
 from sweep.output import SkippedInput
 from sweep.pieces import StoredTable
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Exports that one machine or task reads at a time: reading is waiting for round trips.
 AT_ONCE = 32
@@ -47,6 +52,27 @@ class ExportWork(Protocol):
 
 # Rows that a work returned for some texts, in any order.
 ForEach: TypeAlias = Callable[[ExportWork, Sequence[str]], Iterator[pa.Table]]
+
+
+def at_once(items: Iterable[T], work: Callable[[T], R], place: str) -> Iterator[R]:
+    """The results of `work`, which reads something at `place`, for all items in their
+    order. What is remote is read some items ahead: most of it is waiting.
+    """
+    # Elsewhere threads only wait for each other.
+    threads = AT_ONCE if "://" in place else 0
+    waiting, running = iter(items), deque[Future[R]]()
+    if not threads:
+        yield from map(work, waiting)
+        return
+    with ThreadPoolExecutor(threads, "export") as pool:
+        while True:
+            # Ahead by no more than the threads, or results would pile up.
+            running.extend(
+                pool.submit(work, item) for item in islice(waiting, threads - len(running))
+            )
+            if not running:
+                return
+            yield running.popleft().result()
 
 
 def in_threads(work: ExportWork, texts: Iterable[str]) -> Iterator[pa.Table]:

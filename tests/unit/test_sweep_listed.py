@@ -17,8 +17,8 @@ from dnagent.export import export
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk
-from spark.task_parts import at_once, parts_of_text, text_of
-from sweep.exports import parts_of_holders
+from spark.task_parts import parts_of_text, text_of
+from sweep.exports import at_once, parts_of_holders
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.listed import ListedReplicas
@@ -38,19 +38,19 @@ def listed(*rows: tuple[str, int, int]) -> pa.Table:
 
 
 def test_replicas_are_found_by_volume_and_container() -> None:
-    found = ListedReplicas(listed(("b", 7, 3), ("a", 9, 2), ("a", 7, 1)), None)
+    found = ListedReplicas.of(listed(("b", 7, 3), ("a", 9, 2), ("a", 7, 1)), None)
     volumes = pa.chunked_array([["a", "b"], ["c", None, "a", "b"]])
     places = found.places(volumes, pa.array([7, 7, 7, 7, 8, 9]))
     assert found.is_live(places).tolist() == [True, True, False, False, False, False]
     assert found.rows[places[:2]].tolist() == [1, 3]
     # Volumes of which another export counts are listed, and not live.
-    partial = ListedReplicas(listed(("b", 7, 3), ("a", 7, 1)), ["b"])
+    partial = ListedReplicas.of(listed(("b", 7, 3), ("a", 7, 1)), ["b"])
     places = partial.places(volumes, pa.array([7] * 6))
     assert partial.is_live(places).tolist() == [False, True, False, False, False, True]
 
 
 def test_of_an_empty_inventory_nothing_is_live_and_nothing_is_wrong() -> None:
-    found = ListedReplicas(listed(), None)
+    found = ListedReplicas.of(listed(), None)
     places = found.places(pa.array(["a"]), pa.array([7]))
     assert found.is_live(places).tolist() == [False]
     found.count(places, np.array([5]))
@@ -59,7 +59,7 @@ def test_of_an_empty_inventory_nothing_is_live_and_nothing_is_wrong() -> None:
 
 def test_what_was_counted_is_held_against_the_inventory() -> None:
     rows = ("a", 7, 4), ("b", 7, 2), ("b", 8, 1)
-    found = ListedReplicas(listed(*rows, rows[1]), None)
+    found = ListedReplicas.of(listed(*rows, rows[1]), None)
     places = found.places(pa.array(["a", "b", "a", "b"]), pa.array([7, 7, 7, 8]))
     found.count(places, np.array([3, 2, 1, 1]))
     assert found.wrong() == ""
@@ -184,7 +184,7 @@ def test_only_parts_of_datanodes_with_these_replicas_are_read_again(exported: Pa
 
 @pytest.mark.parametrize("place", ["/exports/1.parquet", "s3://exports/1.parquet"])
 def test_many_parts_are_read_at_once_and_come_in_order(place: str) -> None:
-    parts = {n: Part(str(n), PartKind.FILE, place, 0, 1, 1) for n in range(100)}
-    found = list(at_once(parts, lambda part: int(part.part_id) ** 2))
-    assert found == [(number, number**2) for number in range(100)]
-    assert list(at_once({}, str)) == []
+    parts = [Part(str(n), PartKind.FILE, place, 0, 1, 1) for n in range(100)]
+    found = list(at_once(parts, lambda part: int(part.part_id) ** 2, place))
+    assert found == [number**2 for number in range(100)]
+    assert list(at_once([], str, place)) == []

@@ -200,7 +200,9 @@ def test_a_file_of_an_earlier_release_may_hold_any_container() -> None:
 def test_the_jobs_of_a_stage_open_files_once_or_a_few_times_however_many_ranges() -> None:
     waves_most = 4
     wanted = [Range(None if i == 0 else 10 * i, 10 * i + 9) for i in range(1000)]
-    in_order = {Path(f"{i}"): StoredFile("", 100, ((100 * i, 100),), 100 * i + 99) for i in range(100)}
+    in_order = {
+        Path(f"{i}"): StoredFile("", 100, ((100 * i, 100),), 100 * i + 99) for i in range(100)
+    }
     of_all = {Path(f"{i}"): StoredFile("", 100, ((i, 100),), 9_900 + i) for i in range(100)}
     for files, most in ((in_order, 100 + waves_most), (of_all, 100 * waves_most)):
         table = StoredTable([], REQUEST_SCHEMA, files)

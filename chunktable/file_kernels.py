@@ -1,0 +1,426 @@
+"""Compiled kernels that open all columns of a small Parquet file at once.
+
+Python takes some microseconds for each number of a footer and each page, which for a
+small file is ten times as long as its rows take. Nothing here trusts a number that a
+file holds: a kernel that finds one out of bounds returns BAD.
+"""
+
+# Only part of numba is typed.
+# mypy: allow-untyped-calls
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numba.core import types
+
+from chunktable.page_kernels import (
+    BAD,
+    PAGE_FIELDS,
+    PLAIN_32,
+    PLAIN_64,
+    RAW,
+    WIDTH_MAX,
+    Int,
+    add_segments,
+    page_headers,
+    unpack_deltas,
+    unzigzag,
+    varint,
+)
+from merkle.intrinsics import jit, load32, load64
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from chunktable.page_kernels import Int64s, Raw
+
+# The columns of a table of column chunks: a number of their metadata is in the column
+# of its field, and what the statistics hold comes after them.
+TYPE, CODEC, BYTES, DATA_AT, DICTIONARY_AT = 1, 4, 7, 9, 11
+NULLS, LEAST_AT, LEAST_BYTES, GREATEST_AT, GREATEST_BYTES = range(17, 22)
+CHUNK_FIELDS = 22
+# The columns of a table of pages: the number of the column chunk, and those of
+# `page_headers`. `open_columns` gets where the page's bytes begin and end.
+PAGE_OF, PAGE_TYPE, PAGE_ENCODING, PAGE_VALUES, PAGE_AT, PAGE_BYTES, PAGE_PLAIN_BYTES = range(7)
+_PAGE_END = PAGE_BYTES
+# The columns that describe an opened column: where its segments begin and end, where
+# its dictionary does, how many values of this count, and whether the values were packed
+# as differences.
+COLUMN_FIELDS = 6
+
+# Kinds of values: those of 8 bytes, of 4 with and without sign, of a bit, and text.
+INT64, INT32, UINT32, BOOLEAN, TEXT = range(5)
+
+# Pages of one column chunk.
+_PAGES_MAX = 16
+_DEPTH_MAX = 8
+_DATA_PAGE, _DICTIONARY_PAGE = 0, 2
+_PLAIN, _PLAIN_DICTIONARY, _DELTA, _RLE_DICTIONARY = 0, 2, 5, 8
+# Kinds of fields in Thrift's compact form.
+_FALSE, _BYTE, _INTEGER_MAX, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 2, 3, 6, 7, 8, 9, 10, 12
+
+_I64 = types.int64
+_WORDS = types.Array(types.int64, 1, "C")
+_IN_WORDS = types.Array(types.int64, 1, "C", readonly=True)
+_MATRIX = types.Array(types.int64, 2, "C")
+
+
+@jit(types.UniTuple(_I64, 3)(RAW, _I64, _I64, _I64))
+def _field(raw: "Raw", at: Int, end: Int, before: Int) -> tuple[Int, Int, Int]:
+    """The kind and the number of the field of a struct at `at`, and where its value
+    begins. Kind 0 ends the struct. `before` is the number of the field before.
+    """
+    if at >= end:
+        return BAD, 0, BAD
+    byte = np.int64(raw[at])
+    at += 1
+    kind = byte & 15
+    if kind == 0:
+        return 0, 0, at
+    if byte >> 4:
+        return kind, before + (byte >> 4), at
+    value, at = varint(raw, at, end)
+    return kind, unzigzag(value), at
+
+
+@jit(types.UniTuple(_I64, 3)(RAW, _I64, _I64))
+def _list(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int, Int]:
+    """The kind and the number of the entries of a list, and where the first begins."""
+    if at >= end:
+        return BAD, 0, BAD
+    byte = np.int64(raw[at])
+    at += 1
+    count: Int = byte >> 4
+    if count == 15:
+        count, at = varint(raw, at, end)
+    # An entry takes a byte or more.
+    if at == BAD or count < 0 or count > end - at:
+        return BAD, 0, BAD
+    return byte & 15, count, at
+
+
+@jit(_I64(RAW, _I64, _I64, _I64, _I64))
+def _skip(raw: "Raw", at: Int, end: Int, kind: Int, depth: Int) -> Int:
+    """The end of a value of this kind, which begins at `at`."""
+    if depth > _DEPTH_MAX:
+        return BAD
+    if kind <= _FALSE:
+        # A boolean is in its kind.
+        return at
+    if kind == _BYTE:
+        at += 1
+    elif kind <= _INTEGER_MAX:
+        _, at = varint(raw, at, end)
+    elif kind == _DOUBLE:
+        at += 8
+    elif kind == _BINARY:
+        length, at = varint(raw, at, end)
+        if at == BAD or length < 0 or length > end - at:
+            return BAD
+        at += length
+    elif kind in (_LIST, _SET):
+        entry, count, at = _list(raw, at, end)
+        if at == BAD:
+            return BAD
+        for _ in range(count):
+            # Booleans of a list take a byte each.
+            at = at + 1 if entry <= _FALSE else _skip(raw, at, end, entry, depth + 1)
+            if at == BAD:
+                return BAD
+    elif kind == _STRUCT:
+        number: Int = np.int64(0)
+        while True:
+            inner, number, at = _field(raw, at, end, number)
+            if at == BAD:
+                return BAD
+            if inner == 0:
+                break
+            at = _skip(raw, at, end, inner, depth + 1)
+            if at == BAD:
+                return BAD
+    else:
+        return BAD
+    return at if at <= end else BAD
+
+
+@jit(_I64(RAW, _I64, _I64, _WORDS))
+def _statistics(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
+    """Read the statistics of a column chunk into its row; returns their end."""
+    number: Int = np.int64(0)
+    is_exact = True
+    while True:
+        kind, number, at = _field(raw, at, end, number)
+        if at == BAD:
+            return BAD
+        if kind == 0:
+            break
+        if number == 3 and _BYTE < kind <= _INTEGER_MAX:
+            value, at = varint(raw, at, end)
+            out[NULLS] = unzigzag(value)
+        elif number in (5, 6) and kind == _BINARY:
+            length, at = varint(raw, at, end)
+            if at == BAD or length < 0 or length > end - at:
+                return BAD
+            place = GREATEST_AT if number == 5 else LEAST_AT
+            out[place], out[place + 1] = at, length
+            at += length
+        else:
+            # Rounded bounds say so.
+            is_exact &= not (number in (7, 8) and kind == _FALSE)
+            at = _skip(raw, at, end, kind, 0)
+        if at == BAD:
+            return BAD
+    if not is_exact:
+        out[LEAST_AT] = BAD
+    return at
+
+
+@jit(_I64(RAW, _I64, _I64, _WORDS))
+def _chunk(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
+    """Read the metadata of a column chunk into its row; returns their end."""
+    number: Int = np.int64(0)
+    while True:
+        kind, number, at = _field(raw, at, end, number)
+        if at == BAD or kind == 0:
+            return at
+        if number == 12 and kind == _STRUCT:
+            at = _statistics(raw, at, end, out)
+        elif 0 < number < NULLS and _BYTE < kind <= _INTEGER_MAX:
+            value, at = varint(raw, at, end)
+            out[number] = unzigzag(value)
+        else:
+            at = _skip(raw, at, end, kind, 0)
+        if at == BAD:
+            return BAD
+
+
+@jit(_I64(RAW, _I64, _I64, _I64, _MATRIX))
+def _row_group(raw: "Raw", at: Int, end: Int, rows: Int, chunks: "NDArray[np.int64]") -> Int:
+    """Read a row group of so many rows; returns the number of its columns."""
+    number: Int = np.int64(0)
+    columns: Int = np.int64(0)
+    found_rows: Int = np.int64(BAD)
+    while True:
+        kind, number, at = _field(raw, at, end, number)
+        if at == BAD:
+            return BAD
+        if kind == 0:
+            return columns if found_rows == rows else BAD
+        if number == 1 and kind == _LIST:
+            entry, columns, at = _list(raw, at, end)
+            if at == BAD or entry != _STRUCT or columns > chunks.shape[0]:
+                return BAD
+            for column in range(columns):
+                chunks[column, :] = BAD
+                inner: Int = np.int64(0)
+                while True:
+                    kind, inner, at = _field(raw, at, end, inner)
+                    if at == BAD:
+                        return BAD
+                    if kind == 0:
+                        break
+                    if inner == 3 and kind == _STRUCT:
+                        at = _chunk(raw, at, end, chunks[column])
+                    else:
+                        # The name of another file is no form of ours.
+                        at = BAD if inner == 1 else _skip(raw, at, end, kind, 0)
+                    if at == BAD:
+                        return BAD
+        elif number == 3 and _BYTE < kind <= _INTEGER_MAX:
+            value, at = varint(raw, at, end)
+            found_rows = unzigzag(value)
+        else:
+            at = _skip(raw, at, end, kind, 0)
+        if at == BAD:
+            return BAD
+
+
+@jit(types.UniTuple(_I64, 4)(RAW, _I64, _I64, _I64, _MATRIX, _MATRIX))
+def survey(
+    raw: "Raw",
+    at: Int,
+    end: Int,
+    rows: Int,
+    chunks: "NDArray[np.int64]",
+    pages: "NDArray[np.int64]",
+) -> tuple[Int, Int, Int, Int]:
+    """Read the footer `raw[at:end]` of a file with one row group of `rows` rows, and
+    the headers of its pages, which all lie before it. Fills a row of `chunks` for each
+    column, and one of `pages` for each page.
+
+    Returns the numbers of columns, BAD if it is another file, and of pages; and where
+    the schema begins and ends.
+    """
+    bad = np.int64(BAD), np.int64(0), np.int64(0), np.int64(0)
+    footer = at
+    number: Int = np.int64(0)
+    columns: Int = np.int64(0)
+    schema_at: Int = np.int64(0)
+    schema_end: Int = np.int64(0)
+    while True:
+        kind, number, at = _field(raw, at, end, number)
+        if at == BAD:
+            return bad
+        if kind == 0:
+            break
+        begin = at
+        if number == 3 and _BYTE < kind <= _INTEGER_MAX:
+            value, at = varint(raw, at, end)
+            if unzigzag(value) != rows:
+                return bad
+        elif number == 4 and kind == _LIST:
+            entry, count, at = _list(raw, at, end)
+            if at == BAD or entry != _STRUCT or count != 1 or columns:
+                return bad
+            columns = _row_group(raw, at, end, rows, chunks)
+            if columns == BAD:
+                return bad
+            at = _skip(raw, at, end, entry, 0)
+        else:
+            at = _skip(raw, at, end, kind, 0)
+            if number == 2:
+                schema_at, schema_end = begin, at
+        if at == BAD:
+            return bad
+    used = np.int64(0)
+    headers = np.empty((_PAGES_MAX, PAGE_FIELDS), np.int64)
+    for column in range(columns):
+        first = chunks[column, DATA_AT]
+        if chunks[column, DICTIONARY_AT] != BAD:
+            first = min(first, chunks[column, DICTIONARY_AT])
+        length = chunks[column, BYTES]
+        if first < 0 or length < 0 or length > footer - first:
+            return bad
+        found = page_headers(raw, first, first + length, headers)
+        if found < 1 or used + found > pages.shape[0]:
+            return bad
+        pages[used : used + found, PAGE_OF] = column
+        pages[used : used + found, PAGE_TYPE:] = headers[:found]
+        used += found
+    return columns, used, schema_at, schema_end
+
+
+@jit(types.boolean(RAW, _I64, _I64, _I64, _I64, _WORDS))
+def _fill_dictionary(raw: "Raw", at: Int, end: Int, kind: Int, count: Int, out: "Int64s") -> bool:
+    """Fill `out` with the values of a dictionary page, which of text are their
+    numbers.
+    """
+    if kind == TEXT:
+        for i in range(count):
+            out[i] = i
+        return True
+    width = 8 if kind == INT64 else 4
+    if kind == BOOLEAN or count * width > end - at:
+        return False
+    first = np.uint64(raw.ctypes.data) + np.uint64(at)
+    for i in range(count):
+        place = first + np.uint64(width * i)
+        if kind == INT64:
+            out[i] = np.int64(load64(place))
+        elif kind == UINT32:
+            out[i] = np.int64(load32(place))
+        else:
+            out[i] = np.int64(np.int32(load32(place)))
+    return True
+
+
+@jit(types.boolean(RAW, _MATRIX, _IN_WORDS, _IN_WORDS, _I64, _MATRIX, _WORDS, _WORDS, _MATRIX))
+def open_columns(
+    raw: "Raw",
+    pages: "NDArray[np.int64]",
+    kinds: "Int64s",
+    has_levels: "Int64s",
+    rows: Int,
+    segments: "NDArray[np.int64]",
+    dictionary: "Int64s",
+    unpacked: "Int64s",
+    columns: "NDArray[np.int64]",
+) -> bool:
+    """Fill `columns` with a row for each column of `rows` rows, whose pages without
+    compression are in `raw`: their segments go to `segments`, values of dictionaries to
+    `dictionary`, and those that were packed as differences to `unpacked`. With levels a
+    column has no nulls. Returns False if a page is malformed or of an unknown form, or
+    an output is full.
+    """
+    used, held, deltas, page = np.int64(0), np.int64(0), np.int64(0), 0
+    for column in range(kinds.size):
+        kind, size, values, row = kinds[column], np.int64(0), np.int64(1), np.int64(0)
+        columns[column, 0], columns[column, 2] = used, held
+        first_page, is_delta = page, False
+        if held + 2 > dictionary.size:
+            return False
+        if kind == BOOLEAN:
+            dictionary[held], dictionary[held + 1] = 0, 1
+            size = values = np.int64(2)
+        while page < pages.shape[0] and pages[page, PAGE_OF] == column:
+            encoding, count = pages[page, PAGE_ENCODING], pages[page, PAGE_VALUES]
+            at, end = pages[page, PAGE_AT], pages[page, _PAGE_END]
+            is_indexed = encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY)
+            if count < 0 or used + 2 > segments.shape[0]:
+                return False
+            if pages[page, PAGE_TYPE] == _DICTIONARY_PAGE:
+                if page != first_page or not (is_indexed or encoding == _PLAIN):
+                    return False
+                # Packed indexes may have values up to twice as many.
+                if count > dictionary.size or held + 2 * count + 2 > dictionary.size:
+                    return False
+                if not _fill_dictionary(raw, at, end, kind, count, dictionary[held:]):
+                    return False
+                size, page = count, page + 1
+                continue
+            if pages[page, PAGE_TYPE] != _DATA_PAGE or count > rows - row:
+                return False
+            if has_levels[column]:
+                if end - at < 4:
+                    return False
+                length = np.int64(load32(np.uint64(raw.ctypes.data) + np.uint64(at)))
+                if length > end - at - 4:
+                    return False
+                at += 4 + length
+            segments[used, 0] = row
+            added: Int = np.int64(1)
+            if is_indexed:
+                width = np.int64(raw[at]) if at < end else np.int64(WIDTH_MAX + 1)
+                if width > WIDTH_MAX or 1 << width > 2 * size or is_delta:
+                    return False
+                values = max(values, np.int64(1) << width)
+                # The last segment is that behind the last row.
+                added = add_segments(raw, at + 1, end, width, row, count, size, segments[used:-1])
+                if added == BAD:
+                    return False
+            elif encoding == _PLAIN and kind == INT64:
+                segments[used, 1], segments[used, 2] = PLAIN_64, at
+                if 8 * count > end - at or is_delta:
+                    return False
+            elif encoding == _PLAIN and kind == UINT32:
+                segments[used, 1], segments[used, 2] = PLAIN_32, at
+                if 4 * count > end - at:
+                    return False
+            elif encoding == _PLAIN and kind == BOOLEAN:
+                segments[used, 1], segments[used, 2] = 1, at
+                if count > 8 * (end - at):
+                    return False
+            elif encoding == _DELTA and kind == INT64:
+                segments[used, 1], segments[used, 2] = PLAIN_64, 8 * deltas
+                if (row and not is_delta) or count > unpacked.size - deltas:
+                    return False
+                is_delta = True
+                out = unpacked[deltas : deltas + count]
+                if unpack_deltas(raw, at, end, out) != count:
+                    return False
+                deltas += count
+            else:
+                return False
+            used += added
+            row += count
+            page += 1
+        if row != rows or used >= segments.shape[0]:
+            return False
+        segments[used, 0], segments[used, 1], segments[used, 2] = rows, 0, 0
+        used += 1
+        values = max(values, size)
+        dictionary[held + size : held + values] = 0
+        held += values
+        columns[column, 1], columns[column, 3] = used, held
+        columns[column, 4], columns[column, 5] = size, is_delta
+    return bool(page == pages.shape[0])

@@ -1,0 +1,221 @@
+"""Open all columns of a small Parquet file that is in memory.
+
+pyarrow takes a millisecond to open a file, its footer and its columns, in which 50,000
+rows are folded. A table has thousands of small files. So kernels do it at once for a
+file as our writers write it: one row group, columns in their order, no nulls. Any other
+file, also a damaged one, is None here, and is left to pyarrow.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from chunktable.pages import EncodedColumn
+from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_MAGIC = b"PAR1"
+_PAGES_MAX = 128
+# Bytes of a file without compression for each row, and beside rows; a file that claims
+# more is malformed.
+_ROW_BYTES_MAX, _OTHER_BYTES_MAX = 256, 4 << 20
+# Schemas that a process remembers: they differ by release alone.
+_LAYOUTS_MAX = 64
+_UNCOMPRESSED = 0
+_CODECS = {1: pa.Codec("snappy"), 6: pa.Codec("zstd")}
+_INDEXED = (2, 8)
+_DELTA = 5
+
+# Checksums have 32 bits unless one needs more.
+_SCHEMAS = (
+    CHUNK_SCHEMA,
+    pa.schema([f.with_type(pa.uint32()) if f.name == "checksum" else f for f in CHUNK_SCHEMA]),
+    CONTAINER_SCHEMA,
+)
+
+
+class _Layout:
+    """The columns of a schema of ours: name, kind of value, and whether a value may be
+    null.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        from chunktable import file_kernels as kernels
+
+        kinds = {
+            pa.string(): kernels.TEXT,
+            pa.bool_(): kernels.BOOLEAN,
+            pa.int32(): kernels.INT32,
+            pa.uint32(): kernels.UINT32,
+        }
+        self.names: Sequence[str] = schema.names
+        self.kinds = [kinds.get(field.type, kernels.INT64) for field in schema]
+        self.has_levels = [field.nullable for field in schema]
+
+
+_layouts = dict[bytes, _Layout | None]()
+
+
+def whole_columns(raw: bytes, rows: int) -> Mapping[str, EncodedColumn] | None:
+    """The columns of a file of chunks or of an inventory with so many rows, by name;
+    None if its form is not known here.
+    """
+    from chunktable import file_kernels as kernels
+
+    end = len(raw) - 8
+    at = end - int.from_bytes(raw[end : end + 4], "little")
+    if raw[-4:] != _MAGIC or at < len(_MAGIC) or not rows:
+        return None
+    data = np.frombuffer(raw, np.uint8)
+    chunks = np.empty((len(CHUNK_SCHEMA), kernels.CHUNK_FIELDS), np.int64)
+    pages = np.empty((_PAGES_MAX, kernels.PAGE_PLAIN_BYTES + 1), np.int64)
+    count, page_count, first, last = kernels.survey(data, at, end, rows, chunks, pages)
+    layout = None if count < 1 else _layout(raw, raw[first:last])
+    if layout is None or count != len(layout.names):
+        return None
+    found, described = dict[str, EncodedColumn](), chunks[:count].tolist()
+    # One segment for all columns that are constant.
+    segments = np.array([[0, 0, 0], [rows, 0, 0]], np.int64)
+    others = list[int]()
+    for number, (name, kind) in enumerate(zip(layout.names, layout.kinds, strict=True)):
+        column = described[number]
+        if layout.has_levels[number] and column[kernels.NULLS]:
+            return None
+        value = None if kind == kernels.UINT32 else _constant(raw, column)
+        if value is None:
+            others.append(number)
+        elif kind == kernels.TEXT:
+            texts = pa.array([value], pa.binary())
+            found[name] = EncodedColumn(_NOTHING, segments, _ZERO, 1, texts)
+        else:
+            is_signed = kind != kernels.BOOLEAN
+            held = np.array([int.from_bytes(value, "little", signed=is_signed)], np.int64)
+            found[name] = EncodedColumn(_NOTHING, segments, held, 1)
+    opened = _open(raw, rows, others, layout, described, pages[:page_count])
+    if opened is None:
+        return None
+    found |= opened
+    try:
+        # Bytes that are not UTF-8 raise an error here.
+        return {name: _with_texts(column) for name, column in found.items()}
+    except pa.ArrowInvalid:
+        return None
+
+
+_NOTHING = np.zeros(8, np.uint8)
+_ZERO = np.zeros(1, np.int64)
+
+
+def _with_texts(column: EncodedColumn) -> EncodedColumn:
+    if column.texts is None:
+        return column
+    texts = column.texts.cast(pa.string())
+    return EncodedColumn(column.raw, column.segments, column.values, column.size, texts)
+
+
+def _layout(raw: bytes, schema: bytes) -> _Layout | None:
+    """The layout of a file with this part of its footer."""
+    if schema not in _layouts:
+        while len(_layouts) >= _LAYOUTS_MAX:
+            del _layouts[next(iter(_layouts))]
+        try:
+            found = pq.read_schema(pa.BufferReader(raw)).remove_metadata()
+        # A damaged footer raises ArrowInvalid, a ValueError, or another error.
+        except (OSError, ValueError, pa.ArrowException):
+            return None
+        _layouts[schema] = _Layout(found) if any(map(found.equals, _SCHEMAS)) else None
+    return _layouts[schema]
+
+
+def _constant(raw: bytes, column: Sequence[int]) -> bytes | None:
+    """The value of a column that has one, by its statistics."""
+    from chunktable import file_kernels as kernels
+
+    at, length = column[kernels.LEAST_AT], column[kernels.LEAST_BYTES]
+    if at < 0 or column[kernels.NULLS] or column[kernels.GREATEST_BYTES] != length:
+        return None
+    greatest = column[kernels.GREATEST_AT]
+    value = raw[at : at + length]
+    return value if value == raw[greatest : greatest + length] else None
+
+
+def _open(
+    raw: bytes,
+    rows: int,
+    wanted: Sequence[int],
+    layout: _Layout,
+    described: Sequence[Sequence[int]],
+    pages: "NDArray[np.int64]",
+) -> dict[str, EncodedColumn] | None:
+    """The columns with these numbers, from their pages; None if one is malformed."""
+    from chunktable import file_kernels as kernels
+
+    place_of = {number: place for place, number in enumerate(wanted)}
+    held, table, texts_at, length = list[bytes](), list[list[int]](), dict[int, int](), 0
+    room, deltas, values = 2 * len(pages) + 2, 0, 2 * len(wanted)
+    for number, kind, encoding, count, at, stored, plain in pages.tolist():
+        if number not in place_of:
+            continue
+        data, codec = raw[at : at + stored], described[number][kernels.CODEC]
+        if length + plain > _ROW_BYTES_MAX * rows + _OTHER_BYTES_MAX or count < 0:
+            return None
+        if codec != _UNCOMPRESSED:
+            if codec not in _CODECS:
+                return None
+            try:
+                data = _CODECS[codec].decompress(data, plain, asbytes=True)
+            except (OSError, ValueError):
+                return None
+        if kind == _DICTIONARY_PAGE:
+            texts_at.setdefault(number, len(table))
+            values += 2 * min(count, len(data)) + 2
+        elif encoding in _INDEXED:
+            # A run takes a byte or more.
+            room += len(data)
+        elif encoding == _DELTA:
+            deltas += min(count, rows)
+        table.append([place_of[number], kind, encoding, count, length, length + len(data), 0])
+        held.append(data)
+        length += len(data)
+    held.append(bytes(8))
+    whole = np.frombuffer(b"".join(held), np.uint8)
+    segments, dictionary = np.empty((room, 3), np.int64), np.empty(values, np.int64)
+    unpacked, columns = np.empty(deltas, np.int64), np.empty((len(wanted), 6), np.int64)
+    kinds = np.array([layout.kinds[number] for number in wanted], np.int64)
+    levels = np.array([layout.has_levels[number] for number in wanted], np.int64)
+    listed = np.array(table, np.int64).reshape(-1, 7)
+    if not kernels.open_columns(
+        whole, listed, kinds, levels, rows, segments, dictionary, unpacked, columns
+    ):
+        return None
+    as_bytes, found = unpacked.view(np.uint8), dict[str, EncodedColumn]()
+    for number, (begin, end, low, high, size, is_delta) in zip(
+        wanted, columns.tolist(), strict=True
+    ):
+        texts = None
+        if layout.kinds[number] == kernels.TEXT:
+            texts = _texts(held[texts_at[number]], size) if number in texts_at else None
+            if texts is None:
+                return None
+        found[layout.names[number]] = EncodedColumn(
+            as_bytes if is_delta else whole, segments[begin:end], dictionary[low:high], size, texts
+        )
+    return found
+
+
+_DICTIONARY_PAGE = 2
+
+
+def _texts(plain: bytes, count: int) -> pa.Array | None:
+    """The texts of a dictionary page; None if it is malformed."""
+    found, at = list[bytes](), 0
+    while len(found) < count and at + 4 <= len(plain):
+        length = int.from_bytes(plain[at : at + 4], "little")
+        found.append(plain[at + 4 : at + 4 + length])
+        at += 4 + length
+    return pa.array(found, pa.binary()) if len(found) == count and at <= len(plain) else None

@@ -1,0 +1,182 @@
+"""Fold small exports, many together.
+
+For an export of some thousand rows it costs most to open its files, to look its
+replicas up, and to make a table of the result. So the files of one task are read ahead,
+opened by kernels (chunktable.whole_files), and become one table. This knows files that
+have exactly what their inventory says. Any other, also a damaged one, is folded by
+itself (sweep.files), which says what is wrong with it.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from chunktable.errors import ChunkTableError
+from chunktable.manifest import FileKind, TableFile
+from chunktable.pages import EncodedColumn, PageError
+from chunktable.reader import WHOLE_BYTES_MAX, read_verified
+from chunktable.whole_files import whole_columns
+from merkle.checksum import kernels_for
+from sweep.columns import has_known_values
+from sweep.encoded import encoded_rows
+from sweep.exports import at_once, export_folder
+from sweep.files import PartFold, fold_part
+from sweep.fragments import Int64s
+from sweep.listed import ListedReplicas
+from sweep.model import Part
+from sweep.runs import Stretches
+
+# The cost of a row for `kernels_for`, in bytes that a library checksums meanwhile.
+_ROW_BYTES = 1000
+# Replicas of one table.
+_TABLE_REPLICAS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True)
+class SmallFold:
+    """How a part was folded: the number of rows read, or why it could not be."""
+
+    rows: int
+    skipped: str = ""
+
+
+def fold_small_exports(
+    parts: Sequence[Part], store: Callable[[Mapping[str, pa.Table]], None]
+) -> Iterator[SmallFold]:
+    """Fold these parts of exports, each to what `fold_part` returns. Runs and replicas
+    go to `store`, by table, and only those of parts that could be read.
+    """
+    # A part that is no small file is one item: it is read and folded as such.
+    is_known = kernels_for(_ROW_BYTES * sum(part.rows for part in parts)) is not None
+    wanted = [item for part in parts for item in is_known and _files(part) or (part,)]
+    read = at_once(wanted, _read, parts[0].location if parts else "")
+    waiting = list[Stretches]()
+
+    def store_waiting() -> None:
+        if waiting:
+            store({"replicas": Stretches.joined(waiting).replicas()})
+            waiting.clear()
+
+    for part in parts:
+        content = next(read)
+        found = content if isinstance(content, PartFold) else _fold(part, content, next(read))
+        # It is read once more: only pyarrow knows it, or can say what is wrong with it.
+        found = found or fold_part(part)
+        if isinstance(found, PartFold):
+            store({"runs": found.runs, "replicas": found.replicas})
+            yield SmallFold(found.rows, found.skipped)
+            continue
+        waiting.append(found)
+        if sum(len(one.counts) for one in waiting) >= _TABLE_REPLICAS:
+            store_waiting()
+        yield SmallFold(part.rows)
+    store_waiting()
+
+
+@dataclass(frozen=True, slots=True)
+class _SmallFile:
+    """A file of the export with this manifest."""
+
+    manifest: str
+    file: TableFile
+
+
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """A file and its bytes; None if they cannot be read or are not those written."""
+
+    file: TableFile
+    raw: bytes | None
+
+
+def _files(part: Part) -> tuple[_SmallFile, _SmallFile] | None:
+    """The file of chunks and the inventory of a part that is a small file; None for any
+    other.
+    """
+    export = part.export
+    if export is None or part.manifest is None:
+        return None
+    name = part.location.partition("?")[0].rpartition("/")[2]
+    chunks = [file for file in export.of_kind(FileKind.CHUNKS) if file.name == name]
+    inventories = export.of_kind(FileKind.CONTAINERS)
+    if len(chunks) != 1 or len(inventories) != 1 or part.first or part.last < chunks[0].rows:
+        return None
+    if max(chunks[0].length_bytes, inventories[0].length_bytes) > WHOLE_BYTES_MAX:
+        return None
+    return _SmallFile(part.manifest, chunks[0]), _SmallFile(part.manifest, inventories[0])
+
+
+def _read(item: _SmallFile | Part) -> _Content | PartFold:
+    if isinstance(item, Part):
+        return fold_part(item)
+    filesystem, folder = export_folder(item.manifest)
+    with suppress(ChunkTableError):
+        return _Content(item.file, read_verified(filesystem, folder, item.file))
+    return _Content(item.file, None)
+
+
+def _fold(part: Part, chunks: _Content, inventory: _Content | PartFold) -> Stretches | None:
+    """The replicas of a file whose live rows are exactly those that the inventory
+    lists, in order; None for any other.
+    """
+    assert isinstance(inventory, _Content)
+    if chunks.raw is None or inventory.raw is None:
+        return None
+    columns = whole_columns(chunks.raw, chunks.file.rows)
+    listing = whole_columns(inventory.raw, inventory.file.rows)
+    if columns is None or listing is None or "block_id" not in columns or "file" not in listing:
+        return None
+    try:
+        rows = encoded_rows(columns, chunks.file.rows)
+        if not has_known_values({name: text.values for name, text in rows.text.items()}):
+            return None
+        listed = _listed(part, chunks.file.name, listing)
+        if listed is None:
+            return None
+        found = Stretches.of(rows)
+    except PageError:
+        return None
+    places = listed.places_of(found)
+    listed.count(places, found.counts)
+    if listed.wrong():
+        return None
+    is_live = listed.is_live(places)
+    live = found.chosen(is_live)
+    is_whole = live.ordered & (live.counts == listed.rows[places[is_live]])
+    return live if is_whole.all() else None
+
+
+def _listed(part: Part, name: str, columns: Mapping[str, EncodedColumn]) -> ListedReplicas | None:
+    """The replicas that an inventory lists in the file of this name; None if it names a
+    file that its manifest does not.
+
+    Raises:
+        PageError: a page is malformed.
+    """
+    assert part.export is not None
+    volumes, names = (_texts(columns[column]) for column in ("volume", "file"))
+    known = {one.name for one in part.export.of_kind(FileKind.CHUNKS) if one.rows}
+    if not known.issuperset(names):
+        return None
+    codes, ids, rows, of_file = (
+        _values(columns[column]) for column in ("volume", "container_id", "rows", "file")
+    )
+    if names != [name]:
+        ours = of_file == (names.index(name) if name in names else -1)
+        codes, ids, rows = codes[ours], ids[ours], rows[ours]
+    return ListedReplicas(volumes, codes, ids, rows, part.volumes)
+
+
+def _texts(column: EncodedColumn) -> list[str]:
+    assert column.texts is not None
+    texts: list[str] = column.texts.to_pylist()
+    return texts
+
+
+def _values(column: EncodedColumn) -> Int64s:
+    out = np.empty(column.count, np.int64)
+    column.fill(0, out)
+    return out
