@@ -109,7 +109,7 @@ class EncodedColumn:
         """
         from chunktable import page_kernels
 
-        if len(self.segments) == 2 and self.segments[0, 1] == 0:
+        if len(self.segments) == 2 and self.segments[0, 1] == 0 and self.levels is None:
             # The same value in all rows.
             return Runs(np.zeros(1, np.int64), self.values[self.segments[:1, 2]])
         count = self.count
