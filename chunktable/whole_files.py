@@ -13,8 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chunktable.pages import EncodedColumn
+from chunktable.pages import EncodedColumn, PageError
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA
+from merkle.checksum import kernels_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -105,6 +106,39 @@ def whole_columns(raw: bytes, rows: int) -> Mapping[str, EncodedColumn] | None:
         return {name: _with_texts(column) for name, column in found.items()}
     except pa.ArrowInvalid:
         return None
+
+
+# An inventory whose text is dictionaries.
+ENCODED_INVENTORY = pa.schema(
+    [
+        field.with_type(pa.dictionary(pa.int32(), field.type))
+        if pa.types.is_string(field.type)
+        else field
+        for field in CONTAINER_SCHEMA
+    ]
+)
+
+
+def whole_inventory(raw: bytes, rows: int) -> pa.Table | None:
+    """An inventory of so many replicas (ENCODED_INVENTORY); None if its form is not
+    known here, or kernels are not used.
+    """
+    columns = whole_columns(raw, rows) if kernels_for(0) is not None else None
+    if columns is None or "file" not in columns:
+        return None
+    found = list[pa.Array]()
+    for field in ENCODED_INVENTORY:
+        column, values = columns[field.name], np.empty(rows, np.int64)
+        try:
+            column.fill(0, values)
+        except PageError:
+            return None
+        if column.texts is None:
+            found.append(pa.array(values))
+        else:
+            codes = pa.array(values.astype(np.int32))
+            found.append(pa.DictionaryArray.from_arrays(codes, column.texts))
+    return pa.table(found, ENCODED_INVENTORY)
 
 
 _NOTHING = np.zeros(8, np.uint8)

@@ -51,7 +51,7 @@ def fold_small_exports(
     """
     # A part that is no small file is one item: it is read and folded as such.
     is_known = kernels_for(_ROW_BYTES * sum(part.rows for part in parts)) is not None
-    wanted = [item for part in parts for item in is_known and _files(part) or (part,)]
+    wanted = [item for part in parts for item in (is_known and _files(part)) or (part,)]
     read = at_once(wanted, _read, parts[0].location if parts else "")
     waiting = list[Stretches]()
 

@@ -14,7 +14,7 @@ import pytest
 from chunktable.pages import PageError
 from chunktable.places import Sink
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA
-from chunktable.whole_files import whole_columns
+from chunktable.whole_files import whole_columns, whole_inventory
 from chunktable.writer import WRITTEN_SCHEMA, OpenChunkFile
 from merkle.checksum import KERNEL_BYTES_MIN, kernels_for
 
@@ -108,6 +108,10 @@ def test_an_inventory_has_the_values_that_were_written() -> None:
     )  # fmt: skip
     for raw in (written(rows), plain(rows), plain(rows, compression="none")):
         assert read(raw, count) == values(rows)
+        table = whole_inventory(raw, count)
+        assert table is not None
+        assert table.cast(CONTAINER_SCHEMA) == rows
+    assert whole_inventory(written(chunk_rows(1)), chunk_rows(1).num_rows) is None
 
 
 def test_what_our_writers_do_not_write_is_left_to_pyarrow() -> None:
