@@ -99,8 +99,7 @@ _TASK_ROWS = 1 << 20
 # Rows that take as long as one replica, whose own rows come on top.
 _REPLICA_ROWS = 60
 
-# Exports that are read on this machine, and of one task.
-_EXPORTS_MIN = 64
+# Exports of one task.
 _EXPORTS_OF_TASK = 512
 
 _REQUESTED = "requested"
@@ -257,8 +256,7 @@ class SparkEngine:
         Raises:
             SparkFailedError: a job failed after all retries of its tasks.
         """
-        # A job costs more than a few requests of this machine.
-        if len(texts) < _EXPORTS_MIN:
+        if len(texts) <= work.alone_max:
             yield from in_threads(work, texts)
             return
         size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))

@@ -45,6 +45,13 @@ class ExportWork(Protocol):
         """The schema of the table that it returns."""
         ...
 
+    @property
+    def alone_max(self) -> int:
+        """The number of texts up to which one machine does the work: to start it on
+        others costs more.
+        """
+        ...
+
     def __call__(self, text: str) -> pa.Table:
         """What comes of one export, which `text` names or holds."""
         ...
@@ -54,14 +61,15 @@ class ExportWork(Protocol):
 ForEach: TypeAlias = Callable[[ExportWork, Sequence[str]], Iterator[pa.Table]]
 
 
-def at_once(items: Iterable[T], work: Callable[[T], R], place: str) -> Iterator[R]:
+def at_once(
+    items: Iterable[T], work: Callable[[T], R], place: str, threads: int = AT_ONCE
+) -> Iterator[R]:
     """The results of `work`, which reads something at `place`, for all items in their
     order. What is remote is read some items ahead: most of it is waiting.
     """
-    # Elsewhere threads only wait for each other.
-    threads = AT_ONCE if "://" in place else 0
     waiting, running = iter(items), deque[Future[R]]()
-    if not threads:
+    if "://" not in place:
+        # Threads would only wait for each other.
         yield from map(work, waiting)
         return
     with ThreadPoolExecutor(threads, "export") as pool:
@@ -91,6 +99,11 @@ class _ReadManifests:
     def schema(self) -> pa.Schema:
         """See ExportWork: the location, and the manifest."""
         return _MANIFESTS
+
+    @property
+    def alone_max(self) -> int:
+        """See ExportWork: a quarter of a millisecond each, and little waiting."""
+        return 1024
 
     def __call__(self, text: str) -> pa.Table:
         """See ExportWork."""
@@ -208,6 +221,11 @@ class KeepExports:
     def schema(self) -> pa.Schema:
         """See ExportWork: the location of a manifest, and the path of its copy."""
         return _COPIES
+
+    @property
+    def alone_max(self) -> int:
+        """See ExportWork: a millisecond each."""
+        return 256
 
     def __call__(self, text: str) -> pa.Table:
         """See ExportWork; nothing if the agent exported meanwhile. Then the next sweep

@@ -22,7 +22,7 @@ from chunktable.whole_files import whole_columns
 from merkle.checksum import kernels_for
 from sweep.columns import has_known_values
 from sweep.encoded import encoded_rows
-from sweep.exports import at_once, export_folder
+from sweep.exports import AT_ONCE, at_once, export_folder
 from sweep.files import PartFold, fold_part
 from sweep.fragments import Int64s
 from sweep.listed import ListedReplicas
@@ -52,7 +52,7 @@ def fold_small_exports(
     # A part that is no small file is one item: it is read and folded as such.
     is_known = kernels_for(_ROW_BYTES * sum(part.rows for part in parts)) is not None
     wanted = [item for part in parts for item in (is_known and _files(part)) or (part,)]
-    read = at_once(wanted, _read, parts[0].location if parts else "")
+    read = at_once(wanted, _read, parts[0].location if parts else "", 2 * AT_ONCE)
     waiting = list[Stretches]()
 
     def store_waiting() -> None:
