@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 # The columns of a table of column chunks: a number of their metadata is in the column
 # of its field, and what the statistics hold comes after them.
-TYPE, CODEC, BYTES, DATA_AT, DICTIONARY_AT = 1, 4, 7, 9, 11
+CODEC, BYTES, DATA_AT, DICTIONARY_AT = 4, 7, 9, 11
 NULLS, LEAST_AT, LEAST_BYTES, GREATEST_AT, GREATEST_BYTES = range(17, 22)
 CHUNK_FIELDS = 22
 # The columns of a table of pages: the number of the column chunk, and those of
@@ -194,29 +194,28 @@ def _chunk(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
             return BAD
 
 
-@jit(_I64(RAW, _I64, _I64, _I64, _MATRIX))
-def _row_group(raw: "Raw", at: Int, end: Int, rows: Int, chunks: "NDArray[np.int64]") -> Int:
-    """Read a row group of so many rows; returns the number of its columns."""
+@jit(types.UniTuple(_I64, 3)(RAW, _I64, _I64, _MATRIX))
+def _row_group(raw: "Raw", at: Int, end: Int, chunks: "NDArray[np.int64]") -> tuple[Int, Int, Int]:
+    """Read a row group; returns the numbers of its columns and rows, and its end."""
+    bad = np.int64(0), np.int64(0), np.int64(BAD)
     number: Int = np.int64(0)
     columns: Int = np.int64(0)
-    found_rows: Int = np.int64(BAD)
+    rows: Int = np.int64(0)
     while True:
         kind, number, at = _field(raw, at, end, number)
-        if at == BAD:
-            return BAD
-        if kind == 0:
-            return columns if found_rows == rows else BAD
+        if at == BAD or kind == 0:
+            return columns, rows, at
         if number == 1 and kind == _LIST:
             entry, columns, at = _list(raw, at, end)
             if at == BAD or entry != _STRUCT or columns > chunks.shape[0]:
-                return BAD
+                return bad
             for column in range(columns):
                 chunks[column, :] = BAD
                 inner: Int = np.int64(0)
                 while True:
                     kind, inner, at = _field(raw, at, end, inner)
                     if at == BAD:
-                        return BAD
+                        return bad
                     if kind == 0:
                         break
                     if inner == 3 and kind == _STRUCT:
@@ -225,36 +224,39 @@ def _row_group(raw: "Raw", at: Int, end: Int, rows: Int, chunks: "NDArray[np.int
                         # The name of another file is no form of ours.
                         at = BAD if inner == 1 else _skip(raw, at, end, kind, 0)
                     if at == BAD:
-                        return BAD
+                        return bad
         elif number == 3 and _BYTE < kind <= _INTEGER_MAX:
             value, at = varint(raw, at, end)
-            found_rows = unzigzag(value)
+            rows = unzigzag(value)
         else:
             at = _skip(raw, at, end, kind, 0)
         if at == BAD:
-            return BAD
+            return bad
 
 
-@jit(types.UniTuple(_I64, 4)(RAW, _I64, _I64, _I64, _MATRIX, _MATRIX))
+@jit(types.UniTuple(_I64, 5)(RAW, _I64, _I64, _WORDS, _MATRIX, _MATRIX))
 def survey(
     raw: "Raw",
     at: Int,
     end: Int,
-    rows: Int,
+    groups: "Int64s",
     chunks: "NDArray[np.int64]",
     pages: "NDArray[np.int64]",
-) -> tuple[Int, Int, Int, Int]:
-    """Read the footer `raw[at:end]` of a file with one row group of `rows` rows, and
-    the headers of its pages, which all lie before it. Fills a row of `chunks` for each
-    column, and one of `pages` for each page.
+) -> tuple[Int, Int, Int, Int, Int]:
+    """Read the footer `raw[at:end]` of a file, and the headers of its pages, which all
+    lie before it. Fills `groups` with the numbers of rows of its row groups, a row of
+    `chunks` for each column of each group, and one of `pages` for each of their pages.
 
-    Returns the numbers of columns, BAD if it is another file, and of pages; and where
-    the schema begins and ends.
+    Returns the numbers of groups, BAD if it is malformed or has too many, of columns,
+    and of pages; and where the schema begins and ends.
     """
-    bad = np.int64(BAD), np.int64(0), np.int64(0), np.int64(0)
+    bad = np.int64(BAD), np.int64(0), np.int64(0), np.int64(0), np.int64(0)
     footer = at
     number: Int = np.int64(0)
+    count: Int = np.int64(0)
     columns: Int = np.int64(0)
+    rows: Int = np.int64(0)
+    all_rows: Int = np.int64(0)
     schema_at: Int = np.int64(0)
     schema_end: Int = np.int64(0)
     while True:
@@ -266,38 +268,41 @@ def survey(
         begin = at
         if number == 3 and _BYTE < kind <= _INTEGER_MAX:
             value, at = varint(raw, at, end)
-            if unzigzag(value) != rows:
-                return bad
+            all_rows = unzigzag(value)
         elif number == 4 and kind == _LIST:
             entry, count, at = _list(raw, at, end)
-            if at == BAD or entry != _STRUCT or count != 1 or columns:
+            if at == BAD or entry != _STRUCT or count > groups.size or columns:
                 return bad
-            columns = _row_group(raw, at, end, rows, chunks)
-            if columns == BAD:
-                return bad
-            at = _skip(raw, at, end, entry, 0)
+            for group in range(count):
+                found, groups[group], at = _row_group(raw, at, end, chunks[group * columns :])
+                if at == BAD or found == 0 or groups[group] < 0 or (group and found != columns):
+                    return bad
+                columns = found
+                rows += groups[group]
         else:
             at = _skip(raw, at, end, kind, 0)
             if number == 2:
                 schema_at, schema_end = begin, at
         if at == BAD:
             return bad
-    used = np.int64(0)
+    used: Int = np.int64(0)
     headers = np.empty((_PAGES_MAX, PAGE_FIELDS), np.int64)
-    for column in range(columns):
-        first = chunks[column, DATA_AT]
-        if chunks[column, DICTIONARY_AT] != BAD:
-            first = min(first, chunks[column, DICTIONARY_AT])
-        length = chunks[column, BYTES]
+    for chunk in range(count * columns):
+        first = chunks[chunk, DATA_AT]
+        if chunks[chunk, DICTIONARY_AT] != BAD:
+            first = min(first, chunks[chunk, DICTIONARY_AT])
+        length = chunks[chunk, BYTES]
         if first < 0 or length < 0 or length > footer - first:
             return bad
-        found = page_headers(raw, first, first + length, headers)
-        if found < 1 or used + found > pages.shape[0]:
+        in_chunk = page_headers(raw, first, first + length, headers)
+        if in_chunk < 1 or used + in_chunk > pages.shape[0]:
             return bad
-        pages[used : used + found, PAGE_OF] = column
-        pages[used : used + found, PAGE_TYPE:] = headers[:found]
-        used += found
-    return columns, used, schema_at, schema_end
+        pages[used : used + in_chunk, PAGE_OF] = chunk
+        pages[used : used + in_chunk, PAGE_TYPE:] = headers[:in_chunk]
+        used += in_chunk
+    if rows != all_rows:
+        return bad
+    return count, columns, used, schema_at, schema_end
 
 
 @jit(types.boolean(RAW, _I64, _I64, _I64, _I64, _WORDS))

@@ -1,13 +1,13 @@
-"""Open all columns of a small Parquet file that is in memory.
+"""Open all columns of a Parquet file that is in memory.
 
 pyarrow takes a millisecond to open a file, its footer and its columns, in which 50,000
 rows are folded. A table has thousands of small files. So kernels do it at once for a
-file as our writers write it: one row group, columns in their order, no nulls. Any other
-file, also a damaged one, is None here, and is left to pyarrow.
+file as our writers write it: columns in their order, no nulls. Any other file, also a
+damaged one, is None here, and is left to pyarrow.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MAGIC = b"PAR1"
-_PAGES_MAX = 128
+_GROUPS_MAX, _PAGES_MAX = 40, 4096
 # Bytes of a file without compression for each row, and beside rows; a file that claims
 # more is malformed.
 _ROW_BYTES_MAX, _OTHER_BYTES_MAX = 256, 4 << 20
@@ -62,50 +62,108 @@ class _Layout:
 _layouts = dict[bytes, _Layout | None]()
 
 
-def whole_columns(raw: bytes, rows: int) -> Mapping[str, EncodedColumn] | None:
-    """The columns of a file of chunks or of an inventory with so many rows, by name;
-    None if its form is not known here.
-    """
-    from chunktable import file_kernels as kernels
+class WholeFile:
+    """A file of chunks or an inventory as our writers write it, in memory."""
 
-    end = len(raw) - 8
-    at = end - int.from_bytes(raw[end : end + 4], "little")
-    if raw[-4:] != _MAGIC or at < len(_MAGIC) or not rows:
-        return None
-    data = np.frombuffer(raw, np.uint8)
-    chunks = np.empty((len(CHUNK_SCHEMA), kernels.CHUNK_FIELDS), np.int64)
-    pages = np.empty((_PAGES_MAX, kernels.PAGE_PLAIN_BYTES + 1), np.int64)
-    count, page_count, first, last = kernels.survey(data, at, end, rows, chunks, pages)
-    layout = None if count < 1 else _layout(raw, raw[first:last])
-    if layout is None or count != len(layout.names):
-        return None
-    found, described = dict[str, EncodedColumn](), chunks[:count].tolist()
-    # One segment for all columns that are constant.
-    segments = np.array([[0, 0, 0], [rows, 0, 0]], np.int64)
-    others = list[int]()
-    for number, (name, kind) in enumerate(zip(layout.names, layout.kinds, strict=True)):
-        column = described[number]
-        if layout.has_levels[number] and column[kernels.NULLS]:
+    def __init__(
+        self,
+        raw: bytes,
+        layout: _Layout,
+        groups: Sequence[int],
+        chunks: "NDArray[np.int64]",
+        pages: "NDArray[np.int64]",
+    ) -> None:
+        """Internal: use `of`."""
+        # The number of rows of each row group.
+        self.groups = groups
+        self._raw = raw
+        self._data = np.frombuffer(raw, np.uint8)
+        self._layout = layout
+        self._chunks = chunks
+        self._pages = pages
+
+    @classmethod
+    def of(cls, raw: bytes, rows: int) -> Self | None:
+        """The file in these bytes, with so many rows; None if its form is not known."""
+        from chunktable import file_kernels as kernels
+
+        end = len(raw) - 8
+        at = end - int.from_bytes(raw[end : end + 4], "little")
+        if raw[-4:] != _MAGIC or at < len(_MAGIC):
             return None
-        value = None if kind == kernels.UINT32 else _constant(raw, column)
-        if value is None:
-            others.append(number)
-        elif kind == kernels.TEXT:
-            texts = pa.array([value], pa.binary())
-            found[name] = EncodedColumn(_NOTHING, segments, _ZERO, 1, texts)
-        else:
-            is_signed = kind != kernels.BOOLEAN
-            held = np.array([int.from_bytes(value, "little", signed=is_signed)], np.int64)
-            found[name] = EncodedColumn(_NOTHING, segments, held, 1)
-    opened = _open(raw, rows, others, layout, described, pages[:page_count])
-    if opened is None:
-        return None
-    found |= opened
-    try:
-        # Bytes that are not UTF-8 raise an error here.
-        return {name: _with_texts(column) for name, column in found.items()}
-    except pa.ArrowInvalid:
-        return None
+        groups = np.empty(_GROUPS_MAX, np.int64)
+        chunks = np.empty((_GROUPS_MAX * len(CHUNK_SCHEMA), kernels.CHUNK_FIELDS), np.int64)
+        pages = np.empty((_PAGES_MAX, kernels.PAGE_PLAIN_BYTES + 1), np.int64)
+        count, columns, used, first, last = kernels.survey(
+            np.frombuffer(raw, np.uint8), at, end, groups, chunks, pages
+        )
+        counts = groups[: max(count, 0)].tolist()
+        layout = _layout(raw, raw[first:last]) if count > 0 and min(counts) > 0 else None
+        if layout is None or columns != len(layout.names) or sum(counts) != rows:
+            return None
+        return cls(raw, layout, counts, chunks[: count * columns], pages[:used])
+
+    def columns(self, group: int) -> Mapping[str, EncodedColumn] | None:
+        """The columns of a row group, by name; None if a page is malformed or of a form
+        that is not known.
+        """
+        from chunktable import file_kernels as kernels
+
+        layout, rows, width = self._layout, self.groups[group], len(self._layout.names)
+        described = self._chunks[group * width :][:width].tolist()
+        first = group * width
+        bounds = np.searchsorted(self._pages[:, kernels.PAGE_OF], (first, first + width))
+        pages = [page.tolist() for page in self._pages[slice(*bounds)]]
+        # One segment for all columns that are constant.
+        segments = np.array([[0, 0, 0], [rows, 0, 0]], np.int64)
+        found, others = dict[str, EncodedColumn](), list[int]()
+        for number, (name, kind) in enumerate(zip(layout.names, layout.kinds, strict=True)):
+            column = described[number]
+            if layout.has_levels[number] and column[kernels.NULLS]:
+                return None
+            if kind == kernels.UINT32:
+                plain = self._stored_as_is(first + number, column, pages, rows)
+                if plain is not None:
+                    found[name] = plain
+                    continue
+            value = None if kind == kernels.UINT32 else _constant(self._raw, column)
+            if value is None:
+                others.append(number)
+            elif kind == kernels.TEXT:
+                texts = pa.array([value], pa.binary())
+                found[name] = EncodedColumn(_NOTHING, segments, _ZERO, 1, texts)
+            else:
+                is_signed = kind != kernels.BOOLEAN
+                held = np.array([int.from_bytes(value, "little", signed=is_signed)], np.int64)
+                found[name] = EncodedColumn(_NOTHING, segments, held, 1)
+        opened = _open(self._raw, rows, others, layout, described, pages, first)
+        if opened is None:
+            return None
+        found |= opened
+        try:
+            # Bytes that are not UTF-8 raise an error here.
+            return {name: _with_texts(column) for name, column in found.items()}
+        except pa.ArrowInvalid:
+            return None
+
+    def _stored_as_is(
+        self, chunk: int, column: Sequence[int], pages: Sequence[Sequence[int]], rows: int
+    ) -> EncodedColumn | None:
+        """A column of 4 bytes without compression, read where it lies in the file."""
+        from chunktable import file_kernels as kernels
+        from chunktable.page_kernels import PLAIN_32
+
+        segments, row = list[tuple[int, int, int]](), 0
+        for number, kind, encoding, count, at, stored, _ in pages:
+            if number == chunk:
+                if kind or encoding or not 0 <= 4 * count <= stored:
+                    return None
+                segments.append((row, PLAIN_32, at))
+                row += count
+        if column[kernels.CODEC] != _UNCOMPRESSED or row != rows:
+            return None
+        table = np.array([*segments, (rows, 0, 0)], np.int64)
+        return EncodedColumn(self._data, table, _ZERO, 1)
 
 
 # An inventory whose text is dictionaries.
@@ -123,7 +181,8 @@ def whole_inventory(raw: bytes, rows: int) -> pa.Table | None:
     """An inventory of so many replicas (ENCODED_INVENTORY); None if its form is not
     known here, or kernels are not used.
     """
-    columns = whole_columns(raw, rows) if kernels_for(0) is not None else None
+    file = WholeFile.of(raw, rows) if kernels_for(0) is not None else None
+    columns = file.columns(0) if file is not None and len(file.groups) == 1 else None
     if columns is None or "file" not in columns:
         return None
     found = list[pa.Array]()
@@ -184,15 +243,19 @@ def _open(
     wanted: Sequence[int],
     layout: _Layout,
     described: Sequence[Sequence[int]],
-    pages: "NDArray[np.int64]",
+    pages: Sequence[Sequence[int]],
+    first: int,
 ) -> dict[str, EncodedColumn] | None:
-    """The columns with these numbers, from their pages; None if one is malformed."""
+    """The columns with these numbers, from their pages, whose columns are counted from
+    `first`; None if one is malformed.
+    """
     from chunktable import file_kernels as kernels
 
     place_of = {number: place for place, number in enumerate(wanted)}
     held, table, texts_at, length = list[bytes](), list[list[int]](), dict[int, int](), 0
     room, deltas, values = 2 * len(pages) + 2, 0, 2 * len(wanted)
-    for number, kind, encoding, count, at, stored, plain in pages.tolist():
+    for number, kind, encoding, count, at, stored, plain in pages:
+        number -= first
         if number not in place_of:
             continue
         data, codec = raw[at : at + stored], described[number][kernels.CODEC]

@@ -1,4 +1,4 @@
-"""Fold small exports, many together.
+"""Fold exports whose files are read whole, small ones many together.
 
 For an export of some thousand rows it costs most to open its files, to look its
 replicas up, and to make a table of the result. So the files of one task are read ahead,
@@ -11,28 +11,29 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from chunktable.errors import ChunkTableError
 from chunktable.manifest import FileKind, TableFile
-from chunktable.pages import EncodedColumn, PageError
+from chunktable.pages import PageError
 from chunktable.reader import WHOLE_BYTES_MAX, read_verified
-from chunktable.whole_files import whole_columns
+from chunktable.whole_files import WholeFile, whole_inventory
 from merkle.checksum import kernels_for
 from sweep.columns import has_known_values
 from sweep.encoded import encoded_rows
 from sweep.exports import AT_ONCE, at_once, export_folder
 from sweep.files import PartFold, fold_part
-from sweep.fragments import Int64s
 from sweep.listed import ListedReplicas
-from sweep.model import Part
-from sweep.runs import Stretches
+from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, Part
+from sweep.rows import EncodedRows
+from sweep.runs import RUN_SCHEMA, Stretches, join
 
 # The cost of a row for `kernels_for`, in bytes that a library checksums meanwhile.
 _ROW_BYTES = 1000
-# Replicas of one table.
+# Replicas of one table, and those of a file whose tables are all held in memory.
 _TABLE_REPLICAS = 1 << 15
+_REPLICAS_MAX = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def fold_small_exports(
         content = next(read)
         found = content if isinstance(content, PartFold) else _fold(part, content, next(read))
         # It is read once more: only pyarrow knows it, or can say what is wrong with it.
-        found = found or fold_part(part)
+        found = fold_part(part) if found is None else found
         if isinstance(found, PartFold):
             store({"runs": found.runs, "replicas": found.replicas})
             yield SmallFold(found.rows, found.skipped)
@@ -74,6 +75,24 @@ def fold_small_exports(
             store_waiting()
         yield SmallFold(part.rows)
     store_waiting()
+
+
+def fold_export(part: Part) -> PartFold:
+    """Like `fold_part`. A whole file is opened by kernels, which leave the interpreter
+    to other threads.
+    """
+    is_small = part.replicas <= _REPLICAS_MAX and kernels_for(_ROW_BYTES * part.rows) is not None
+    files = _files(part) if is_small else None
+    if files is not None:
+        chunks, inventory = map(_read, files)
+        assert isinstance(chunks, _Content)
+        found = _fold(part, chunks, inventory)
+        if isinstance(found, Stretches):
+            nothing = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
+            return PartFold(nothing[0], found.replicas(), nothing[1], part.rows)
+        if found is not None:
+            return found
+    return fold_part(part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,65 +137,75 @@ def _read(item: _SmallFile | Part) -> _Content | PartFold:
     return _Content(item.file, None)
 
 
-def _fold(part: Part, chunks: _Content, inventory: _Content | PartFold) -> Stretches | None:
-    """The replicas of a file whose live rows are exactly those that the inventory
-    lists, in order; None for any other.
+def _fold(
+    part: Part, chunks: _Content, inventory: _Content | PartFold
+) -> Stretches | PartFold | None:
+    """The replicas of a file whose live rows are those that the inventory lists, as
+    stretches if it has a single row group, in which they are whole. None if its form is
+    not known.
     """
     assert isinstance(inventory, _Content)
     if chunks.raw is None or inventory.raw is None:
         return None
-    columns = whole_columns(chunks.raw, chunks.file.rows)
-    listing = whole_columns(inventory.raw, inventory.file.rows)
-    if columns is None or listing is None or "block_id" not in columns or "file" not in listing:
+    file = WholeFile.of(chunks.raw, chunks.file.rows)
+    listing = whole_inventory(inventory.raw, inventory.file.rows)
+    if file is None or listing is None:
+        return None
+    listed = _listed(part, chunks.file.name, listing)
+    if listed is None:
         return None
     try:
-        rows = encoded_rows(columns, chunks.file.rows)
-        if not has_known_values({name: text.values for name, text in rows.text.items()}):
-            return None
-        listed = _listed(part, chunks.file.name, listing)
-        if listed is None:
-            return None
-        found = Stretches.of(rows)
+        if len(file.groups) == 1:
+            return _whole_replicas(listed, _rows(file, 0))
+        tables = list(listed.settled(_rows(file, i) for i in range(len(file.groups))))
     except PageError:
         return None
-    places = listed.places_of(found)
-    listed.count(places, found.counts)
     if listed.wrong():
         return None
+    runs, whole = ([pair[i] for pair in tables] for i in (1, 0))
+    return PartFold(
+        join(pa.concat_tables([RUN_SCHEMA.empty_table(), *runs])),
+        pa.concat_tables([REPLICA_SCHEMA.empty_table(), *whole]),
+        FINDING_SCHEMA.empty_table(),
+        part.rows,
+    )
+
+
+def _rows(file: WholeFile, group: int) -> EncodedRows:
+    """The rows of a row group.
+
+    Raises:
+        PageError: its form is not known, or a value is none of ours.
+    """
+    columns = file.columns(group)
+    if columns is None or "block_id" not in columns:
+        raise PageError
+    rows = encoded_rows(columns, file.groups[group])
+    if not has_known_values({name: text.values for name, text in rows.text.items()}):
+        raise PageError
+    return rows
+
+
+def _whole_replicas(listed: ListedReplicas, rows: EncodedRows) -> Stretches | None:
+    """The listed replicas in these rows; None unless they are whole and in order."""
+    found = Stretches.of(rows)
+    places = listed.places_of(found)
+    listed.count(places, found.counts)
     is_live = listed.is_live(places)
     live = found.chosen(is_live)
     is_whole = live.ordered & (live.counts == listed.rows[places[is_live]])
-    return live if is_whole.all() else None
+    return live if is_whole.all() and not listed.wrong() else None
 
 
-def _listed(part: Part, name: str, columns: Mapping[str, EncodedColumn]) -> ListedReplicas | None:
+def _listed(part: Part, name: str, inventory: pa.Table) -> ListedReplicas | None:
     """The replicas that an inventory lists in the file of this name; None if it names a
     file that its manifest does not.
-
-    Raises:
-        PageError: a page is malformed.
     """
     assert part.export is not None
-    volumes, names = (_texts(columns[column]) for column in ("volume", "file"))
+    files = inventory["file"].chunk(0)
     known = {one.name for one in part.export.of_kind(FileKind.CHUNKS) if one.rows}
-    if not known.issuperset(names):
+    if not known.issuperset(names := files.dictionary.to_pylist()):
         return None
-    codes, ids, rows, of_file = (
-        _values(columns[column]) for column in ("volume", "container_id", "rows", "file")
-    )
     if names != [name]:
-        ours = of_file == (names.index(name) if name in names else -1)
-        codes, ids, rows = codes[ours], ids[ours], rows[ours]
-    return ListedReplicas(volumes, codes, ids, rows, part.volumes)
-
-
-def _texts(column: EncodedColumn) -> list[str]:
-    assert column.texts is not None
-    texts: list[str] = column.texts.to_pylist()
-    return texts
-
-
-def _values(column: EncodedColumn) -> Int64s:
-    out = np.empty(column.count, np.int64)
-    column.fill(0, out)
-    return out
+        inventory = inventory.filter(pc.equal(inventory["file"], name))
+    return ListedReplicas.of(inventory, part.volumes)
