@@ -2,7 +2,7 @@
 
 pyarrow takes a millisecond to open a file, its footer and its columns, in which 50,000
 rows are folded. A table has thousands of small files. So kernels do it at once for a
-file as our writers write it: columns in their order, no nulls. Any other file, also a
+file as our writers write it, with the columns in their order. Any other file, also a
 damaged one, is None here, and is left to pyarrow.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from chunktable.pages import EncodedColumn, PageError
+from chunktable.pages import NULL, EncodedColumn, PageError, encoded_columns
 from chunktable.schema import CHUNK_SCHEMA, CONTAINER_SCHEMA
 from merkle.checksum import kernels_for
 
@@ -31,6 +31,9 @@ _UNCOMPRESSED = 0
 _CODECS = {1: pa.Codec("snappy"), 6: pa.Codec("zstd")}
 _INDEXED = (2, 8)
 _DELTA = 5
+
+# What pyarrow raises for a damaged footer; ArrowInvalid is a ValueError.
+_DAMAGED = (OSError, ValueError, pa.ArrowException)
 
 # Checksums have 32 bits unless one needs more.
 _SCHEMAS = (
@@ -120,7 +123,14 @@ class WholeFile:
         for number, (name, kind) in enumerate(zip(layout.names, layout.kinds, strict=True)):
             column = described[number]
             if layout.has_levels[number] and column[kernels.NULLS]:
-                return None
+                if column[kernels.NULLS] == rows:
+                    found[name] = EncodedColumn(_NOTHING, segments, np.array([NULL]), 1)
+                    continue
+                some = self._with_nulls(group, name, number)
+                if some is None:
+                    return None
+                found |= some
+                continue
             if kind == kernels.UINT32:
                 plain = self._stored_as_is(first + number, column, pages, rows)
                 if plain is not None:
@@ -144,6 +154,14 @@ class WholeFile:
             # Bytes that are not UTF-8 raise an error here.
             return {name: _with_texts(column) for name, column in found.items()}
         except pa.ArrowInvalid:
+            return None
+
+    def _with_nulls(self, group: int, name: str, number: int) -> dict[str, EncodedColumn] | None:
+        """A column of which some rows have no value: which ones takes longer to find."""
+        try:
+            metadata = pq.read_metadata(pa.BufferReader(self._raw))
+            return encoded_columns(self._data, 0, metadata, group, {name: number})
+        except _DAMAGED:
             return None
 
     def _stored_as_is(
@@ -218,8 +236,7 @@ def _layout(raw: bytes, schema: bytes) -> _Layout | None:
             del _layouts[next(iter(_layouts))]
         try:
             found = pq.read_schema(pa.BufferReader(raw)).remove_metadata()
-        # A damaged footer raises ArrowInvalid, a ValueError, or another error.
-        except (OSError, ValueError, pa.ArrowException):
+        except _DAMAGED:
             return None
         _layouts[schema] = _Layout(found) if any(map(found.equals, _SCHEMAS)) else None
     return _layouts[schema]

@@ -68,14 +68,14 @@ from sweep.engine import (
 )
 from sweep.errors import EarlierRowsError, SweepWorkError
 from sweep.exports import ExportWork, in_threads
-from sweep.files import fold_part, unreadable_finding
+from sweep.files import unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
-from sweep.small_exports import fold_small_exports
 from sweep.stages import ContainerStage
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
+from sweep.whole_exports import fold_export, fold_small_exports
 
 
 class Scattered(Enum):
@@ -444,7 +444,7 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
             writer.add({_REQUESTED: requested})
             commits.append(Commit(number, part.rows))
         else:
-            folded = fold_part(part, writer.add)
+            folded = fold_export(part, writer.add)
             if folded.skipped:
                 writer.discard()
             commits.append(Commit(number, folded.rows, folded.skipped))

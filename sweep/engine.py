@@ -35,9 +35,9 @@ from sweep.output import SweepTotals
 from sweep.pieces import RANGE_ROWS, Range, StoredFile, StoredTable, TablePlace
 from sweep.rows import repeat
 from sweep.runs import RUN_SCHEMA
-from sweep.small_exports import fold_export
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
+from sweep.whole_exports import fold_export
 
 
 @dataclass(frozen=True, slots=True)

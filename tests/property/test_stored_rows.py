@@ -29,8 +29,8 @@ from sweep.files import fold_part, is_readable, open_rows, read_rows
 from sweep.inputs import table_parts
 from sweep.model import REPLICA_SCHEMA, Part
 from sweep.runs import RUN_SCHEMA, join, settle
-from sweep.small_exports import fold_small_exports
 from sweep.stages import by_replica
+from sweep.whole_exports import fold_export, fold_small_exports
 from tests.support.tables import MemoryWalk, current_rows, replica
 
 STATES = (ReplicaState.CLOSED, ReplicaState.UNHEALTHY, ReplicaState.OPEN)
@@ -106,6 +106,10 @@ def test_rows_are_folded_and_read_as_they_are_stored(tmp_path: Path, seed: int) 
     assert not len(settled.exact)
     replicas = by_replica(pa.concat_tables([settled.replicas, *(one.replicas for one in folded)]))
     assert replicas.drop_columns("path") == exact_replicas(rows)[0].drop_columns("path")
+    for part, one in zip(parts, folded, strict=True):
+        whole = fold_export(part)
+        assert (whole.rows, by_replica(whole.replicas)) == (one.rows, by_replica(one.replicas))
+        assert join(whole.runs) == join(one.runs)
     together, tables = folded_together(parts)
     assert together == [one.rows for one in folded]
     assert by_replica(tables["replicas"]) == by_replica(

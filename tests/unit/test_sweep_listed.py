@@ -2,6 +2,7 @@
 lists, what several parts of a file have of a replica, and what is read twice.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,8 @@ import pytest
 from chunktable.manifest import Manifest, parse_manifest
 from chunktable.places import LocalDestination
 from chunktable.schema import CONTAINER_SCHEMA
-from dnagent.export import export
-from merkle.checksum import fingerprint
+from dnagent.export import ExportLimits, export
+from merkle.checksum import KERNEL_BYTES_MIN, fingerprint, kernels_for
 from merkle.replica import TreeSource
 from runtime.disk import Disk
 from spark.task_parts import parts_of_text, text_of
@@ -26,6 +27,7 @@ from sweep.model import REPLICA_SCHEMA, Part, PartKind, RootMethod
 from sweep.pieces import StoredTable, TableFileWriter, TablePlace
 from sweep.runs import settle
 from sweep.stages import CompareStage, by_replica
+from sweep.whole_exports import fold_small_exports
 from tests.support.tables import MemoryWalk, blocks, replica
 
 
@@ -131,6 +133,39 @@ def test_the_first_part_of_a_file_counts_the_rows_of_all(exported: Path) -> None
     first, *others = table_parts([str(exported)], part_rows=25).parts
     assert "and the inventory says" in fold_part(first).skipped
     assert [fold_part(part).skipped for part in others] == [""] * len(others)
+
+
+def test_small_exports_become_one_table_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
+    kernels_for(KERNEL_BYTES_MIN)
+    for number in range(12):
+        walk = MemoryWalk(datanode=f"dn-{number}")
+        held = (replica(100 * number + i, *blocks(1 + i % 3)) for i in range(9))
+        walk.put(*held)
+        to = LocalDestination(tmp_path / walk.datanode, Disk())
+        export([walk], (), to, source=TreeSource.TREE)
+        # Replicas 0 and 3 are in a second file, and one is gone.
+        del walk.replicas_held[100 * number + 5]
+        walk.put(replica(100 * number, *blocks(7)), replica(100 * number + 3, *blocks(4)))
+        export([walk], (), to, source=TreeSource.TREE, limits=ExportLimits(small_files_max=9))
+    parts = table_parts([str(tmp_path)]).parts
+    assert len(parts) == 24
+    broken = parts[5]
+    raw = bytearray(Path(broken.location).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    Path(broken.location).write_bytes(raw)
+    stored = list[Mapping[str, pa.Table]]()
+    found = list(fold_small_exports(parts, stored.append))
+    expected = [fold_part(part) for part in parts]
+    assert [one.skipped for one in found] == [one.skipped for one in expected]
+    assert [one.rows for one in found] == [one.rows for one in expected]
+    assert found[5].skipped.endswith("does not match the checksum of its manifest")
+    replicas = pa.concat_tables([tables["replicas"] for tables in stored])
+    whole = pa.concat_tables([one.replicas for one in expected])
+    assert by_replica(replicas) == by_replica(whole)
+    assert replicas.num_rows > 80
+    if kernels_for(0):
+        # That of all others, and what was left of the damaged one.
+        assert [tables["replicas"].num_rows for tables in stored] == [0, replicas.num_rows]
 
 
 def replicas(*rows: tuple[int, str, RootMethod]) -> pa.Table:

@@ -10,6 +10,7 @@ itself (sweep.files), which says what is wrong with it.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -29,6 +30,9 @@ from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, Part
 from sweep.rows import EncodedRows
 from sweep.runs import RUN_SCHEMA, Stretches, join
 
+# Takes tables by their names.
+Store: TypeAlias = Callable[[Mapping[str, pa.Table]], None]
+
 # The cost of a row for `kernels_for`, in bytes that a library checksums meanwhile.
 _ROW_BYTES = 1000
 # Replicas of one table, and those of a file whose tables are all held in memory.
@@ -44,9 +48,7 @@ class SmallFold:
     skipped: str = ""
 
 
-def fold_small_exports(
-    parts: Sequence[Part], store: Callable[[Mapping[str, pa.Table]], None]
-) -> Iterator[SmallFold]:
+def fold_small_exports(parts: Sequence[Part], store: Store) -> Iterator[SmallFold]:
     """Fold these parts of exports, each to what `fold_part` returns. Runs and replicas
     go to `store`, by table, and only those of parts that could be read.
     """
@@ -77,22 +79,32 @@ def fold_small_exports(
     store_waiting()
 
 
-def fold_export(part: Part) -> PartFold:
-    """Like `fold_part`. A whole file is opened by kernels, which leave the interpreter
-    to other threads.
+def fold_export(part: Part, store: Store | None = None) -> PartFold:
+    """Like `fold_part`. A file that is read whole is opened by kernels, which leave the
+    interpreter to other threads.
     """
+    found = _fold_whole(part)
+    if found is None:
+        return fold_part(part, store)
+    if store is None:
+        return found
+    store({"runs": found.runs, "replicas": found.replicas})
+    runs, replicas = found.runs.slice(0, 0), found.replicas.slice(0, 0)
+    return PartFold(runs, replicas, found.findings, found.rows)
+
+
+def _fold_whole(part: Part) -> PartFold | None:
     is_small = part.replicas <= _REPLICAS_MAX and kernels_for(_ROW_BYTES * part.rows) is not None
     files = _files(part) if is_small else None
-    if files is not None:
-        chunks, inventory = map(_read, files)
-        assert isinstance(chunks, _Content)
-        found = _fold(part, chunks, inventory)
-        if isinstance(found, Stretches):
-            nothing = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
-            return PartFold(nothing[0], found.replicas(), nothing[1], part.rows)
-        if found is not None:
-            return found
-    return fold_part(part)
+    if files is None:
+        return None
+    chunks, inventory = map(_read, files)
+    assert isinstance(chunks, _Content)
+    found = _fold(part, chunks, inventory)
+    if not isinstance(found, Stretches):
+        return found
+    runs, findings = RUN_SCHEMA.empty_table(), FINDING_SCHEMA.empty_table()
+    return PartFold(runs, found.replicas(), findings, part.rows)
 
 
 @dataclass(frozen=True, slots=True)
