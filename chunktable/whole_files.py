@@ -157,7 +157,7 @@ class WholeFile:
             return None
 
     def _with_nulls(self, group: int, name: str, number: int) -> dict[str, EncodedColumn] | None:
-        """A column of which some rows have no value: which ones takes longer to find."""
+        """A column of which some rows have no value: finding them takes longer."""
         try:
             metadata = pq.read_metadata(pa.BufferReader(self._raw))
             return encoded_columns(self._data, 0, metadata, group, {name: number})
