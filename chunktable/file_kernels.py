@@ -50,6 +50,8 @@ COLUMN_FIELDS = 6
 
 # Kinds of values: those of 8 bytes, of 4 with and without sign, of a bit, and text.
 INT64, INT32, UINT32, BOOLEAN, TEXT = range(5)
+# How many bytes a value has, but that of text.
+KIND_BYTES = (8, 4, 4, 1)
 
 # Pages of one column chunk.
 _PAGES_MAX = 16

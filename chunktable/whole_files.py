@@ -116,7 +116,7 @@ class WholeFile:
         described = self._chunks[group * width :][:width].tolist()
         first = group * width
         bounds = np.searchsorted(self._pages[:, kernels.PAGE_OF], (first, first + width))
-        pages = [page.tolist() for page in self._pages[slice(*bounds)]]
+        pages = self._pages[slice(*bounds)].tolist()
         # One segment for all columns that are constant.
         segments = np.array([[0, 0, 0], [rows, 0, 0]], np.int64)
         found, others = dict[str, EncodedColumn](), list[int]()
@@ -136,25 +136,23 @@ class WholeFile:
                 if plain is not None:
                     found[name] = plain
                     continue
-            value = None if kind == kernels.UINT32 else _constant(self._raw, column)
+            value = None
+            if kind != kernels.UINT32:
+                value = _constant(self._raw, *column[kernels.NULLS :])
             if value is None:
                 others.append(number)
             elif kind == kernels.TEXT:
-                texts = pa.array([value], pa.binary())
+                texts = _text_array([value])
+                if texts is None:
+                    return None
                 found[name] = EncodedColumn(_NOTHING, segments, _ZERO, 1, texts)
-            else:
-                is_signed = kind != kernels.BOOLEAN
-                held = np.array([int.from_bytes(value, "little", signed=is_signed)], np.int64)
+            elif len(value) == kernels.KIND_BYTES[kind]:
+                held = np.array([int.from_bytes(value, "little", signed=True)], np.int64)
                 found[name] = EncodedColumn(_NOTHING, segments, held, 1)
+            else:
+                return None
         opened = _open(self._raw, rows, others, layout, described, pages, first)
-        if opened is None:
-            return None
-        found |= opened
-        try:
-            # Bytes that are not UTF-8 raise an error here.
-            return {name: _with_texts(column) for name, column in found.items()}
-        except pa.ArrowInvalid:
-            return None
+        return None if opened is None else found | opened
 
     def _with_nulls(self, group: int, name: str, number: int) -> dict[str, EncodedColumn] | None:
         """A column of which some rows have no value: finding them takes longer."""
@@ -222,13 +220,6 @@ _NOTHING = np.zeros(8, np.uint8)
 _ZERO = np.zeros(1, np.int64)
 
 
-def _with_texts(column: EncodedColumn) -> EncodedColumn:
-    if column.texts is None:
-        return column
-    texts = column.texts.cast(pa.string())
-    return EncodedColumn(column.raw, column.segments, column.values, column.size, texts)
-
-
 def _layout(raw: bytes, schema: bytes) -> _Layout | None:
     """The layout of a file with this part of its footer."""
     if schema not in _layouts:
@@ -242,16 +233,14 @@ def _layout(raw: bytes, schema: bytes) -> _Layout | None:
     return _layouts[schema]
 
 
-def _constant(raw: bytes, column: Sequence[int]) -> bytes | None:
+def _constant(
+    raw: bytes, nulls: int, at: int, length: int, greatest_at: int, greatest_length: int
+) -> bytes | None:
     """The value of a column that has one, by its statistics."""
-    from chunktable import file_kernels as kernels
-
-    at, length = column[kernels.LEAST_AT], column[kernels.LEAST_BYTES]
-    if at < 0 or column[kernels.NULLS] or column[kernels.GREATEST_BYTES] != length:
+    if at < 0 or nulls or greatest_length != length:
         return None
-    greatest = column[kernels.GREATEST_AT]
     value = raw[at : at + length]
-    return value if value == raw[greatest : greatest + length] else None
+    return value if value == raw[greatest_at : greatest_at + length] else None
 
 
 def _open(
@@ -332,4 +321,12 @@ def _texts(plain: bytes, count: int) -> pa.Array | None:
         length = int.from_bytes(plain[at : at + 4], "little")
         found.append(plain[at + 4 : at + 4 + length])
         at += 4 + length
-    return pa.array(found, pa.binary()) if len(found) == count and at <= len(plain) else None
+    return _text_array(found) if len(found) == count and at <= len(plain) else None
+
+
+def _text_array(values: Sequence[bytes]) -> pa.Array | None:
+    """The texts; None if one is not UTF-8."""
+    try:
+        return pa.array([value.decode() for value in values], pa.string())
+    except UnicodeDecodeError:
+        return None
