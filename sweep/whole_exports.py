@@ -56,7 +56,7 @@ def fold_small_exports(parts: Sequence[Part], store: Store) -> Iterator[SmallFol
     is_known = kernels_for(_ROW_BYTES * sum(part.rows for part in parts)) is not None
     wanted = [item for part in parts for item in (is_known and _files(part)) or (part,)]
     read = at_once(wanted, _read, parts[0].location if parts else "", 2 * AT_ONCE)
-    waiting = list[Stretches]()
+    waiting, count = list[Stretches](), 0
 
     def store_waiting() -> None:
         if waiting:
@@ -73,8 +73,10 @@ def fold_small_exports(parts: Sequence[Part], store: Store) -> Iterator[SmallFol
             yield SmallFold(found.rows, found.skipped)
             continue
         waiting.append(found)
-        if sum(len(one.counts) for one in waiting) >= _TABLE_REPLICAS:
+        count += len(found.counts)
+        if count >= _TABLE_REPLICAS:
             store_waiting()
+            count = 0
         yield SmallFold(part.rows)
     store_waiting()
 
