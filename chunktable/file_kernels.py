@@ -36,17 +36,15 @@ if TYPE_CHECKING:
 
 # The columns of a table of column chunks: a number of their metadata is in the column
 # of its field, and what the statistics hold comes after them.
-CODEC, BYTES, DATA_AT, DICTIONARY_AT = 4, 7, 9, 11
-NULLS, LEAST_AT, LEAST_BYTES, GREATEST_AT, GREATEST_BYTES = range(17, 22)
+CODEC, _BYTES, _DATA_AT, _DICTIONARY_AT = 4, 7, 9, 11
+NULLS, _LEAST_AT, _LEAST_BYTES, _GREATEST_AT, _GREATEST_BYTES = range(17, 22)
 CHUNK_FIELDS = 22
 # The columns of a table of pages: the number of the column chunk, and those of
 # `page_headers`. `open_columns` gets where the page's bytes begin and end.
-PAGE_OF, PAGE_TYPE, PAGE_ENCODING, PAGE_VALUES, PAGE_AT, PAGE_BYTES, PAGE_PLAIN_BYTES = range(7)
-_PAGE_END = PAGE_BYTES
-# The columns that describe an opened column: where its segments begin and end, where
-# its dictionary does, how many values of this count, and whether the values were packed
-# as differences.
-COLUMN_FIELDS = 6
+PAGE_OF, _PAGE_TYPE, _PAGE_ENCODING, _PAGE_VALUES, _PAGE_AT, _PAGE_BYTES, PAGE_PLAIN_BYTES = range(
+    7
+)
+_PAGE_END = _PAGE_BYTES
 
 # Kinds of values: those of 8 bytes, of 4 with and without sign, of a bit, and text.
 INT64, INT32, UINT32, BOOLEAN, TEXT = range(5)
@@ -163,7 +161,7 @@ def _statistics(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
             length, at = varint(raw, at, end)
             if at == BAD or length < 0 or length > end - at:
                 return BAD
-            place = GREATEST_AT if number == 5 else LEAST_AT
+            place = _GREATEST_AT if number == 5 else _LEAST_AT
             out[place], out[place + 1] = at, length
             at += length
         else:
@@ -173,7 +171,7 @@ def _statistics(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
         if at == BAD:
             return BAD
     if not is_exact:
-        out[LEAST_AT] = BAD
+        out[_LEAST_AT] = BAD
     return at
 
 
@@ -236,6 +234,29 @@ def _row_group(raw: "Raw", at: Int, end: Int, chunks: "NDArray[np.int64]") -> tu
             return bad
 
 
+@jit(_I64(RAW, _I64, _MATRIX, _MATRIX))
+def _pages(raw: "Raw", footer: Int, chunks: "NDArray[np.int64]", pages: "NDArray[np.int64]") -> Int:
+    """Fill `pages` with those of all column chunks, which lie before the footer;
+    returns their number.
+    """
+    used: Int = np.int64(0)
+    headers = np.empty((_PAGES_MAX, PAGE_FIELDS), np.int64)
+    for chunk in range(chunks.shape[0]):
+        first = chunks[chunk, _DATA_AT]
+        if chunks[chunk, _DICTIONARY_AT] != BAD:
+            first = min(first, chunks[chunk, _DICTIONARY_AT])
+        length = chunks[chunk, _BYTES]
+        if first < 0 or length < 0 or length > footer - first:
+            return BAD
+        found = page_headers(raw, first, first + length, headers)
+        if found < 1 or used + found > pages.shape[0]:
+            return BAD
+        pages[used : used + found, PAGE_OF] = chunk
+        pages[used : used + found, _PAGE_TYPE:] = headers[:found]
+        used += found
+    return used
+
+
 @jit(types.UniTuple(_I64, 5)(RAW, _I64, _I64, _WORDS, _MATRIX, _MATRIX))
 def survey(
     raw: "Raw",
@@ -287,31 +308,21 @@ def survey(
                 schema_at, schema_end = begin, at
         if at == BAD:
             return bad
-    used: Int = np.int64(0)
-    headers = np.empty((_PAGES_MAX, PAGE_FIELDS), np.int64)
-    for chunk in range(count * columns):
-        first = chunks[chunk, DATA_AT]
-        if chunks[chunk, DICTIONARY_AT] != BAD:
-            first = min(first, chunks[chunk, DICTIONARY_AT])
-        length = chunks[chunk, BYTES]
-        if first < 0 or length < 0 or length > footer - first:
-            return bad
-        in_chunk = page_headers(raw, first, first + length, headers)
-        if in_chunk < 1 or used + in_chunk > pages.shape[0]:
-            return bad
-        pages[used : used + in_chunk, PAGE_OF] = chunk
-        pages[used : used + in_chunk, PAGE_TYPE:] = headers[:in_chunk]
-        used += in_chunk
-    if rows != all_rows:
+    used = _pages(raw, footer, chunks[: count * columns], pages)
+    if used == BAD or rows != all_rows:
         return bad
     return count, columns, used, schema_at, schema_end
 
 
-@jit(types.boolean(RAW, _I64, _I64, _I64, _I64, _WORDS))
-def _fill_dictionary(raw: "Raw", at: Int, end: Int, kind: Int, count: Int, out: "Int64s") -> bool:
+@jit(types.boolean(RAW, _WORDS, _I64, _WORDS))
+def _fill_dictionary(raw: "Raw", page: "Int64s", kind: Int, out: "Int64s") -> bool:
     """Fill `out` with the values of a dictionary page, which of text are their
-    numbers.
+    numbers. Returns False if it is malformed, or `out` has no room for twice as many:
+    packed indexes may have so many values.
     """
+    count, at, end = page[_PAGE_VALUES], page[_PAGE_AT], page[_PAGE_END]
+    if page[_PAGE_ENCODING] not in (_PLAIN, _PLAIN_DICTIONARY) or not 0 <= 2 * count < out.size - 1:
+        return False
     if kind == TEXT:
         for i in range(count):
             out[i] = i
@@ -329,6 +340,56 @@ def _fill_dictionary(raw: "Raw", at: Int, end: Int, kind: Int, count: Int, out: 
         else:
             out[i] = np.int64(np.int32(load32(place)))
     return True
+
+
+@jit(_I64(RAW, _I64, _I64))
+def _behind_levels(raw: "Raw", at: Int, end: Int) -> Int:
+    """Where the values of a page begin, which has levels before them."""
+    if end - at < 4:
+        return BAD
+    length = np.int64(load32(np.uint64(raw.ctypes.data) + np.uint64(at)))
+    return at + 4 + length if length <= end - at - 4 else BAD
+
+
+@jit(types.UniTuple(_I64, 2)(RAW, _WORDS, _I64, _I64, _I64, _I64, _MATRIX, _WORDS, _I64))
+def _add_page(
+    raw: "Raw",
+    page: "Int64s",
+    at: Int,
+    kind: Int,
+    row: Int,
+    size: Int,
+    segments: "NDArray[np.int64]",
+    unpacked: "Int64s",
+    deltas: Int,
+) -> tuple[Int, Int]:
+    """Fill `segments` with those of a page of data from `row` on, whose values begin at
+    `at`; returns their number, BAD if it is malformed or of an unknown form, and how
+    many values an index can have. Differences go to `unpacked`, from `deltas` on.
+    """
+    encoding, count, end = page[_PAGE_ENCODING], page[_PAGE_VALUES], page[_PAGE_END]
+    bad = np.int64(BAD), np.int64(0)
+    if encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY):
+        width = np.int64(raw[at]) if at < end else np.int64(WIDTH_MAX + 1)
+        if width > WIDTH_MAX or 1 << width > 2 * size:
+            return bad
+        added = add_segments(raw, at + 1, end, width, row, count, size, segments)
+        return added, np.int64(1) << width
+    segments[0, 0], segments[0, 1], segments[0, 2] = row, PLAIN_64, at
+    is_whole = False
+    if encoding == _PLAIN and kind == INT64:
+        is_whole = 8 * count <= end - at
+    elif encoding == _PLAIN and kind == UINT32:
+        segments[0, 1] = PLAIN_32
+        is_whole = 4 * count <= end - at
+    elif encoding == _PLAIN and kind == BOOLEAN:
+        segments[0, 1] = 1
+        is_whole = count <= 8 * (end - at)
+    elif encoding == _DELTA and kind == INT64 and count <= unpacked.size - deltas:
+        segments[0, 2] = 8 * deltas
+        out = unpacked[deltas : deltas + count]
+        is_whole = unpack_deltas(raw, at, end, out) == count
+    return (np.int64(1), np.int64(1)) if is_whole else bad
 
 
 @jit(types.boolean(RAW, _MATRIX, _IN_WORDS, _IN_WORDS, _I64, _MATRIX, _WORDS, _WORDS, _MATRIX))
@@ -351,73 +412,44 @@ def open_columns(
     """
     used, held, deltas, page = np.int64(0), np.int64(0), np.int64(0), 0
     for column in range(kinds.size):
-        kind, size, values, row = kinds[column], np.int64(0), np.int64(1), np.int64(0)
+        kind, size, row = kinds[column], np.int64(0), np.int64(0)
+        values: Int = np.int64(1)
         columns[column, 0], columns[column, 2] = used, held
         first_page, is_delta = page, False
         if held + 2 > dictionary.size:
             return False
         if kind == BOOLEAN:
             dictionary[held], dictionary[held + 1] = 0, 1
-            size = values = np.int64(2)
+            size = np.int64(2)
+            values = size
         while page < pages.shape[0] and pages[page, PAGE_OF] == column:
-            encoding, count = pages[page, PAGE_ENCODING], pages[page, PAGE_VALUES]
-            at, end = pages[page, PAGE_AT], pages[page, _PAGE_END]
-            is_indexed = encoding in (_PLAIN_DICTIONARY, _RLE_DICTIONARY)
+            encoding, count = pages[page, _PAGE_ENCODING], pages[page, _PAGE_VALUES]
+            at, end = pages[page, _PAGE_AT], pages[page, _PAGE_END]
+            # The last segment is that behind the last row.
             if count < 0 or used + 2 > segments.shape[0]:
                 return False
-            if pages[page, PAGE_TYPE] == _DICTIONARY_PAGE:
-                if page != first_page or not (is_indexed or encoding == _PLAIN):
+            if pages[page, _PAGE_TYPE] == _DICTIONARY_PAGE:
+                if page != first_page:
                     return False
-                # Packed indexes may have values up to twice as many.
-                if count > dictionary.size or held + 2 * count + 2 > dictionary.size:
-                    return False
-                if not _fill_dictionary(raw, at, end, kind, count, dictionary[held:]):
+                if not _fill_dictionary(raw, pages[page], kind, dictionary[held:]):
                     return False
                 size, page = count, page + 1
                 continue
-            if pages[page, PAGE_TYPE] != _DATA_PAGE or count > rows - row:
+            if pages[page, _PAGE_TYPE] != _DATA_PAGE or count > rows - row:
                 return False
             if has_levels[column]:
-                if end - at < 4:
-                    return False
-                length = np.int64(load32(np.uint64(raw.ctypes.data) + np.uint64(at)))
-                if length > end - at - 4:
-                    return False
-                at += 4 + length
-            segments[used, 0] = row
-            added: Int = np.int64(1)
-            if is_indexed:
-                width = np.int64(raw[at]) if at < end else np.int64(WIDTH_MAX + 1)
-                if width > WIDTH_MAX or 1 << width > 2 * size or is_delta:
-                    return False
-                values = max(values, np.int64(1) << width)
-                # The last segment is that behind the last row.
-                added = add_segments(raw, at + 1, end, width, row, count, size, segments[used:-1])
-                if added == BAD:
-                    return False
-            elif encoding == _PLAIN and kind == INT64:
-                segments[used, 1], segments[used, 2] = PLAIN_64, at
-                if 8 * count > end - at or is_delta:
-                    return False
-            elif encoding == _PLAIN and kind == UINT32:
-                segments[used, 1], segments[used, 2] = PLAIN_32, at
-                if 4 * count > end - at:
-                    return False
-            elif encoding == _PLAIN and kind == BOOLEAN:
-                segments[used, 1], segments[used, 2] = 1, at
-                if count > 8 * (end - at):
-                    return False
-            elif encoding == _DELTA and kind == INT64:
-                segments[used, 1], segments[used, 2] = PLAIN_64, 8 * deltas
-                if (row and not is_delta) or count > unpacked.size - deltas:
-                    return False
-                is_delta = True
-                out = unpacked[deltas : deltas + count]
-                if unpack_deltas(raw, at, end, out) != count:
-                    return False
-                deltas += count
-            else:
+                at = _behind_levels(raw, at, end)
+            # Differences go to an array of their own: all of a column or none.
+            if at == BAD or (row and is_delta != (encoding == _DELTA)):
                 return False
+            is_delta = encoding == _DELTA
+            added, possible = _add_page(
+                raw, pages[page], at, kind, row, size, segments[used:-1], unpacked, deltas
+            )
+            if added == BAD:
+                return False
+            values = max(values, possible)
+            deltas += count * is_delta
             used += added
             row += count
             page += 1
