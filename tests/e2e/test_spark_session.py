@@ -25,14 +25,37 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def python_of_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+def test_tasks_run_on_our_own_interpreter_which_has_imported_what_they_need(
+    session: SparkSession,
+) -> None:
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        has = "sweep.kernels" in sys.modules
+        for batch in batches:
+            told = {"python": [sys.executable] * batch.num_rows, "has": [has] * batch.num_rows}
+            yield pa.RecordBatch.from_pydict(told)
+
+    (row,) = session.range(1).mapInArrow(tell, "python string, has boolean").collect()
+    assert (row.python, row.has) == (sys.executable, True)
 
 
-def test_tasks_run_on_our_own_interpreter(session: SparkSession) -> None:
-    (row,) = session.range(1).mapInArrow(python_of_workers, "python string").collect()
-    assert row.python == sys.executable
+def test_what_workers_are_forked_from_has_no_thread_that_takes_locks() -> None:
+    """A fork would hold them for ever. The allocator's thread sees to its own."""
+    code = (
+        "import os, spark.daemon\n"
+        "for one in os.listdir('/proc/self/task'):\n"
+        "    print(one == str(os.getpid()) or open(f'/proc/self/task/{one}/comm').read().strip())"
+    )
+    # As Spark sets it for the workers of an executor.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) <= {"True", "jemalloc_bg_thd"}
 
 
 def test_a_task_that_dies_is_tried_again(tmp_path: Path, session: SparkSession) -> None:
