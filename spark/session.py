@@ -93,7 +93,7 @@ def spark_session(
         ProcessFailedError: Spark does not start, or a job fails; the message quotes the
             errors of its log.
     """
-    if master.startswith(SCHEME):
+    if is_served(master):
         with connect_session(master, {**_SQL, **(settings or {})}, pack) as served:
             yield served
         return
@@ -152,6 +152,11 @@ def _in_thread(work: Callable[[], T]) -> T:
 def is_local(master: str) -> bool:
     """Whether all of Spark runs in one JVM on this machine."""
     return master == "local" or master.startswith("local[")
+
+
+def is_served(master: str) -> bool:
+    """Whether a server of Spark Connect has the session."""
+    return master.startswith(SCHEME)
 
 
 def _of_local(master: str) -> dict[str, str]:

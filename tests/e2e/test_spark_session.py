@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runtime.errors import ProcessFailedError, UsageError
-from spark.session import spark_session, watched
+from spark.jobs import watched
+from spark.session import spark_session
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -203,7 +204,8 @@ def test_ctrl_c_ends_a_job_and_the_command(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     script = f"""
 import pathlib, threading
-from spark.session import spark_session, watched
+from spark.jobs import watched
+from spark.session import spark_session
 from tests.support.waiting import wait_until
 def sleep(batches):
     pathlib.Path({str(begun)!r}).touch()
@@ -270,10 +272,17 @@ except KeyboardInterrupt:
 
 
 def test_one_process_starts_a_session_after_another() -> None:
-    """`sweep demo` has one to see whether Spark comes up, and one to sweep."""
+    """`sweep demo` has one to see whether Spark comes up, and one to sweep. They are its
+    own, whatever server the environment names.
+    """
     words = ["sweep", "demo", "--containers", "30", "--chunks", "4", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "admin.cli", *words], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "admin.cli", *words],
+        env={**os.environ, "SPARK_REMOTE": "sc://127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
