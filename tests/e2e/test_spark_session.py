@@ -272,8 +272,8 @@ except KeyboardInterrupt:
 
 
 def test_one_process_starts_a_session_after_another() -> None:
-    """`sweep demo` has one to see whether Spark comes up, and one to sweep. They are its
-    own, whatever server the environment names.
+    """`sweep demo` has one to see whether Spark comes up, and one to sweep: its own,
+    whatever server the environment names.
     """
     words = ["sweep", "demo", "--containers", "30", "--chunks", "4", "--json"]
     done = subprocess.run(
