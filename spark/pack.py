@@ -59,14 +59,6 @@ LIBRARIES = (
     "urllib3",
     "xxhash",
 )
-_COMPILING = (
-    "chunktable.page_kernels",
-    "merkle.kernels",
-    "proof.column_kernels",
-    "proof.id_kernels",
-    "proof.kernels",
-    "sweep.kernels",
-)
 # Tasks run without it, but slower.
 _OPTIONAL = ("numba",)
 
@@ -101,10 +93,7 @@ def pack(out: Path, disk: Disk) -> ExecutorPack:
     """
     disk.make_folder(out)
     found = _required_distributions()
-    # What compiles kernels, where that is possible.
-    for name in _COMPILING:
-        with suppress(ImportError):
-            importlib.import_module(name)
+    _compile_kernels()
     _write(out / CODE, _zip_code, disk)
     _write(out / ARCHIVE, lambda path: _tar_libraries(path, found), disk)
     return ExecutorPack(
@@ -159,6 +148,15 @@ def _write(path: Path, write: Callable[[Path], None], disk: Disk) -> None:
     disk.sync(temporary)
     disk.rename(temporary, path)
     disk.sync_folder(path.parent)
+
+
+def _compile_kernels() -> None:
+    """Import what compiles them, where that is possible."""
+    for package in PACKAGES:
+        for file, name in list(_files_of(package)):
+            if file.name.endswith("kernels.py"):
+                with suppress(ImportError):
+                    importlib.import_module(name.removesuffix(".py").replace("/", "."))
 
 
 def _zip_code(path: Path) -> None:
