@@ -288,7 +288,14 @@ def test_what_is_asked_for_wrongly_is_refused_in_words(
         (reader.schema(schema) if schema else reader).load().collect()
     assert "Traceback" not in str(error.value)
     assert ".py" not in str(error.value)
-    # Errors of others show their code as before.
+
+
+def test_errors_of_others_show_their_code_after_a_refusal(
+    trees: Path, session: SparkSession
+) -> None:
+    register(session)
+    with pytest.raises(PySparkException, match="ozonetree has no option vlume"):
+        session.read.format("ozonetree").option("vlume", "v").load(str(trees)).collect()
     fails = udf(lambda _: 1 // 0, "int")
     with pytest.raises(PySparkException, match="Traceback"):
         session.range(1).select(fails("id")).collect()
