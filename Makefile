@@ -107,7 +107,7 @@ test-peers: setup-peers  ## the tests against two real Ceph stores and PostgreSQ
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(COMPILE) pyproject.toml --extra dashboard --extra fast --extra postgres --extra spark --extra test -o requirements.lock
+	$(COMPILE) pyproject.toml --extra connect --extra dashboard --extra fast --extra postgres --extra test -o requirements.lock
 	# With what builds our wheel; time zones come with the system.
 	echo hatchling | $(COMPILE) pyproject.toml --extra dashboard --extra fast --extra postgres --extra sweep --no-emit-package tzdata - -c requirements.lock -o requirements-run.lock
 

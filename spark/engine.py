@@ -21,8 +21,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -52,9 +50,9 @@ from spark.commits import (
     commit_batch,
     commits_of,
 )
-from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
+from spark.errors import FolderNotSharedError, cause_of, failure_of
+from spark.jobs import SPARK_ERRORS, cores, watched
 from spark.scattered import fold_in_sql, whole_files
-from spark.session import watched
 from spark.task_parts import parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
@@ -137,7 +135,7 @@ class SparkEngine:
     def __init__(self, session: SparkSession, *, scattered: Scattered = Scattered.AUTO) -> None:
         self._session = session
         self._scattered = scattered
-        self._cores = session.sparkContext.defaultParallelism
+        self._cores = cores(session)
         # This machine's, for the markers and the lists of containers that tasks read.
         self._disk = Disk()
 
@@ -359,7 +357,7 @@ class SparkEngine:
                 partial(self._aggregated, files, parts, places),
                 _ignore,
             )
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             if unshared := _unshared(error):
                 raise unshared from error
             cause = cause_of(str(error))
@@ -370,7 +368,9 @@ class SparkEngine:
     ) -> FoldedWave | None:
         chunks_min = _CHUNKS_MIN if self._scattered is Scattered.AUTO else 0
         with self._shared(places) as shared:
-            return fold_in_sql(self._session, files, parts, shared, chunks_min=chunks_min)
+            return fold_in_sql(
+                self._session, files, parts, shared, chunks_min=chunks_min, cores=self._cores
+            )
 
     def _commits(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
@@ -387,19 +387,18 @@ class SparkEngine:
             FolderNotSharedError: an executor does not see the folder of the sweep.
             SweepWorkError: a file of the sweep's own work cannot be read.
             SparkFailedError: the job failed otherwise.
+            PackagesMissingError: executors lack what tasks import.
         """
         try:
             return watched(self._session, description, frame.toArrow, report)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             if unshared := _unshared(error):
                 raise unshared from error
             if earlier := _EARLIER.search(str(error)):
                 raise EarlierRowsError(earlier[1].strip()) from error
             if damaged := _DAMAGED.search(str(error)):
                 raise SweepWorkError(damaged[1].strip(), path="") from error
-            raise SparkFailedError(
-                f"{description} failed on Spark: {cause_of(str(error))}"
-            ) from error
+            raise failure_of(description, str(error)) from error
 
 
 class _RowProgress:
