@@ -22,17 +22,21 @@ demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and thre
 setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which only tests run
 	@sh tools/setup.sh tests
 
+# What these tests write nobody reads after them, and most is waited for until it is on disk: memory takes it, where 8 GB
+# of it are free.
+IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 ] 2>/dev/null; then export TMPDIR=/dev/shm; fi;
 # Two runs at once, since either waits at times: all tests, by group (all that is Spark's shares one JVM); and those that
 # reach a kernel a second time without numba, whose output comes last.
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
-	@said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
+	@$(IN_MEMORY) said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
 	again=$$!; trap "kill $$again 2>/dev/null; rm -f $$said" EXIT; status=0; \
 	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
 	wait $$again || status=1; cat $$said; exit $$status
 
 # The second part where `make test-ozone` can run, too.
-test-long: $(STAMP)  ## 100,000 nearly valid inputs for every parser and port; 200 kills between two real Ozone clusters
+test-long: $(STAMP)  ## 100,000 nearly valid inputs for every parser and port, laws by new examples; 200 kills between real Ozone clusters
 	$(BIN)/python -m pytest -v -n 2 -m "long and not ozone" tests
+	$(BIN)/python -m pytest -q -n 2 -m "not long" --hypothesis-profile=long tests/property
 	@if command -v mvn >/dev/null; then $(BIN)/python -m pytest -v -m "long and ozone" tests/e2e; fi
 
 check: format lint types test  ## all that has to hold before a change lands
@@ -103,7 +107,7 @@ test-peers: setup-peers  ## the tests against two real Ceph stores and PostgreSQ
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container
 	$(BIN)/python -m pip install -q uv
-	$(COMPILE) pyproject.toml --extra dashboard --extra fast --extra postgres --extra spark --extra test -o requirements.lock
+	$(COMPILE) pyproject.toml --extra connect --extra dashboard --extra fast --extra postgres --extra test -o requirements.lock
 	# With what builds our wheel; time zones come with the system.
 	echo hatchling | $(COMPILE) pyproject.toml --extra dashboard --extra fast --extra postgres --extra sweep --no-emit-package tzdata - -c requirements.lock -o requirements-run.lock
 

@@ -61,9 +61,12 @@ def open_session(
         raise UsageError(f"--conf {wrong}: write KEY=VALUE")
     # Before any import of pyspark: this one reports what is not installed.
     from spark.session import LOCAL as ALL_CORES
-    from spark.session import is_local, spark_session
+    from spark.session import is_local, is_served, spark_session
 
     master = master or ALL_CORES
+    if not is_served(master):
+        # Spark's own scripts refuse any master beside it; ours was chosen.
+        os.environ.pop("SPARK_REMOTE", None)
     chosen = {key: value for key, _, value in pairs}
     if address := chosen.get("spark.driver.bindAddress", "127.0.0.1" if is_local(master) else None):
         # Spark looks up the machine's address before it reads its settings, which fails

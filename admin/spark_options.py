@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 from admin.paths import LocalPath
 from runtime.errors import UsageError
@@ -32,7 +33,12 @@ _OPTIONS = (
     click.option(
         "--master",
         metavar="URL",
-        help="The Spark master: spark://HOST:PORT, yarn, k8s://... Default: local[*].",
+        envvar="SPARK_REMOTE",
+        show_envvar=True,
+        help=(
+            "The Spark master: spark://HOST:PORT, yarn, k8s://..., or a server of Spark Connect:"
+            " sc://HOST:PORT. Default: local[*]."
+        ),
     ),
     click.option(
         "--conf",
@@ -66,7 +72,9 @@ def check_spark_options(
     Raises:
         UsageError: there is one.
     """
-    if engine == LOCAL and (master or settings or pack):
+    source = click.get_current_context().get_parameter_source("master")
+    is_chosen = master and source is not ParameterSource.ENVIRONMENT
+    if engine == LOCAL and (is_chosen or settings or pack):
         raise UsageError("--master, --conf and --pack are for --engine spark")
     if pack and (master or "local").startswith("local"):
         raise UsageError("--pack is for the executors of a cluster: give its --master")

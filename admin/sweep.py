@@ -316,10 +316,10 @@ def _change_rows(changes: SweepChanges) -> list[tuple[str, int, str, str]]:
 def pack(out: Path, *, as_json: bool) -> None:
     """Pack Treefold and its libraries for Spark executors.
 
-    Writes treefold.zip with the code, for --py-files, and treefold-env.tar.gz with the
-    libraries of this installation, for --archives. No network is needed. Executors need
-    the same minor version of Python and the same kind of machine. `treefold sweep run
-    --engine spark --pack DIR` uses both files.
+    Writes treefold.zip with the code and treefold-env.tar.gz with the libraries of this
+    installation, both for --archives. No network is needed. Executors need the same
+    minor version of Python and the same kind of machine. `treefold sweep run --engine
+    spark --pack DIR` uses both files.
     """
     packed = build_pack(out, Disk())
     if as_json:

@@ -36,6 +36,7 @@ from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
 from spark.engine import SparkEngine
+from spark.jobs import cores
 from spark.scattered import last_offset
 from spark.session import spark_session
 from spark.sql import aggregate, names_of, partitions, settled
@@ -206,7 +207,7 @@ def by_sql(session: SparkSession, table: Table) -> Roots:
     """
     rows = table.frame(session)
     last = last_offset(pq.read_metadata(path) for path in table.files())
-    with names_of(rows) as names, partitions(session, names.blocks):
+    with names_of(rows) as names, partitions(session, names.blocks, cores=cores(session)):
         found = settled(aggregate(rows, names, last_offset=last).toArrow())
         assert not found.unnamed
     ids, counts = requested_rows(found.requested)

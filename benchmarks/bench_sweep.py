@@ -10,6 +10,7 @@ its tables; the peers do not.
 """
 
 import argparse
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
@@ -36,6 +37,8 @@ from sweep.runs import settle
 ROUNDS = 5
 ROWS = 20_000_000
 THREADS = 2
+# Of a process, and how often all processes together read as much.
+_MEMORY_BYTES, _MEMORY_READS = 256 << 20, 32
 # The greatest number of chunks in a block of these tables.
 _CHUNKS = 64
 
@@ -61,7 +64,13 @@ def main() -> None:
         }
         for name, peer in peers.items():
             assert peer() == damaged, f"{name} does not find the damaged containers"
-        rates = interleaved(truth.rows / 1e6, peers, rounds=ROUNDS)
+        limits: Mapping[str, Callable[[], object]] = {
+            "fold, one process": lambda: in_processes(place, 1),
+            "fold, two processes": lambda: in_processes(place, 2),
+            "read of memory, one process": lambda: read_memory(1),
+            "read of memory, two processes": lambda: read_memory(2),
+        }
+        rates = interleaved(truth.rows / 1e6, {**peers, **limits}, rounds=ROUNDS)
     report = Report(f"sweep of {truth.rows:,} rows, {THREADS} threads")
     for job, rate, bars in (
         ("Parquet to the diverged list", rates["ours"], (5, 2)),
@@ -72,6 +81,14 @@ def main() -> None:
     job = "Parquet to the diverged list"
     report.add(job, "M rows/s", rates["ours"], rates["one thread"], 1.8)
     report.add(job, "M rows/s", rates["ours"], Samples("as it has to be", (20.0,)), 1)
+    # What the machine gives for a second core, if nothing is shared.
+    gigabytes = _MEMORY_BYTES * _MEMORY_READS / 1e9 / (truth.rows / 1e6)
+    for job, unit, scale in (("fold", "M rows/s", 1.0), ("read of memory", "GB/s", gigabytes)):
+        alone, both = (
+            Samples(name, tuple(scale * rate for rate in rates[f"{job}, {name}"].rates))
+            for name in ("one process", "two processes")
+        )
+        report.add(f"{job}, two processes", unit, both, alone)
     report.show(as_json=arguments.json)
 
 
@@ -86,6 +103,39 @@ def ours(place: Path, threads: int = THREADS) -> list[int]:
     replicas = pa.concat_tables([settled.replicas, *(wave.replicas for wave in waves)])
     found: list[int] = compare_replicas(replicas).candidates.tolist()
     return found
+
+
+def in_processes(place: Path, count: int) -> None:
+    """Fold the whole table in processes of one thread, each its share of the parts."""
+    parts = table_parts([str(place / "table")]).parts
+
+    def fold(number: int) -> None:
+        engine = LocalEngine(Gatherer(place / f"spill-{number}", threads=1))
+        engine.fold(parts[number::count], {}, lambda wave: None, lambda rows: None)
+
+    _forked(fold, count)
+
+
+def read_memory(count: int) -> None:
+    """Read memory that no cache holds, in processes that each read their share."""
+
+    def read(number: int) -> None:
+        words = np.ones(_MEMORY_BYTES // 8, np.int64)
+        for _ in range(_MEMORY_READS // count):
+            np.bitwise_xor.reduce(words)
+
+    _forked(read, count)
+
+
+def _forked(work: Callable[[int], None], count: int) -> None:
+    """Run it in `count` processes."""
+    children = list[int]()
+    for number in range(count):
+        if (child := os.fork()) == 0:
+            work(number)
+            os._exit(0)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
 
 
 def whole(place: Path) -> list[int]:

@@ -61,7 +61,7 @@ _PAIR = types.UniTuple(_I64, 2)
 
 
 @jit(_PAIR(RAW, _I64, _I64))
-def _varint(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int]:
+def varint(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int]:
     """The number of variable length at `at`, and its end: BAD if `end` comes first."""
     value, shift = np.uint64(0), np.uint64(0)
     while at < end and shift < 64:
@@ -75,7 +75,7 @@ def _varint(raw: "Raw", at: Int, end: Int) -> tuple[Int, Int]:
 
 
 @jit(_I64(_I64))
-def _unzigzag(value: Int) -> Int:
+def unzigzag(value: Int) -> Int:
     word = np.uint64(value)
     return np.int64((word >> _ONE) ^ (~(word & _ONE) + _ONE))
 
@@ -126,25 +126,25 @@ def page_headers(raw: "Raw", at: Int, end: Int, out: "NDArray[np.int64]") -> Int
             if byte >> 4:
                 fields[depth] += byte >> 4
             else:
-                value, at = _varint(raw, at, end)
+                value, at = varint(raw, at, end)
                 if at == BAD:
                     return BAD
-                fields[depth] = _unzigzag(value)
+                fields[depth] = unzigzag(value)
             if kind <= 2:
                 # A boolean is in its kind.
                 continue
             if kind == 3:
                 at += 1
             elif kind <= 6:
-                value, at = _varint(raw, at, end)
+                value, at = varint(raw, at, end)
                 if at == BAD:
                     return BAD
-                value = _unzigzag(value)
+                value = unzigzag(value)
                 _keep(out[pages], depth, fields, value)
             elif kind == 7:
                 at += 8
             elif kind == 8:
-                value, at = _varint(raw, at, end)
+                value, at = varint(raw, at, end)
                 if at == BAD or value < 0 or value > end - at:
                     return BAD
                 at += value
@@ -184,7 +184,7 @@ def add_segments(
     last = row + count
     index_bytes = (width + 7) // 8
     while row < last:
-        header, at = _varint(raw, at, end)
+        header, at = varint(raw, at, end)
         if at == BAD or header < 2 or used >= segments.shape[0]:
             return BAD
         if header & 1:
@@ -219,28 +219,28 @@ def unpack_deltas(raw: "Raw", at: Int, end: Int, out: "Int64s") -> Int:
     `raw[at:end]`. Returns their number, which is that of `out`.
     """
     address = np.uint64(raw.ctypes.data)
-    block_size, at = _varint(raw, at, end)
+    block_size, at = varint(raw, at, end)
     if at == BAD:
         return BAD
-    minis, at = _varint(raw, at, end)
+    minis, at = varint(raw, at, end)
     if at == BAD:
         return BAD
-    total, at = _varint(raw, at, end)
+    total, at = varint(raw, at, end)
     if at == BAD or total != out.size or minis < 1 or block_size < 8 or block_size > 1 << 20:
         return BAD
-    value, at = _varint(raw, at, end)
+    value, at = varint(raw, at, end)
     if at == BAD or block_size % minis or (block_size // minis) % 8:
         return BAD
-    value = _unzigzag(value)
+    value = unzigzag(value)
     per_mini = block_size // minis
     if total:
         out[0] = value
     done = np.int64(1)
     while done < total:
-        least, at = _varint(raw, at, end)
+        least, at = varint(raw, at, end)
         if at == BAD or minis > end - at:
             return BAD
-        least = _unzigzag(least)
+        least = unzigzag(least)
         widths = at
         at += minis
         for mini in range(minis):

@@ -109,6 +109,9 @@ class EncodedColumn:
         """
         from chunktable import page_kernels
 
+        if len(self.segments) == 2 and self.segments[0, 1] == 0 and self.levels is None:
+            # The same value in all rows.
+            return Runs(np.zeros(1, np.int64), self.values[self.segments[:1, 2]])
         count = self.count
         starts, values = np.empty((2, count), np.int64)
         used = page_kernels.runs(

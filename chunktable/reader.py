@@ -38,6 +38,7 @@ from chunktable.manifest import (
 from chunktable.places import drop_undecodable_names, read_whole
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
 from chunktable.seekable import SeekableReader
+from chunktable.whole_files import ENCODED_INVENTORY, whole_inventory
 from merkle.checksum import RunningFingerprint, fingerprint
 
 # Files up to this size are read at once.
@@ -280,7 +281,7 @@ def read_inventory(
     Raises:
         ChunkTableError: it cannot be read, or names a file that the manifest does not.
     """
-    schema = _ENCODED_INVENTORY if encoded else CONTAINER_SCHEMA
+    schema = ENCODED_INVENTORY if encoded else CONTAINER_SCHEMA
     tables = [
         _read_table(filesystem, folder, f, schema) for f in manifest.of_kind(FileKind.CONTAINERS)
     ]
@@ -294,16 +295,6 @@ def read_inventory(
         )
         raise table_error(TableRefusal.ROWS, text)
     return inventory
-
-
-_ENCODED_INVENTORY = pa.schema(
-    [
-        field.with_type(pa.dictionary(pa.int32(), field.type))
-        if pa.types.is_string(field.type)
-        else field
-        for field in CONTAINER_SCHEMA
-    ]
-)
 
 
 def read_events(filesystem: pa_fs.FileSystem, folder: str, manifest: Manifest) -> pa.Table:
@@ -350,6 +341,12 @@ def _read_table(
 ) -> pa.Table:
     path = f"{folder}/{file.name}"
     with _translate_errors(path), open_verified(filesystem, folder, file) as source:
+        if schema is ENCODED_INVENTORY and isinstance(source, pa.BufferReader):
+            # What kernels know is read ten times as fast.
+            inventory = whole_inventory(source.read(), file.rows)
+            if inventory is not None:
+                return inventory
+            source.seek(0)
         encoded = [field.name for field in schema if pa.types.is_dictionary(field.type)]
         parquet = pq.ParquetFile(source, page_checksum_verification=True, read_dictionary=encoded)
         table = parquet.read(use_threads=False)

@@ -8,7 +8,6 @@ limited here, far below where that begins, and numbers that no JSON has are refu
 import json
 import math
 import tomllib
-from collections.abc import Mapping
 from typing import Any
 
 # No document of ours is nested deeper than ten.
@@ -50,10 +49,10 @@ def _check_nesting(value: object) -> None:
         level = [
             inner
             for one in level
-            if isinstance(one, Mapping | list)
-            for inner in (one.values() if isinstance(one, Mapping) else one)
+            if isinstance(one, (dict, list))
+            for inner in (one.values() if isinstance(one, dict) else one)
             # Leaves have nothing below them.
-            if isinstance(inner, Mapping | list)
+            if isinstance(inner, (dict, list))
         ]
         if not level:
             return

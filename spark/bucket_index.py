@@ -16,9 +16,7 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
-from py4j.protocol import Py4JError
 from pyspark import TaskContext
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -27,8 +25,8 @@ from proof.index_parts import IndexJob, IndexSums, ranged_rows
 from proof.listing import LISTED_SCHEMA, SAMPLE_SCHEMA, ListingPart, sample_part
 from runtime.disk import Disk
 from spark.by_range import run_tasks
-from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
-from spark.session import watched
+from spark.errors import FolderNotSharedError, failure_of
+from spark.jobs import SPARK_ERRORS, watched
 
 # Ranges whose sums one task merges.
 _MERGED_RANGES = 64
@@ -42,8 +40,9 @@ _NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
 
 class SparkIndexEngine:
     """An engine (proof.index_build.IndexEngine) that uses all cores of a Spark session.
-    Every method also raises SparkFailedError if a job failed otherwise, and
-    FolderNotSharedError if executors do not see the folder of the build.
+    Every method also raises SparkFailedError if a job failed otherwise,
+    PackagesMissingError if executors lack what tasks import, and FolderNotSharedError
+    if they do not see the folder of the build.
     """
 
     def __init__(self, session: SparkSession, disk: Disk) -> None:
@@ -110,14 +109,14 @@ class SparkIndexEngine:
         """Run a frame."""
         try:
             return watched(self._session, description, frame.toArrow, report)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             text = str(error)
             if unshared := _NOT_SHARED.search(text):
                 hint = "Give a --state that all executors have at the same path."
                 raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
             if invalid := _INVALID.search(text):
                 raise ListingInvalidError(invalid[1].strip()) from error
-            raise SparkFailedError(f"{description} failed on Spark: {cause_of(text)}") from error
+            raise failure_of(description, text) from error
 
 
 class _Advance:

@@ -7,7 +7,7 @@ A group has about as many rows as one task sorts at a time. The rows of a larger
 container form a group of their own, and are buffered on disk like all others.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from io import BytesIO
@@ -26,15 +26,16 @@ from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.commits import Commit, SharedFolders
-from spark.task_parts import at_once, parts_of_text
+from spark.task_parts import parts_of_text
 from sweep.engine import ContainerResults, LocalEngine, Revisit
 from sweep.errors import EarlierRowsError
 from sweep.exact import NULLABLE_ROWS
+from sweep.exports import at_once
 from sweep.files import read_rows
 from sweep.gather import GROUP_ROWS, Gatherer, Int64s
 from sweep.inputs import table_parts
 from sweep.model import REPLICA_SCHEMA, Part
-from sweep.pieces import StoredTable, TableFileWriter
+from sweep.pieces import StoredFile, StoredTable, TableFileWriter
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -159,7 +160,9 @@ def _selected(groups: ContainerGroups, selection: int, text: str) -> Iterator[pa
 
     parts = parts_of_text(text)
     # The rows of small exports fit in memory, those of one large part may not.
-    found = chain.from_iterable(batches for _, batches in at_once(parts, select))
+    found = chain.from_iterable(
+        at_once(parts.values(), select, next(iter(parts.values())).location)
+    )
     if len(parts) == 1:
         found = chain.from_iterable(read_rows(one, groups.container_ids) for one in parts.values())
     for batch in found:
@@ -205,19 +208,19 @@ def sort_containers(
 
 
 def inspect_containers(
-    replicas: Sequence[AnyPath],
+    replicas: Mapping[AnyPath, StoredFile],
     engine: LocalEngine,
     parts: Sequence[Sequence[Part]],
     ids: Int64s,
     rows: Int64s,
 ) -> Iterator[ContainerResults]:
-    stored = StoredTable(replicas, REPLICA_SCHEMA)
+    stored = StoredTable([], REPLICA_SCHEMA, replicas)
     return engine.inspect(parts[0], ids, rows, stored, {})
 
 
 def revisit_containers(
     work: Revisit,
-    changed: Sequence[AnyPath],
+    changed: Mapping[AnyPath, StoredFile],
     schema: pa.Schema,
     engine: LocalEngine,
     parts: Sequence[Sequence[Part]],
@@ -225,7 +228,8 @@ def revisit_containers(
     rows: Int64s,
 ) -> Iterator[ContainerResults]:
     ours, earlier = parts
-    return engine.revisit(work, ours, earlier, (ids, rows), StoredTable(changed, schema), {})
+    stored = StoredTable([], schema, changed)
+    return engine.revisit(work, ours, earlier, (ids, rows), stored, {})
 
 
 def shuffles(container_ids: Int64s, rows: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

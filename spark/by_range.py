@@ -10,6 +10,8 @@ partition is larger than others, and none has to be sorted by Spark.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain, groupby
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -27,6 +29,8 @@ from sweep.output import SweepTotals
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter
 from sweep.stages import ContainerStage
 
+# Ranges of one job at least, and jobs at most.
+_RANGES_MIN, _WAVES_MAX = 64, 4
 # Rows that are packed together: each range has its share of them.
 _BATCH_ROWS = 1 << 16
 # Reading needs no more of a file than its path.
@@ -86,10 +90,12 @@ class RangeJob:
         Raises:
             SweepWorkError: a file cannot be read.
         """
-        span = Range(self.wanted[0].first, self.wanted[-1].last)
-        for name, path in files:
+        span = _span(self.wanted)
+        for name, of_table in groupby(files, itemgetter(0)):
+            table = StoredTable([], self.schemas[name], {path: _UNKNOWN for _, path in of_table})
             held, count = list[pa.Table](), 0
-            for rows in StoredTable([], self.schemas[name], {path: _UNKNOWN}).pieces(path, span):
+            # Of several files together: each may have a few rows of every range.
+            for rows in chain.from_iterable(table.pieces(path, span) for path in table.paths):
                 held.append(rows)
                 count += rows.num_rows
                 if count >= _BATCH_ROWS:
@@ -200,16 +206,33 @@ def _read(
     return job.read(groups[number])
 
 
+def range_waves(wanted: Sequence[Range]) -> Iterator[Sequence[Range]]:
+    """The ranges of each job, which is the most that a crash loses. Their number is
+    bounded: a file may have containers of all ranges, and then each job reads it.
+    """
+    size = max(_RANGES_MIN, -(-len(wanted) // _WAVES_MAX))
+    for first in range(0, len(wanted), size):
+        yield wanted[first : first + size]
+
+
 def file_groups(
-    inputs: Mapping[str, StoredTable], rows_max: int
+    inputs: Mapping[str, StoredTable], wanted: Sequence[Range], rows_max: int
 ) -> list[list[tuple[str, AnyPath]]]:
-    """The files of some tables, in groups of about `rows_max` rows, one for a task."""
+    """The files of some tables that may have rows in these ranges, which ascend, in
+    groups of about `rows_max` rows, one for a task.
+    """
+    span = _span(wanted)
     groups, rows = list[list[tuple[str, AnyPath]]](), rows_max
     for name, table in inputs.items():
-        for path, held in table.sizes():
+        for path, held in table.sizes(span):
             if rows + held > rows_max or not groups:
                 groups.append([])
                 rows = 0
             groups[-1].append((name, path))
             rows += held
     return groups
+
+
+def _span(wanted: Sequence[Range]) -> Range:
+    """From the first to the last of these ranges, which ascend."""
+    return Range(wanted[0].first, wanted[-1].last)

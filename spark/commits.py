@@ -25,6 +25,7 @@ _FILE = pa.struct(
         pa.field("name", pa.string()),
         pa.field("rows", pa.int64()),
         pa.field("starts", pa.list_(_START)),
+        pa.field("last", pa.int64()),
     ]
 )
 COMMIT_SCHEMA = pa.schema(
@@ -54,16 +55,21 @@ class Commit:
 
     def batch(self) -> pa.RecordBatch:
         """The row."""
+        return commit_batch([self])
+
+    def row(self) -> dict[str, object]:
+        """The values of its columns."""
         files = [
             {
                 "table": table,
                 "name": file.name,
                 "rows": file.rows,
                 "starts": [{"container_id": at, "rows": rows} for at, rows in file.starts],
+                "last": file.last,
             }
             for table, file in self.files.items()
         ]
-        row = {
+        return {
             "number": self.number,
             "count": self.count,
             "skipped": self.skipped,
@@ -71,7 +77,11 @@ class Commit:
             "diverged": self.totals.diverged,
             "files": files,
         }
-        return pa.RecordBatch.from_pylist([row], COMMIT_SCHEMA)
+
+
+def commit_batch(commits: Sequence[Commit]) -> pa.RecordBatch:
+    """The rows of these commits."""
+    return pa.RecordBatch.from_pylist([one.row() for one in commits], COMMIT_SCHEMA)
 
 
 def commits_of(rows: pa.Table) -> Iterator[Commit]:
@@ -84,6 +94,7 @@ def commits_of(rows: pa.Table) -> Iterator[Commit]:
                 file["name"],
                 file["rows"],
                 tuple((start["container_id"], start["rows"]) for start in file["starts"]),
+                file["last"],
             )
             for file in row["files"]
         }

@@ -27,7 +27,7 @@ from tempfile import TemporaryDirectory
 from typing import ClassVar
 
 import pyarrow as pa
-from pyspark.sql import SparkSession, is_remote
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
@@ -48,6 +48,7 @@ from protos.convert import container_id_of_tree, tree_from_bytes
 from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.errors import UsageError
+from spark.jobs import is_remote
 from sweep.volumes import replica_rows
 
 # Every column is nullable, because a row with a finding has few other values. Spark
@@ -87,7 +88,7 @@ def register(session: SparkSession) -> None:
     is set, and otherwise this interpreter where all run on this machine.
     """
     # A server of Spark Connect has an interpreter of its own.
-    if not is_remote():
+    if not is_remote(session):
         _choose_python(session)
     for source in (OzoneTree, OzoneVolume):
         session.dataSource.register(source)
@@ -471,7 +472,7 @@ def _refusal(text: str, hint: str) -> UsageError:
     """
     main = getattr(sys.modules["__main__"], "__spec__", None)
     # Only in a worker of Spark, which Spark ends after an error.
-    if main is not None and main.name.startswith("pyspark."):
+    if main is not None and main.name.startswith(("pyspark.", "spark.daemon")):
         os.environ["SPARK_HIDE_TRACEBACK"] = "1"
     return UsageError(f"{text}. {hint}", hint=hint)
 

@@ -21,8 +21,6 @@ from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -43,12 +41,19 @@ from spark.by_container import (
     sort_containers,
     store_containers,
 )
-from spark.by_range import RangeJob, file_groups, run_texts
-from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders, by_table, commits_of
-from spark.errors import FolderNotSharedError, SparkFailedError, cause_of
+from spark.by_range import RangeJob, file_groups, range_waves, run_texts
+from spark.commits import (
+    COMMIT_SCHEMA,
+    Commit,
+    SharedFolders,
+    by_table,
+    commit_batch,
+    commits_of,
+)
+from spark.errors import FolderNotSharedError, cause_of, failure_of
+from spark.jobs import SPARK_ERRORS, cores, watched
 from spark.scattered import fold_in_sql, whole_files
-from spark.session import watched
-from spark.task_parts import at_once, parts_of_text, text_of
+from spark.task_parts import parts_of_text, text_of
 from sweep.engine import (
     WAVE_ROWS,
     ContainerResults,
@@ -61,13 +66,14 @@ from sweep.engine import (
 )
 from sweep.errors import EarlierRowsError, SweepWorkError
 from sweep.exports import ExportWork, in_threads
-from sweep.files import fold_part, unreadable_finding
+from sweep.files import unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.pieces import Range, StoredTable, TableFileWriter
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage
 from sweep.trees import PackedTreeFile, TreeJob, pack_part
+from sweep.whole_exports import fold_export, fold_small_exports
 
 
 class Scattered(Enum):
@@ -83,9 +89,7 @@ class Scattered(Enum):
 # Below, an aggregate of a block is wider than its chunks, and sorting them is cheaper.
 _CHUNKS_MIN = 4
 
-# Ranges of containers in one job, and so the most that a crash loses; rows that one of
-# its tasks reads.
-_RANGES_MAX = 64
+# Rows that one task of `by_range` reads.
 _READ_ROWS = 1 << 20
 
 # Rows of the parts that share a task.
@@ -93,8 +97,7 @@ _TASK_ROWS = 1 << 20
 # Rows that take as long as one replica, whose own rows come on top.
 _REPLICA_ROWS = 60
 
-# Exports that are read on this machine, and of one task.
-_EXPORTS_MIN = 64
+# Exports of one task.
 _EXPORTS_OF_TASK = 512
 
 _REQUESTED = "requested"
@@ -132,7 +135,7 @@ class SparkEngine:
     def __init__(self, session: SparkSession, *, scattered: Scattered = Scattered.AUTO) -> None:
         self._session = session
         self._scattered = scattered
-        self._cores = session.sparkContext.defaultParallelism
+        self._cores = cores(session)
         # This machine's, for the markers and the lists of containers that tasks read.
         self._disk = Disk()
 
@@ -183,15 +186,14 @@ class SparkEngine:
             SparkFailedError: a job failed after all retries of its tasks.
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        groups = file_groups(inputs, _READ_ROWS)
         # An input without files would only widen the rows.
         absent = {name: table.schema for name, table in inputs.items() if not table.paths}
         schemas = {n: table.schema for n, table in inputs.items() if n not in absent}
-        if not groups:
-            return
         with self._shared(places) as shared:
-            for first in range(0, len(wanted), _RANGES_MAX):
-                of_wave = wanted[first : first + _RANGES_MAX]
+            for of_wave in range_waves(wanted):
+                groups = file_groups(inputs, of_wave, _READ_ROWS)
+                if not groups:
+                    continue
                 job = RangeJob(stage, schemas, of_wave, shared, absent)
                 frame = job.frame(self._session, groups)
                 for commit in self._commits(frame, type(stage).__name__):
@@ -224,7 +226,7 @@ class SparkEngine:
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
         for ids, counts in shuffles(container_ids, rows):
-            judge = partial(inspect_containers, replicas.paths)
+            judge = partial(inspect_containers, replicas.unopened())
             yield from self._shuffle(judge, [parts], ids, counts, places)
 
     def revisit(
@@ -242,7 +244,7 @@ class SparkEngine:
             SparkFailedError: a job failed after all retries of its tasks.
             FolderNotSharedError: executors do not see the folder of the sweep.
         """
-        judge = partial(revisit_containers, work, changed.paths, changed.schema)
+        judge = partial(revisit_containers, work, changed.unopened(), changed.schema)
         for ids, counts in shuffles(*requested):
             yield from self._shuffle(judge, [parts, earlier], ids, counts, places)
 
@@ -252,8 +254,7 @@ class SparkEngine:
         Raises:
             SparkFailedError: a job failed after all retries of its tasks.
         """
-        # A job costs more than a few requests of this machine.
-        if len(texts) < _EXPORTS_MIN:
+        if len(texts) <= work.alone_max:
             yield from in_threads(work, texts)
             return
         size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))
@@ -356,7 +357,7 @@ class SparkEngine:
                 partial(self._aggregated, files, parts, places),
                 _ignore,
             )
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             if unshared := _unshared(error):
                 raise unshared from error
             cause = cause_of(str(error))
@@ -367,7 +368,9 @@ class SparkEngine:
     ) -> FoldedWave | None:
         chunks_min = _CHUNKS_MIN if self._scattered is Scattered.AUTO else 0
         with self._shared(places) as shared:
-            return fold_in_sql(self._session, files, parts, shared, chunks_min=chunks_min)
+            return fold_in_sql(
+                self._session, files, parts, shared, chunks_min=chunks_min, cores=self._cores
+            )
 
     def _commits(
         self, frame: DataFrame, description: str, report: Callable[[int, int], None] = _ignore
@@ -384,19 +387,18 @@ class SparkEngine:
             FolderNotSharedError: an executor does not see the folder of the sweep.
             SweepWorkError: a file of the sweep's own work cannot be read.
             SparkFailedError: the job failed otherwise.
+            PackagesMissingError: executors lack what tasks import.
         """
         try:
             return watched(self._session, description, frame.toArrow, report)
-        except (PySparkException, Py4JError) as error:
+        except SPARK_ERRORS as error:
             if unshared := _unshared(error):
                 raise unshared from error
             if earlier := _EARLIER.search(str(error)):
                 raise EarlierRowsError(earlier[1].strip()) from error
             if damaged := _DAMAGED.search(str(error)):
                 raise SweepWorkError(damaged[1].strip(), path="") from error
-            raise SparkFailedError(
-                f"{description} failed on Spark: {cause_of(str(error))}"
-            ) from error
+            raise failure_of(description, str(error)) from error
 
 
 class _RowProgress:
@@ -432,10 +434,8 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
     parts = parts_of_text(text)
     writer, commits = TableFileWriter(shared.places, Disk()), list[Commit]()
     if len(parts) > 1:
-        # Small exports, so each is held until it is known to be readable.
-        for number, folded in at_once(parts, fold_part):
-            writer.add({"runs": folded.runs, "replicas": folded.replicas})
-            commits.append(Commit(number, folded.rows, folded.skipped))
+        folds = list(fold_small_exports(list(parts.values()), writer.add))
+        commits += [Commit(n, one.rows, one.skipped) for n, one in zip(parts, folds, strict=True)]
     else:
         ((number, part),) = parts.items()
         requested = scattered_containers(part)
@@ -443,12 +443,12 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
             writer.add({_REQUESTED: requested})
             commits.append(Commit(number, part.rows))
         else:
-            folded = fold_part(part, writer.add)
+            folded = fold_export(part, writer.add)
             if folded.skipped:
                 writer.discard()
             commits.append(Commit(number, folded.rows, folded.skipped))
     commits[-1] = replace(commits[-1], files=writer.close())
-    yield from (commit.batch() for commit in commits)
+    yield commit_batch(commits)
 
 
 def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:

@@ -17,6 +17,10 @@ _CAUSES = (
 )
 
 
+_MISSING = re.compile(r"\bNo module named '?(\w+)")
+_REASONS_MAX = 4
+
+
 class SparkMissingError(ReconcileError):
     """Spark cannot run here: pyspark or Java is missing, or Java is too old."""
 
@@ -35,6 +39,29 @@ class FolderNotSharedError(ReconcileError):
     code = "folder_not_shared"
 
 
+class PackagesMissingError(ReconcileError):
+    """Executors cannot import Treefold, or a library that it needs."""
+
+    code = "packages_missing"
+
+
+def failure_of(description: str, text: str) -> ReconcileError:
+    """The error of a job that failed with this text of Spark's."""
+    if missing := _MISSING.search(text):
+        return PackagesMissingError(
+            f"{description} failed: executors cannot import {missing[1]}",
+            hint="Give what `treefold sweep pack --out DIR` makes: --pack DIR",
+        )
+    return SparkFailedError(f"{description} failed on Spark: {cause_of(text)}")
+
+
 def cause_of(text: str) -> str:
     """What an error of Spark says of its cause, in a line."""
     return next((match[1].strip() for cause in _CAUSES if (match := cause.search(text))), "")
+
+
+def reasons_of(text: str) -> str:
+    """The lines of Spark's log that name errors, without stack frames."""
+    lines = [line.strip() for line in text.splitlines() if not line.startswith(("\t", " "))]
+    errors = [line for line in lines if re.search(r"Exception\b|Error\b|\bERROR\b", line)]
+    return "\n".join(list(dict.fromkeys(errors or lines))[:_REASONS_MAX])

@@ -1,26 +1,30 @@
 """Packs our code and our libraries for executors that have neither.
 
-The code becomes a zip, the libraries a tar archive. Both are copied from this
-process's own installation, without a network. Executors need the same minor version of
-Python on the same platform, with nothing installed in it; Spark brings pyspark.
+The code becomes a zip, the libraries a tar archive, and Spark unpacks both. They are
+copied from this process's own installation, without a network. Executors need the same
+minor version of Python on the same platform, with nothing installed in it; Spark brings
+pyspark.
 """
 
 import gzip
+import importlib
 import importlib.util
 import py_compile
 import re
 import tarfile
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
 
 from runtime.disk import Disk
-from runtime.errors import ConfigError, DiskError
+from runtime.errors import ConfigError, DiskError, UsageError
 
-# File names in the pack; ENVIRONMENT is the folder that ARCHIVE unpacks to.
+# File names in the pack, and the folders that Spark unpacks them to.
 CODE = "treefold.zip"
+SOURCES = "treefold-code"
 ENVIRONMENT = "treefold-env"
 ARCHIVE = f"{ENVIRONMENT}.tar.gz"
 
@@ -61,7 +65,11 @@ _OPTIONAL = ("numba",)
 # Libraries compress to a third at any level, so take the fastest.
 _COMPRESSION_LEVEL = 1
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+# What numba keeps beside bytecode.
+_KERNELS = (".nbi", ".nbc")
 _EXCLUDED_FOLDERS = {"tests", "include"}
+# How a task that has both finds them; Spark sets its working folder.
+PYTHONPATH = f"{SOURCES}:{ENVIRONMENT}"
 # What no task loads: Arrow's client of Flight, and how AWS's services other than S3 are
 # called, which is a third of all files.
 _EXCLUDED_FILES = re.compile(r"pyarrow/.*flight.*|botocore/data/(?!s3/)[^/]+/.*")
@@ -85,11 +93,25 @@ def pack(out: Path, disk: Disk) -> ExecutorPack:
     """
     disk.make_folder(out)
     found = _required_distributions()
+    _compile_kernels()
     _write(out / CODE, _zip_code, disk)
     _write(out / ARCHIVE, lambda path: _tar_libraries(path, found), disk)
     return ExecutorPack(
         out / CODE, out / ARCHIVE, tuple(f"{one.name} {one.version}" for one in found)
     )
+
+
+def files_of(folder: Path) -> tuple[Path, Path]:
+    """The code and the archive in a folder that `pack` wrote.
+
+    Raises:
+        UsageError: one is missing.
+    """
+    code, archive = folder / CODE, folder / ARCHIVE
+    for made in (code, archive):
+        if not made.is_file():
+            raise UsageError(f"{made} is missing", hint="treefold sweep pack --out DIR makes it")
+    return code, archive
 
 
 def _required_distributions() -> tuple[Distribution, ...]:
@@ -128,9 +150,18 @@ def _write(path: Path, write: Callable[[Path], None], disk: Disk) -> None:
     disk.sync_folder(path.parent)
 
 
+def _compile_kernels() -> None:
+    """Import what compiles them, where that is possible."""
+    for package in PACKAGES:
+        for file, name in list(_files_of(package)):
+            if file.name.endswith("kernels.py"):
+                with suppress(ImportError):
+                    importlib.import_module(name.removesuffix(".py").replace("/", "."))
+
+
 def _zip_code(path: Path) -> None:
-    """Each module beside its bytecode, which a worker cannot keep in a zip: without it,
-    each compiles all of them.
+    """All modules with their bytecode, and with the kernels that this machine compiled:
+    a worker of another kind of processor compiles its own, ten seconds of them.
     """
     compiled = path.with_suffix(".pyc")
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -138,12 +169,12 @@ def _zip_code(path: Path) -> None:
             for file, name in _files_of(package):
                 archive.write(file, name)
                 if file.suffix == ".py":
-                    # Times in a zip are even seconds, and a source's is not looked at.
+                    # Unpacked, it has another time; and a source's is not looked at.
                     mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
                     py_compile.compile(
                         str(file), str(compiled), name, doraise=True, invalidation_mode=mode
                     )
-                    archive.write(compiled, f"{name}c")
+                    archive.write(compiled, importlib.util.cache_from_source(name))
     compiled.unlink()
 
 
@@ -152,7 +183,8 @@ def _files_of(package: str) -> Iterator[tuple[Path, str]]:
     assert spec is not None
     for folder in spec.submodule_search_locations or ():
         for file in sorted(Path(folder).rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
+            is_kept = "__pycache__" not in file.parts or file.suffix in _KERNELS
+            if file.is_file() and is_kept:
                 yield file, f"{package}/{file.relative_to(folder)}"
 
 

@@ -11,7 +11,6 @@ from functools import partial, reduce
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.functions import col, lit
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from runtime.disk import Disk
@@ -36,9 +35,11 @@ def fold_in_sql(
     shared: SharedFolders,
     *,
     chunks_min: int,
+    cores: int,
 ) -> FoldedWave | None:
     """Fold all these parts, which are whole files (`whole_files`). None if blocks have
-    fewer than `chunks_min` chunks on average, or Spark does not read all rows.
+    fewer than `chunks_min` chunks on average, or Spark does not read all rows. `cores`
+    tasks run at once.
 
     Raises:
         PySparkException, Py4JError: a job failed.
@@ -48,7 +49,7 @@ def fold_in_sql(
         if chunks_min * names.blocks > count:
             return None
         sums = aggregate(rows, names, last_offset=last_offset(files.values()))
-        with partitions(session, names.blocks):
+        with partitions(session, names.blocks, cores=cores):
             commits = _run(sums, partial(_store_sums, shared))
         counts = Counter[int]()
         for commit in commits:
@@ -117,15 +118,17 @@ def _conformed(frame: DataFrame) -> DataFrame:
     """Another writer's table with the columns of CHUNK_SCHEMA. A value that does not
     fit becomes null; `aggregate` sends its container to the exact path.
     """
+    # As text, which both kinds of sessions take.
+    values = {name: f"`{name}`" for name in frame.columns}
+    values = {name: _literal(value) for name, value in DEFAULTS.items()} | values
     fields = from_arrow_schema(NULLABLE_ROWS).fields
-    return frame.select(
-        *(
-            (col(f.name) if f.name in frame.columns else lit(DEFAULTS[f.name]))
-            .try_cast(f.dataType)
-            .alias(f.name)
-            for f in fields
-        )
+    return frame.selectExpr(
+        *(f"try_cast({values[f.name]} AS {f.dataType.simpleString()}) AS {f.name}" for f in fields)
     )
+
+
+def _literal(value: object) -> str:
+    return "NULL" if value is None else repr(value)
 
 
 def whole_files(parts: Sequence[Part]) -> dict[str, pq.FileMetaData] | None:

@@ -1,12 +1,11 @@
 """The Spark session of a sweep: it uses our interpreter and stops with the command.
 
-The JVM logs to a temporary file, whose errors are quoted if Spark does not start. Jobs
-run under `watched`, which reports progress and cancels them on Ctrl-C.
+The JVM logs to a temporary file, whose errors are quoted if Spark does not start. A
+server of Spark Connect has both elsewhere (spark.connect).
 """
 
 import os
 import re
-import socket
 import subprocess
 import sys
 import tempfile
@@ -15,22 +14,22 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from threading import Event, Thread
-from time import sleep
+from threading import Thread
 from typing import IO, TYPE_CHECKING, TypeVar
-from urllib.parse import urlsplit
-from uuid import uuid4
 
-from runtime.errors import ProcessFailedError, UsageError
-from spark.errors import SparkMissingError
-from spark.pack import ARCHIVE, CODE, ENVIRONMENT
+from runtime.errors import ProcessFailedError
+from spark.addresses import check_listening
+from spark.errors import SparkMissingError, reasons_of
+from spark.pack import ENVIRONMENT, PYTHONPATH, SOURCES, files_of
 
 try:
-    from py4j.protocol import Py4JError
-    from pyspark import InheritableThread, SparkConf, SparkContext
-    from pyspark.errors import PySparkException, PySparkRuntimeError
+    from pyspark import SparkConf, SparkContext
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
+
+    from spark.connect import SCHEME, connect_session
+    from spark.jobs import SPARK_ERRORS
 except ModuleNotFoundError as missing:
     raise SparkMissingError(
         f"{missing.name} is not installed",
@@ -44,18 +43,15 @@ T = TypeVar("T")
 
 LOCAL = "local[*]"
 
-_PROGRESS_EVERY_S = 0.5
 # Attempts of one task. It is Spark's default on a cluster; on a local master Spark's
 # default is one.
 _FAILURES_MAX = 4
 _STANDALONE = "spark://"
-_CONNECT_S = 5.0
 _JAVA_MIN = 17
 _LOG_TAIL_BYTES = 20_000
-_REASONS_MAX = 4
 
-_ALWAYS = {
-    "spark.ui.showConsoleProgress": "false",
+# Of a session, wherever it is.
+_SQL = {
     # 64 Ki rows a batch keep the arrays of a task in the cache and the calls few.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
     # With any other limit Spark adds up the size of the batch after each row, which
@@ -80,7 +76,8 @@ _ALWAYS = {
 def spark_session(
     master: str = LOCAL, *, settings: Mapping[str, str] | None = None, pack: Path | None = None
 ) -> Iterator[SparkSession]:
-    """A session for one command; a process may have one at a time.
+    """A session for one command; a process may have one at a time, and more of servers
+    of Spark Connect (sc://HOST:PORT).
 
     `settings` are Spark's own and override ours. `spark.pyspark.python` is the
     executors' Python, by default `python3` on a cluster. `pack` is a folder written by
@@ -90,18 +87,25 @@ def spark_session(
     (127.0.0.1 for a local master): Spark looks its address up before it reads settings.
 
     Raises:
-        SparkMissingError: Java is missing or too old.
-        UsageError: `master` is malformed, or `pack` lacks a file.
+        SparkMissingError: Java is missing or too old, or what Spark Connect needs.
+        UsageError: `master` is malformed, `pack` lacks a file, or only a server can set
+            one of the settings.
         ProcessFailedError: Spark does not start, or a job fails; the message quotes the
             errors of its log.
     """
+    if is_served(master):
+        with connect_session(master, {**_SQL, **(settings or {})}, pack) as served:
+            yield served
+        return
     merged = {
-        **_ALWAYS,
+        **_SQL,
+        "spark.ui.showConsoleProgress": "false",
+        "spark.python.daemon.module": "spark.daemon",
         **(_of_local(master) if is_local(master) else _of_cluster(master, pack)),
         **(settings or {}),
     }
     if master.startswith(_STANDALONE):
-        _check_listening(master)
+        check_listening(master, _STANDALONE, "Spark master")
     conf = SparkConf().setAppName("treefold sweep").setAll(list(merged.items()))
     log = _log()
 
@@ -112,81 +116,20 @@ def spark_session(
 
     try:
         session = _in_thread(start)
-    except (PySparkException, Py4JError) as error:
-        text = f"Spark did not start on {master}: {_reasons(_tail(log)) or error}"
+    except SPARK_ERRORS as error:
+        text = f"Spark did not start on {master}: {reasons_of(_tail(log)) or error}"
         raise _java_error() or ProcessFailedError(text) from error
     context = session.sparkContext
     # By default pyspark runs the python3 on PATH, which need not have our packages.
     context.pythonExec = merged["spark.pyspark.python"]
     try:
         yield session
-    except (PySparkException, Py4JError) as error:
+    except SPARK_ERRORS as error:
         raise ProcessFailedError(
-            f"Spark failed: {_reasons(str(error)) or type(error).__name__}"
+            f"Spark failed: {reasons_of(str(error)) or type(error).__name__}"
         ) from error
     finally:
         context.stop()
-
-
-def watched(
-    session: SparkSession,
-    description: str,
-    work: Callable[[], T],
-    report: Callable[[int, int], None],
-) -> T:
-    """Run `work`, whose jobs form one group, and return its result.
-
-    `report` gets the number of tasks done and of tasks known so far, at most every half
-    second. An interrupt cancels the jobs on the cluster.
-
-    `work` and `report` run in threads of their own. If Ctrl-C cut a JVM reply short in
-    this thread, the rest of it would be read as the reply to the next call.
-    """
-    context = session.sparkContext
-    group = f"{description}-{uuid4()}"
-    outcome, cancelled = Future[T](), Event()
-
-    def run() -> None:
-        try:
-            context.setJobGroup(group, description, interruptOnCancel=True)
-            outcome.set_result(work())
-        except BaseException as error:  # noqa: BLE001  raised again by outcome.result()
-            outcome.set_exception(error)
-
-    def follow() -> None:
-        tracker, seen = context.statusTracker(), (0, 0)
-        while not outcome.done():
-            if cancelled.wait(_PROGRESS_EVERY_S):
-                if outcome.done():
-                    return
-                # Repeated until `work` ends: it may be about to start another job.
-                context.cancelJobGroup(group)
-                sleep(_PROGRESS_EVERY_S)
-                continue
-            jobs = [job for i in tracker.getJobIdsForGroup(group) if (job := tracker.getJobInfo(i))]
-            stages = [
-                stage for job in jobs for i in job.stageIds if (stage := tracker.getStageInfo(i))
-            ]
-            now = (
-                sum(stage.numCompletedTasks for stage in stages),
-                sum(stage.numTasks for stage in stages),
-            )
-            if now != seen:
-                seen = now
-                report(*now)
-
-    threads = [
-        InheritableThread(target=target, name=f"{description} on Spark", daemon=True)
-        for target in (run, follow)
-    ]
-    try:
-        for thread in threads:
-            thread.start()
-        return outcome.result()
-    finally:
-        cancelled.set()
-        for thread in threads:
-            thread.join()
 
 
 def _in_thread(work: Callable[[], T]) -> T:
@@ -206,39 +149,14 @@ def _in_thread(work: Callable[[], T]) -> T:
     return outcome.result()
 
 
-def _check_listening(master: str) -> None:
-    """Raise unless a standalone master listens; Spark itself would try for 90 seconds.
-
-    Raises:
-        UsageError: `master` is not a list of addresses.
-        ProcessFailedError: none of them accepts a connection.
-    """
-    reason: OSError | None = None
-    for place in master.removeprefix(_STANDALONE).split(","):
-        try:
-            address = urlsplit(f"//{place}")
-            host, port = address.hostname or "", address.port
-            # A lookup encodes the name this way too, but its error is less clear.
-            host.encode("idna")
-        except ValueError:
-            host, port = "", None
-        if not host or not port:
-            raise UsageError(
-                f"{master!r} is not the address of a Spark master",
-                hint="it looks like spark://HOST:PORT",
-            )
-        try:
-            socket.create_connection((host, port), _CONNECT_S).close()
-        except OSError as error:
-            reason = error
-        else:
-            return
-    raise ProcessFailedError(f"no Spark master answers at {master}: {reason}") from reason
-
-
 def is_local(master: str) -> bool:
     """Whether all of Spark runs in one JVM on this machine."""
     return master == "local" or master.startswith("local[")
+
+
+def is_served(master: str) -> bool:
+    """Whether a server of Spark Connect has the session."""
+    return master.startswith(SCHEME)
 
 
 def _of_local(master: str) -> dict[str, str]:
@@ -265,16 +183,11 @@ def _memory_bytes() -> int:
 def _of_cluster(master: str, pack: Path | None) -> dict[str, str]:
     settings = {"spark.master": master, "spark.pyspark.python": "python3"}
     if pack:
-        for made in (pack / CODE, pack / ARCHIVE):
-            if not made.is_file():
-                raise UsageError(
-                    f"{made} is missing", hint="treefold sweep pack --out DIR makes it"
-                )
+        code, archive = files_of(pack)
         settings |= {
-            "spark.files": str(pack / CODE),
-            "spark.archives": f"{pack / ARCHIVE}#{ENVIRONMENT}",
-            # Spark puts both into the working folder of an executor's workers.
-            "spark.executorEnv.PYTHONPATH": f"{CODE}:{ENVIRONMENT}",
+            # Spark unpacks both into the working folder of an executor's workers.
+            "spark.archives": f"{code}#{SOURCES},{archive}#{ENVIRONMENT}",
+            "spark.executorEnv.PYTHONPATH": PYTHONPATH,
         }
     return settings
 
@@ -308,13 +221,6 @@ def _tail(log: IO[bytes]) -> str:
     log.seek(0, 2)
     log.seek(max(log.tell() - _LOG_TAIL_BYTES, 0))
     return log.read().decode(errors="replace").strip()
-
-
-def _reasons(text: str) -> str:
-    """The lines of Spark's log that name errors, without stack frames."""
-    lines = [line.strip() for line in text.splitlines() if not line.startswith(("\t", " "))]
-    errors = [line for line in lines if re.search(r"Exception\b|Error\b|\bERROR\b", line)]
-    return "\n".join(list(dict.fromkeys(errors or lines))[:_REASONS_MAX])
 
 
 def _java_error() -> SparkMissingError | None:

@@ -218,15 +218,13 @@ def folded(rows: DataFrame, lengths: list[int], *, ranks_max: int = RANKS) -> Da
 
 
 @contextmanager
-def partitions(session: SparkSession, blocks: int) -> Iterator[None]:
-    """Set the number of shuffle partitions by the number of blocks. Larger partitions
-    shuffle less, because neighbouring rows stay together.
+def partitions(session: SparkSession, blocks: int, *, cores: int) -> Iterator[None]:
+    """Set the number of shuffle partitions by the number of blocks, at least one for
+    each core. Larger partitions shuffle less, because neighbouring rows stay together.
     """
     name = "spark.sql.shuffle.partitions"
     before = str(session.conf.get(name))
-    session.conf.set(
-        name, max(session.sparkContext.defaultParallelism, -(-blocks // _PARTITION_BLOCKS))
-    )
+    session.conf.set(name, max(cores, -(-blocks // _PARTITION_BLOCKS)))
     try:
         yield
     finally:

@@ -19,6 +19,8 @@ _KNOWN = {
     "source": pa.array(SOURCES, pa.string()),
 }
 
+_NAMES = {name: frozenset(known.to_pylist()) for name, known in _KNOWN.items()}
+
 
 def cast_column(column: pa.Array, field: pa.Field) -> pa.Array:
     """A column cast to its type in CHUNK_SCHEMA; text may stay a dictionary."""
@@ -58,6 +60,11 @@ def check_values(location: str, columns: Mapping[str, pa.Array]) -> None:
         if columns[name].null_count:
             raise table_error(TableRefusal.ROWS, f"{location} has rows without {name}")
     check_known(location, columns)
+
+
+def has_known_values(values: Mapping[str, pa.Array]) -> bool:
+    """Whether all of these values of columns, by column, are known."""
+    return all(known.issuperset(values[name].to_pylist()) for name, known in _NAMES.items())
 
 
 def check_known(location: str, columns: Mapping[str, pa.Array]) -> None:

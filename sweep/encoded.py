@@ -6,6 +6,7 @@ needs a few containers, and decodes only their rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -63,26 +64,7 @@ class StoredGroup:
         columns = self._columns(REPLICA_COLUMNS)
         if columns is None:
             return None
-        runs = {name: columns[name].runs() for name in REPLICA_COLUMNS if name in columns}
-        changes = np.zeros(self.count, np.bool_)
-        changes[0] = True
-        for found in runs.values():
-            changes[found.starts] = True
-        starts = np.flatnonzero(changes)
-        text, integers = dict[str, TextColumn](), dict[str, Int64s]()
-        for name in REPLICA_COLUMNS:
-            constant = self._constants.get(name)
-            if constant is None:
-                values = runs[name].at(starts)
-            elif name in TEXT:
-                values = np.zeros(len(starts), np.int64)
-            else:
-                values = np.repeat(integers_of(constant), len(starts))
-            if name in TEXT:
-                texts = columns[name].texts if constant is None else constant.cast(pa.string())
-                text[name] = TextColumn(values.astype(np.int32), texts)
-            else:
-                integers[name] = values
+        starts, text, integers = _stretches(columns, self.count)
         wanted = None
         if container_ids is not None:
             is_wanted = np.isin(integers["container_id"], container_ids)
@@ -91,11 +73,6 @@ class StoredGroup:
         of_rows = self._columns(ROW_COLUMNS, wanted)
         if of_rows is None:
             return None
-        for name in ROW_COLUMNS:
-            if (constant := self._constants.get(name)) is not None:
-                is_flag = pa.types.is_boolean(constant.type)
-                value = flags_of(constant) if is_flag else integers_of(constant)
-                of_rows[name] = constant_column(int(value[0]), self.count)
         return EncodedRows(self.count, starts, text, integers, of_rows)
 
     def may_hold(self, container_ids: Int64s) -> bool:
@@ -118,7 +95,52 @@ class StoredGroup:
     ) -> dict[str, EncodedColumn] | None:
         indexes = {name: self._indexes[name] for name in names if name not in self._constants}
         group = self._metadata, self._group
-        return encoded_columns(self._raw, self._base, *group, indexes, wanted)
+        found = encoded_columns(self._raw, self._base, *group, indexes, wanted)
+        if found is None:
+            return None
+        for name in names:
+            if (constant := self._constants.get(name)) is not None:
+                found[name] = _constant(name, constant, self.count)
+        return found
+
+
+def encoded_rows(columns: Mapping[str, EncodedColumn], count: int) -> EncodedRows:
+    """All columns of CHUNK_SCHEMA as the rows of a row group.
+
+    Raises:
+        PageError: a page is malformed.
+    """
+    of_rows = {name: columns[name] for name in ROW_COLUMNS}
+    return EncodedRows(count, *_stretches(columns, count), of_rows)
+
+
+def _stretches(
+    columns: Mapping[str, EncodedColumn], count: int
+) -> tuple[Int64s, dict[str, TextColumn], dict[str, Int64s]]:
+    """The first row of each stretch of rows that are equal in REPLICA_COLUMNS, and its
+    text and integers.
+    """
+    runs = {name: columns[name].runs() for name in REPLICA_COLUMNS}
+    changes = np.zeros(count, np.bool_)
+    for found in runs.values():
+        changes[found.starts] = True
+    starts = np.flatnonzero(changes)
+    text, integers = dict[str, TextColumn](), dict[str, Int64s]()
+    for name, found in runs.items():
+        if name in TEXT:
+            text[name] = TextColumn(found.at(starts).astype(np.int32), columns[name].texts)
+        else:
+            integers[name] = found.at(starts)
+    return starts, text, integers
+
+
+def _constant(name: str, value: pa.Array, count: int) -> EncodedColumn:
+    """The column with a single value in all rows."""
+    if name in TEXT:
+        return replace(constant_column(0, count), texts=value.cast(pa.string()))
+    if pa.types.is_boolean(value.type):
+        return constant_column(int(flags_of(value)[0]), count)
+    return constant_column(int(integers_of(value)[0]), count)
 
 
 def stored_group(

@@ -28,7 +28,7 @@ from sweep.compare import inspect, inspect_large
 from sweep.errors import EarlierRowsError
 from sweep.exact import block_ranges, exact_replicas, large_replicas
 from sweep.exports import ExportWork, in_threads
-from sweep.files import fold_part, is_plain, open_rows
+from sweep.files import is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
 from sweep.output import SweepTotals
@@ -37,6 +37,7 @@ from sweep.rows import repeat
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
+from sweep.whole_exports import fold_export
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,7 +459,7 @@ def _fold(part: Part) -> _PartResult:
     if requested is not None:
         nothing = RUN_SCHEMA.empty_table(), REPLICA_SCHEMA.empty_table()
         return _PartResult(part.rows, *nothing, FINDING_SCHEMA.empty_table(), requested, "")
-    folded, none = fold_part(part), REQUEST_SCHEMA.empty_table()
+    folded, none = fold_export(part), REQUEST_SCHEMA.empty_table()
     tables = folded.runs, folded.replicas, folded.findings
     return _PartResult(folded.rows, *tables, none, folded.skipped)
 

@@ -6,10 +6,12 @@ for many at a time (Engine.for_each), and each manifest is read once.
 """
 
 import json
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from itertools import islice
+from typing import Protocol, TypeAlias, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as fs
@@ -24,6 +26,9 @@ from sweep.faults import fault_row
 from sweep.model import FINDING_SCHEMA, Part
 from sweep.output import SkippedInput
 from sweep.pieces import StoredTable
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 # Exports that one machine or task reads at a time: reading is waiting for round trips.
 AT_ONCE = 32
@@ -40,6 +45,13 @@ class ExportWork(Protocol):
         """The schema of the table that it returns."""
         ...
 
+    @property
+    def alone_max(self) -> int:
+        """The number of texts up to which one machine does the work: to start it on
+        others costs more.
+        """
+        ...
+
     def __call__(self, text: str) -> pa.Table:
         """What comes of one export, which `text` names or holds."""
         ...
@@ -47,6 +59,28 @@ class ExportWork(Protocol):
 
 # Rows that a work returned for some texts, in any order.
 ForEach: TypeAlias = Callable[[ExportWork, Sequence[str]], Iterator[pa.Table]]
+
+
+def at_once(
+    items: Iterable[T], work: Callable[[T], R], place: str, threads: int = AT_ONCE
+) -> Iterator[R]:
+    """The results of `work`, which reads something at `place`, for all items in their
+    order. What is remote is read some items ahead: most of it is waiting.
+    """
+    waiting, running = iter(items), deque[Future[R]]()
+    if "://" not in place:
+        # Threads would only wait for each other.
+        yield from map(work, waiting)
+        return
+    with ThreadPoolExecutor(threads, "export") as pool:
+        while True:
+            # Ahead by no more than the threads, or results would pile up.
+            running.extend(
+                pool.submit(work, item) for item in islice(waiting, threads - len(running))
+            )
+            if not running:
+                return
+            yield running.popleft().result()
 
 
 def in_threads(work: ExportWork, texts: Iterable[str]) -> Iterator[pa.Table]:
@@ -65,6 +99,11 @@ class _ReadManifests:
     def schema(self) -> pa.Schema:
         """See ExportWork: the location, and the manifest."""
         return _MANIFESTS
+
+    @property
+    def alone_max(self) -> int:
+        """See ExportWork: a quarter of a millisecond each, and little waiting."""
+        return 1024
 
     def __call__(self, text: str) -> pa.Table:
         """See ExportWork."""
@@ -182,6 +221,11 @@ class KeepExports:
     def schema(self) -> pa.Schema:
         """See ExportWork: the location of a manifest, and the path of its copy."""
         return _COPIES
+
+    @property
+    def alone_max(self) -> int:
+        """See ExportWork: a millisecond each."""
+        return 256
 
     def __call__(self, text: str) -> pa.Table:
         """See ExportWork; nothing if the agent exported meanwhile. Then the next sweep

@@ -215,7 +215,7 @@ class _Reader:
         self._schema = file.schema_arrow
         self._inventory = inventory
         self._groups = _groups(part, file.metadata)
-        self._listed = None if inventory is None else ListedReplicas(inventory, part.volumes)
+        self._listed = None if inventory is None else ListedReplicas.of(inventory, part.volumes)
         self._column_indexes = _column_indexes(file.metadata)
         missing = [column for column in REQUIRED if column not in self._column_indexes]
         if missing:

@@ -290,6 +290,11 @@ class _FindReadable:
         """See ExportWork: the ID of the part."""
         return _PARTS
 
+    @property
+    def alone_max(self) -> int:
+        """See ExportWork: it may read large files."""
+        return 64
+
     def __call__(self, text: str) -> pa.Table:
         """See ExportWork: nothing if it is not."""
         (part,) = parts_of([parse_json(text)])

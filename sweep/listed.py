@@ -6,6 +6,8 @@ arrays.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +17,9 @@ from sweep.model import RootMethod
 from sweep.rows import EncodedRows, Rows
 from sweep.runs import RUN_SCHEMA, RunJoiner, Stretches, replicas_of
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 # Making one takes as long as reading a small export.
 _NO_RUNS = RUN_SCHEMA.empty_table()
 
@@ -22,16 +27,23 @@ _NO_RUNS = RUN_SCHEMA.empty_table()
 class ListedReplicas:
     """The replicas in an inventory (chunktable.schema.CONTAINER_SCHEMA) of one file."""
 
-    def __init__(self, inventory: pa.Table, volumes: Sequence[str] | None) -> None:
-        """`volumes` are those that are read; None are all."""
-        encoded = inventory["volume"].combine_chunks().dictionary_encode()
-        codes, ids = encoded.indices.to_numpy(), inventory["container_id"].to_numpy()
-        # A dictionary may have volumes of other files.
-        is_used = np.bincount(codes, minlength=len(encoded.dictionary)) > 0
+    def __init__(
+        self,
+        names: Sequence[str],
+        codes: "NDArray[np.integer]",
+        ids: Int64s,
+        rows: Int64s,
+        volumes: Sequence[str] | None,
+    ) -> None:
+        """The volume of each replica as an index into `names`, its container, and the
+        number of rows that it has in the file. `volumes` are those that are read; None
+        are all.
+        """
+        # There may be names of other files.
+        is_used = np.bincount(codes, minlength=len(names)) > 0
         codes = (np.cumsum(is_used) - 1)[codes]
-        self._volumes: list[str] = encoded.dictionary.filter(pa.array(is_used)).to_pylist()
-        # The number of rows that each has in the file.
-        self.rows: Int64s = inventory["rows"].to_numpy()
+        self._volumes = list(compress(names, is_used.tolist()))
+        self.rows = rows
         # As agents write them; else sorting takes more memory than all the rest.
         is_sorted = (codes[1:] > codes[:-1]) | ((codes[1:] == codes[:-1]) & (ids[1:] >= ids[:-1]))
         if not is_sorted.all():
@@ -44,6 +56,14 @@ class ListedReplicas:
         is_read = [volumes is None or volume in volumes for volume in self._volumes]
         self._is_read = np.array(is_read, np.bool_)[codes]
 
+    @classmethod
+    def of(cls, inventory: pa.Table, volumes: Sequence[str] | None) -> Self:
+        """Those in a table of CONTAINER_SCHEMA."""
+        encoded = inventory["volume"].combine_chunks().dictionary_encode()
+        codes, ids = encoded.indices.to_numpy(), inventory["container_id"].to_numpy()
+        names = encoded.dictionary.to_pylist()
+        return cls(names, codes, ids, inventory["rows"].to_numpy(), volumes)
+
     def places(self, volumes: pa.ChunkedArray | pa.Array, container_ids: pa.Array) -> Int64s:
         """The index of each replica in `rows`, -1 if it is not listed."""
         if isinstance(volumes, pa.ChunkedArray):
@@ -51,13 +71,22 @@ class ListedReplicas:
         if not pa.types.is_dictionary(volumes.type):
             volumes = volumes.dictionary_encode()
         codes = volumes.indices.fill_null(-1).to_numpy()
-        ids = container_ids.to_numpy()
-        found = np.full(len(ids), -1, np.int64)
-        for code, volume in enumerate(volumes.dictionary.to_pylist()):
-            if volume in self._volumes:
-                ours = slice(None) if len(volumes.dictionary) == 1 else codes == code
-                found[ours] = self._places(self._volumes.index(volume), ids[ours])
+        found = self._places_of(volumes.dictionary.to_pylist(), codes, container_ids.to_numpy())
         found[codes < 0] = -1
+        return found
+
+    def places_of(self, found: Stretches) -> Int64s:
+        """Like `places`, of the replica of each stretch."""
+        volume = found.text["volume"]
+        ids = found.integers["container_id"]
+        return self._places_of(volume.values.to_pylist(), volume.codes, ids)
+
+    def _places_of(self, names: Sequence[str], codes: "NDArray[np.integer]", ids: Int64s) -> Int64s:
+        found = np.full(len(ids), -1, np.int64)
+        for code, volume in enumerate(names):
+            if volume in self._volumes:
+                ours = slice(None) if len(names) == 1 else codes == code
+                found[ours] = self._places(self._volumes.index(volume), ids[ours])
         return found
 
     def _places(self, volume: int, ids: Int64s) -> Int64s:
@@ -109,7 +138,7 @@ class ListedReplicas:
         joiner = RunJoiner()
         for rows in stretches:
             found = Stretches.of(rows)
-            places = self.places(found.volumes(), pa.array(found.integers["container_id"]))
+            places = self.places_of(found)
             self.count(places, found.counts)
             is_live = self.is_live(places)
             is_whole = is_live & found.ordered

@@ -7,7 +7,7 @@ of a table (sweep.output). Readers take the committed names, and never list a fo
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 from types import MappingProxyType
 from uuid import uuid4
@@ -21,6 +21,7 @@ from chunktable.files import AnyPath, Files, NewFile, open_parquet, store_error
 from runtime.disk import Disk
 from runtime.errors import DiskError
 from sweep.errors import SweepWorkError
+from sweep.fragments import Int64s
 
 # Small enough that a range of containers reads little beside its own rows.
 _ROW_GROUP = 1 << 15
@@ -31,6 +32,7 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 # Rows between two samples of the container IDs in a file, and samples at least.
 _SAMPLED_EVERY = 1 << 12
 _SAMPLES_MIN = 16
+_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +46,14 @@ class TablePlace:
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """A durable file of a table. `starts` samples its container IDs: pairs of an ID and
-    the number of rows that it stands for, without the rows that have no ID.
+    the number of rows that it stands for, without the rows that have no ID. The least
+    ID is one of them; `last` is the greatest, None if it is not known.
     """
 
     name: str
     rows: int
     starts: tuple[tuple[int, int], ...] = ()
+    last: int | None = None
 
     @classmethod
     def of(cls, raw: Mapping[str, object]) -> "StoredFile":
@@ -59,9 +63,27 @@ class StoredFile:
             ValueError, TypeError, KeyError: it is no such object.
         """
         name, rows, starts = str(raw["name"]), raw["rows"], raw["starts"]
+        # Earlier releases wrote none.
+        last = raw.get("last")
         if not isinstance(rows, int) or not isinstance(starts, list) or "/" in name:
             raise TypeError(f"{raw!r} is not a file of a table")
-        return cls(name, rows, tuple((int(first), int(count)) for first, count in starts))
+        if last is not None and not (isinstance(last, int) and starts):
+            raise TypeError(f"{raw!r} is not a file of a table")
+        return cls(name, rows, tuple((int(first), int(count)) for first, count in starts), last)
+
+    def may_hold(self, wanted: "Range") -> bool:
+        """Whether it may have rows in a range."""
+        if self.last is None:
+            return True
+        if wanted.first is None and sum(count for _, count in self.starts) < self.rows:
+            return True
+        is_below = wanted.first is None or wanted.first <= self.last
+        return is_below and min(first for first, _ in self.starts) <= wanted.last
+
+    def without_samples(self) -> "StoredFile":
+        """The same with its least ID alone: what `may_hold` needs."""
+        counted = sum(count for _, count in self.starts)
+        return replace(self, starts=((min(self.starts)[0], counted),)) if self.starts else self
 
 
 class TableFileWriter:
@@ -75,6 +97,7 @@ class TableFileWriter:
         self._waiting = dict[str, list[pa.Table]]()
         self._rows = dict[str, int]()
         self._starts = dict[str, list[tuple[int, int]]]()
+        self._last = dict[str, int]()
 
     def add(self, tables: Mapping[str, pa.Table]) -> None:
         """Append rows to the files of these tables.
@@ -102,7 +125,8 @@ class TableFileWriter:
             with _named_errors(path):
                 writer.close()
             new.close()
-            found[name] = StoredFile(path.name, self._rows[name], tuple(self._starts[name]))
+            starts = tuple(self._starts[name])
+            found[name] = StoredFile(path.name, self._rows[name], starts, self._last.get(name))
         self._open.clear()
         return found
 
@@ -128,7 +152,10 @@ class TableFileWriter:
             columns = table.select(place.schema.names).cast(place.schema)
             self._open[name][2].write_table(columns, row_group_size=_ROW_GROUP)
         self._rows[name] += table.num_rows
-        self._starts[name] += _starts_of(table["container_id"])
+        ids = table["container_id"].drop_null().to_numpy()
+        if len(ids):
+            self._starts[name] += _starts_of(ids)
+            self._last[name] = max(int(ids.max()), self._last.get(name, _ID_MIN))
 
 
 @contextmanager
@@ -153,11 +180,10 @@ def _writer(new: NewFile, schema: pa.Schema) -> pq.ParquetWriter:
     )
 
 
-def _starts_of(container_ids: pa.ChunkedArray) -> list[tuple[int, int]]:
+def _starts_of(ids: Int64s) -> list[tuple[int, int]]:
     """Sampled container IDs of some rows, ascending, each with the number of rows that
     it stands for.
     """
-    ids = container_ids.drop_null().to_numpy()
     if (ids[1:] < ids[:-1]).any():
         ids = np.sort(ids)
     step = max(1, min(_SAMPLED_EVERY, len(ids) // _SAMPLES_MIN))
@@ -176,7 +202,6 @@ class Range:
     last: int
 
 
-_ID_MIN, _ID_MAX = -(1 << 63), (1 << 63) - 1
 _ALL = Range(None, _ID_MAX)
 
 
@@ -217,10 +242,19 @@ class StoredTable:
         opened, files = [*self._open, *other._open], {**self._files, **other._files}
         return StoredTable(opened, self.schema, files)
 
-    def sizes(self) -> Iterator[tuple[AnyPath, int]]:
-        """Each file and its number of rows."""
-        yield from ((path, file.metadata.num_rows) for path, file in self._open.items())
-        yield from ((path, file.rows) for path, file in self._files.items())
+    def sizes(self, wanted: Range) -> Iterator[tuple[AnyPath, int]]:
+        """Each file that may have rows in a range, and its number of rows."""
+        for path, opened in self._open.items():
+            if any(_may_hold(opened, i, wanted) for i in range(opened.metadata.num_row_groups)):
+                yield path, opened.metadata.num_rows
+        for path, file in self._files.items():
+            if file.may_hold(wanted):
+                yield path, file.rows
+
+    def unopened(self) -> dict[AnyPath, StoredFile]:
+        """All files, for a process that opens those it needs."""
+        known = {path: file.without_samples() for path, file in self._files.items()}
+        return {path: StoredFile(path.name, 0) for path in self._open} | known
 
     def starts(self) -> Iterator[tuple[int, int]]:
         """Container IDs, each with the number of rows that it stands for: the least of
@@ -245,6 +279,8 @@ class StoredTable:
 
     def pieces(self, path: AnyPath, wanted: Range) -> Iterator[pa.Table]:
         """The rows of one file in this range, a row group at a time."""
+        if path in self._files and not self._files[path].may_hold(wanted):
+            return
         with self._lock:
             file = self._open.get(path) or _open_stored(path, self.schema)
             for group in range(file.metadata.num_row_groups):

@@ -15,7 +15,7 @@ after its last row, so fragments count the rows that are marked deleted. Sums ar
 2^64.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -293,10 +293,27 @@ class Stretches:
             self.numbers.T[which].T,
         )
 
-    def volumes(self) -> pa.DictionaryArray:
-        """The volume of each stretch."""
-        volume = self.text["volume"]
-        return pa.DictionaryArray.from_arrays(pa.array(volume.codes), volume.values)
+    @classmethod
+    def joined(cls, pieces: Sequence[Self]) -> Self:
+        """Those of all pieces, of which there is one or more."""
+        text = dict[str, TextColumn]()
+        for name in TEXT:
+            places, codes = dict[str, int](), list["NDArray[np.int32]"]()
+            for one in (piece.text[name] for piece in pieces):
+                values = one.values.to_pylist()
+                ours = [places.setdefault(value, len(places)) for value in values]
+                codes.append(np.array(ours, np.int32)[one.codes])
+            text[name] = TextColumn(np.concatenate(codes), pa.array(places, pa.string()))
+        return cls(
+            text,
+            {
+                name: np.concatenate([piece.integers[name] for piece in pieces])
+                for name in pieces[0].integers
+            },
+            np.concatenate([piece.counts for piece in pieces]),
+            np.concatenate([piece.ordered for piece in pieces]),
+            np.concatenate([piece.numbers.T for piece in pieces]).T,
+        )
 
     def runs(self) -> pa.Table:
         """The runs (RUN_SCHEMA)."""

@@ -12,14 +12,18 @@ from hypothesis import HealthCheck, settings
 from tests.support.java import spark_options
 
 # Machines are shared and slow at times: an example's run time proves nothing. The seeds
-# are fixed, so that a change fails for what it changed; whoever wants others runs with
-# --hypothesis-seed.
+# are fixed, so that a change fails for what it changed; `make test-long` draws others,
+# and many more of them (--hypothesis-profile=long).
 settings.register_profile(
     "shared",
     deadline=None,
     derandomize=True,
+    max_examples=50,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "long", settings.get_profile("shared"), derandomize=False, max_examples=500, database=None
 )
 settings.load_profile("shared")
 

@@ -24,7 +24,13 @@ if [ "${1:-}" = tests ]; then
     command -v chromium >/dev/null || need chromium
     command -v systemd-analyze >/dev/null || need systemd
     command -v groff >/dev/null || need groff
-    .venv/bin/python -m tests.support.java
+    .venv/bin/python -m tests.support.java &
+    # Otherwise each worker of the first run compiles all tests.
+    if [ -z "$(ls tests/unit/__pycache__/*pytest*.pyc 2>/dev/null)" ]; then
+        echo "setup: compiling tests" >&2
+        .venv/bin/python -m pytest -q --collect-only tests >/dev/null || true
+    fi
+    wait
     exit
 fi
 

@@ -17,7 +17,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runtime.errors import ProcessFailedError, UsageError
-from spark.session import spark_session, watched
+from spark.jobs import watched
+from spark.session import spark_session
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
@@ -25,14 +26,37 @@ pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def python_of_workers(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        yield pa.RecordBatch.from_pydict({"python": [sys.executable] * batch.num_rows})
+def test_tasks_run_on_our_own_interpreter_which_has_imported_what_they_need(
+    session: SparkSession,
+) -> None:
+    def tell(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        has = "sweep.kernels" in sys.modules
+        for batch in batches:
+            told = {"python": [sys.executable] * batch.num_rows, "has": [has] * batch.num_rows}
+            yield pa.RecordBatch.from_pydict(told)
+
+    (row,) = session.range(1).mapInArrow(tell, "python string, has boolean").collect()
+    assert (row.python, row.has) == (sys.executable, True)
 
 
-def test_tasks_run_on_our_own_interpreter(session: SparkSession) -> None:
-    (row,) = session.range(1).mapInArrow(python_of_workers, "python string").collect()
-    assert row.python == sys.executable
+def test_what_workers_are_forked_from_has_no_thread_that_takes_locks() -> None:
+    """A fork would hold them for ever. The allocator's thread sees to its own."""
+    code = (
+        "import os, spark.daemon\n"
+        "for one in os.listdir('/proc/self/task'):\n"
+        "    print(one == str(os.getpid()) or open(f'/proc/self/task/{one}/comm').read().strip())"
+    )
+    # As Spark sets it for the workers of an executor.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert set(done.stdout.split()) <= {"True", "jemalloc_bg_thd"}
 
 
 def test_a_task_that_dies_is_tried_again(tmp_path: Path, session: SparkSession) -> None:
@@ -180,7 +204,8 @@ def test_ctrl_c_ends_a_job_and_the_command(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     script = f"""
 import pathlib, threading
-from spark.session import spark_session, watched
+from spark.jobs import watched
+from spark.session import spark_session
 from tests.support.waiting import wait_until
 def sleep(batches):
     pathlib.Path({str(begun)!r}).touch()
@@ -247,10 +272,17 @@ except KeyboardInterrupt:
 
 
 def test_one_process_starts_a_session_after_another() -> None:
-    """`sweep demo` has one to see whether Spark comes up, and one to sweep."""
+    """`sweep demo` has one to see whether Spark comes up, and one to sweep: its own,
+    whatever server the environment names.
+    """
     words = ["sweep", "demo", "--containers", "30", "--chunks", "4", "--json"]
     done = subprocess.run(
-        [sys.executable, "-m", "admin.cli", *words], capture_output=True, text=True, cwd=ROOT
+        [sys.executable, "-m", "admin.cli", *words],
+        env={**os.environ, "SPARK_REMOTE": "sc://127.0.0.1:1"},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)

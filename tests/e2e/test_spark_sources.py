@@ -27,6 +27,7 @@ from spark.datasources import (
     TreeFilePartition,
     register,
 )
+from tests.support.java import spark_options
 from tests.support.sql_folds import fold_frame
 from tests.support.trees import CHUNK_BYTES, block, chunk, container, deleted
 from tests.support.volumes import state_of, unpack
@@ -287,40 +288,47 @@ def test_what_is_asked_for_wrongly_is_refused_in_words(
         (reader.schema(schema) if schema else reader).load().collect()
     assert "Traceback" not in str(error.value)
     assert ".py" not in str(error.value)
-    # Errors of others show their code as before.
+
+
+def test_errors_of_others_show_their_code_after_a_refusal(
+    trees: Path, session: SparkSession
+) -> None:
+    register(session)
+    with pytest.raises(PySparkException, match="ozonetree has no option vlume"):
+        session.read.format("ozonetree").option("vlume", "v").load(str(trees)).collect()
     fails = udf(lambda _: 1 // 0, "int")
     with pytest.raises(PySparkException, match="Traceback"):
         session.range(1).select(fails("id")).collect()
 
 
-@pytest.mark.parametrize("chosen", ["", "--conf spark.pyspark.python"])
-def test_a_job_of_an_unactivated_environment_reads_trees(
-    tmp_path: Path, trees: Path, chosen: str
-) -> None:
-    """The first `python3` of the PATH has no packages, as that of the system."""
+def test_jobs_of_an_unactivated_environment_read_trees(tmp_path: Path, trees: Path) -> None:
+    """The first `python3` of the PATH has no packages, as that of the system. A job may
+    choose another, as the second one does.
+    """
     (tmp_path / "bin").mkdir()
     bare = tmp_path / "bin" / "python3"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     bare.chmod(0o755)
-    setting = f'.config("spark.pyspark.python", {sys.executable!r})' if chosen else ""
-    job = f"""
+    jobs = f"""
 from pyspark.sql import SparkSession
-from pyspark.sql.functions import udf
-from pyspark.sql.types import StructType
 from spark.datasources import register
-session = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1"){setting}.getOrCreate())
-register(session)
-print(session.read.format("ozonetree").load({str(trees)!r}).where("container_id = 1").count())
+for chosen in ({{}}, {{"spark.pyspark.python": {sys.executable!r}}}):
+    settings = {{"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", **chosen}}
+    session = SparkSession.builder.master("local[1]").config(map=settings).getOrCreate()
+    register(session)
+    trees = session.read.format("ozonetree").load({str(trees)!r})
+    print(trees.where("container_id = 1").count(), session.conf.get("spark.pyspark.python", ""))
+    session.stop()
 """
     environment = {name: os.environ[name] for name in ("JAVA_HOME", "HOME") if name in os.environ}
+    environment["SPARK_SUBMIT_OPTS"] = spark_options()
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
     done = subprocess.run(
-        [sys.executable, "-c", job],
+        [sys.executable, "-c", jobs],
         cwd=ROOT,
         env={**environment, "PATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.stdout.strip() == "6", done.stderr[-2000:]
+    assert done.stdout == f"6 \n6 {sys.executable}\n", done.stderr[-2000:]

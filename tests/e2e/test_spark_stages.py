@@ -261,7 +261,7 @@ def test_the_replicas_of_sql_go_from_tasks_to_files(tmp_path: Path, session: Spa
 def test_a_commit_is_the_same_on_the_other_side() -> None:
     totals = SweepTotals()
     totals.add_counts({"replicas": 3, "paths/exact": 2, "verdicts/MATCH": 1}, [4, 7])
-    files = {"roots": StoredFile("roots-1.parquet", 3, ((1, 2), (9, 1)))}
+    files = {"roots": StoredFile("roots-1.parquet", 3, ((1, 2), (9, 1)), 12)}
     commits = [Commit(0), Commit(1, 5, "", totals, files), Commit(2, skipped="torn")]
     (first, second, third) = commits_of(pa.Table.from_batches([one.batch() for one in commits]))
     assert (first.count, first.skipped, dict(first.files)) == (0, "", {})

@@ -3,7 +3,7 @@ gives the replicas that sorting them gives, and a second reading gives the same 
 """
 
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +27,10 @@ from sweep.encoded import batch_of
 from sweep.exact import exact_replicas
 from sweep.files import fold_part, is_readable, open_rows, read_rows
 from sweep.inputs import table_parts
-from sweep.model import Part
-from sweep.runs import join, settle
+from sweep.model import REPLICA_SCHEMA, Part
+from sweep.runs import RUN_SCHEMA, join, settle
 from sweep.stages import by_replica
+from sweep.whole_exports import fold_export, fold_small_exports
 from tests.support.tables import MemoryWalk, current_rows, replica
 
 STATES = (ReplicaState.CLOSED, ReplicaState.UNHEALTHY, ReplicaState.OPEN)
@@ -70,6 +71,18 @@ def all_rows(parts: Iterable[Part]) -> Iterator[pa.RecordBatch]:
             yield from map(batch_of, stretches)
 
 
+def folded_together(parts: Sequence[Part]) -> tuple[list[int], dict[str, pa.Table]]:
+    """The rows of these parts that were read, and what became of them."""
+    kept = {"runs": [RUN_SCHEMA.empty_table()], "replicas": [REPLICA_SCHEMA.empty_table()]}
+
+    def store(tables: Mapping[str, pa.Table]) -> None:
+        for name, table in tables.items():
+            kept[name].append(table)
+
+    rows = [one.rows for one in fold_small_exports(parts, store) if not one.skipped]
+    return rows, {name: pa.concat_tables(held) for name, held in kept.items()}
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_rows_are_folded_and_read_as_they_are_stored(tmp_path: Path, seed: int) -> None:
     kernels_for(KERNEL_BYTES_MIN)
@@ -93,6 +106,16 @@ def test_rows_are_folded_and_read_as_they_are_stored(tmp_path: Path, seed: int) 
     assert not len(settled.exact)
     replicas = by_replica(pa.concat_tables([settled.replicas, *(one.replicas for one in folded)]))
     assert replicas.drop_columns("path") == exact_replicas(rows)[0].drop_columns("path")
+    for part, one in zip(parts, folded, strict=True):
+        whole = fold_export(part)
+        assert (whole.rows, by_replica(whole.replicas)) == (one.rows, by_replica(one.replicas))
+        assert join(whole.runs) == join(one.runs)
+    together, tables = folded_together(parts)
+    assert together == [one.rows for one in folded]
+    assert by_replica(tables["replicas"]) == by_replica(
+        pa.concat_tables([one.replicas for one in folded])
+    )
+    assert join(tables["runs"]) == join(pa.concat_tables([one.runs for one in folded]))
 
     for file in manifest.of_kind(FileKind.CHUNKS) if kernels_for(0) else ():
         held = [part for part in parts if part.location.endswith(file.name)]

@@ -11,8 +11,12 @@ from importlib.metadata import distribution
 from pathlib import Path
 
 # One that ends within a minute is over before its second compiler and the threads of
-# its collector are worth their time, which is half of what Spark takes.
-SHORT_LIVED = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# its collector are worth their time, which is half of what Spark takes. Nor is it
+# worth it to collect classes and code: there is room for all that one loads.
+SHORT_LIVED = (
+    "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -XX:MetaspaceSize=256m"
+    " -XX:ReservedCodeCacheSize=240m -XX:-UseCodeCacheFlushing"
+)
 # Not imported: most tests need none of it.
 _SPARK = distribution("pyspark")
 # What uses the classes that tests use.

@@ -33,6 +33,8 @@ UNTYPED_ADAPTERS = {
     "runtime/documents.py": "JSON before it is checked",
     "runtime/renewable_channel.py": "methods of gRPC take and return any message",
     "runtime/rpc.py": "handlers of gRPC take and return any message",
+    "spark/connect.py": "a served session stands for pyspark's other kind",
+    "spark/jobs.py": "a method stands for pyspark's class of handlers",
     "sweep/compare.py": "pyarrow has no types",
     "sweep/exact.py": "pyarrow has no types",
     "sweep/files.py": "pyarrow has no types",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from spark.errors import cause_of
+from spark.errors import PackagesMissingError, SparkFailedError, cause_of, failure_of
 
 PYTHON = """[X] Job aborted due to stage failure: Task 0 failed 4 times, most recent failure: \
 Lost task 0.3 in stage 1.0: PythonException: thrown from the Python worker:
@@ -32,3 +32,24 @@ Traceback (most recent call last):
 )
 def test_the_first_cause_that_helps_is_named(text: str, cause: str) -> None:
     assert cause_of(text) == cause
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "ModuleNotFoundError: No module named 'pyarrow.lib'",
+        # Of a worker that does not start.
+        "/usr/bin/python3: Error while finding module specification (No module named pyarrow)",
+    ],
+)
+def test_what_executors_lack_is_an_error_of_its_own(error: str) -> None:
+    found = failure_of("reading", PYTHON.format(error=error))
+    assert isinstance(found, PackagesMissingError)
+    assert found.message == "reading failed: executors cannot import pyarrow"
+    assert "sweep pack" in found.hint
+
+
+def test_any_other_failure_says_what_failed() -> None:
+    found = failure_of("reading", PYTHON.format(error="OSError: no room"))
+    assert isinstance(found, SparkFailedError)
+    assert found.message == "reading failed on Spark: OSError: no room"

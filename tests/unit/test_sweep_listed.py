@@ -2,6 +2,7 @@
 lists, what several parts of a file have of a replica, and what is read twice.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,12 +14,12 @@ import pytest
 from chunktable.manifest import Manifest, parse_manifest
 from chunktable.places import LocalDestination
 from chunktable.schema import CONTAINER_SCHEMA
-from dnagent.export import export
-from merkle.checksum import fingerprint
+from dnagent.export import ExportLimits, export
+from merkle.checksum import KERNEL_BYTES_MIN, fingerprint, kernels_for
 from merkle.replica import TreeSource
 from runtime.disk import Disk
-from spark.task_parts import at_once, parts_of_text, text_of
-from sweep.exports import parts_of_holders
+from spark.task_parts import parts_of_text, text_of
+from sweep.exports import at_once, parts_of_holders
 from sweep.files import fold_part
 from sweep.inputs import table_parts
 from sweep.listed import ListedReplicas
@@ -26,6 +27,7 @@ from sweep.model import REPLICA_SCHEMA, Part, PartKind, RootMethod
 from sweep.pieces import StoredTable, TableFileWriter, TablePlace
 from sweep.runs import settle
 from sweep.stages import CompareStage, by_replica
+from sweep.whole_exports import fold_small_exports
 from tests.support.tables import MemoryWalk, blocks, replica
 
 
@@ -38,19 +40,19 @@ def listed(*rows: tuple[str, int, int]) -> pa.Table:
 
 
 def test_replicas_are_found_by_volume_and_container() -> None:
-    found = ListedReplicas(listed(("b", 7, 3), ("a", 9, 2), ("a", 7, 1)), None)
+    found = ListedReplicas.of(listed(("b", 7, 3), ("a", 9, 2), ("a", 7, 1)), None)
     volumes = pa.chunked_array([["a", "b"], ["c", None, "a", "b"]])
     places = found.places(volumes, pa.array([7, 7, 7, 7, 8, 9]))
     assert found.is_live(places).tolist() == [True, True, False, False, False, False]
     assert found.rows[places[:2]].tolist() == [1, 3]
     # Volumes of which another export counts are listed, and not live.
-    partial = ListedReplicas(listed(("b", 7, 3), ("a", 7, 1)), ["b"])
+    partial = ListedReplicas.of(listed(("b", 7, 3), ("a", 7, 1)), ["b"])
     places = partial.places(volumes, pa.array([7] * 6))
     assert partial.is_live(places).tolist() == [False, True, False, False, False, True]
 
 
 def test_of_an_empty_inventory_nothing_is_live_and_nothing_is_wrong() -> None:
-    found = ListedReplicas(listed(), None)
+    found = ListedReplicas.of(listed(), None)
     places = found.places(pa.array(["a"]), pa.array([7]))
     assert found.is_live(places).tolist() == [False]
     found.count(places, np.array([5]))
@@ -59,7 +61,7 @@ def test_of_an_empty_inventory_nothing_is_live_and_nothing_is_wrong() -> None:
 
 def test_what_was_counted_is_held_against_the_inventory() -> None:
     rows = ("a", 7, 4), ("b", 7, 2), ("b", 8, 1)
-    found = ListedReplicas(listed(*rows, rows[1]), None)
+    found = ListedReplicas.of(listed(*rows, rows[1]), None)
     places = found.places(pa.array(["a", "b", "a", "b"]), pa.array([7, 7, 7, 8]))
     found.count(places, np.array([3, 2, 1, 1]))
     assert found.wrong() == ""
@@ -133,6 +135,39 @@ def test_the_first_part_of_a_file_counts_the_rows_of_all(exported: Path) -> None
     assert [fold_part(part).skipped for part in others] == [""] * len(others)
 
 
+def test_small_exports_become_one_table_and_a_damaged_one_is_left_out(tmp_path: Path) -> None:
+    kernels_for(KERNEL_BYTES_MIN)
+    for number in range(12):
+        walk = MemoryWalk(datanode=f"dn-{number}")
+        held = (replica(100 * number + i, *blocks(1 + i % 3)) for i in range(9))
+        walk.put(*held)
+        to = LocalDestination(tmp_path / walk.datanode, Disk())
+        export([walk], (), to, source=TreeSource.TREE)
+        # Replicas 0 and 3 are in a second file, and one is gone.
+        del walk.replicas_held[100 * number + 5]
+        walk.put(replica(100 * number, *blocks(7)), replica(100 * number + 3, *blocks(4)))
+        export([walk], (), to, source=TreeSource.TREE, limits=ExportLimits(small_files_max=9))
+    parts = table_parts([str(tmp_path)]).parts
+    assert len(parts) == 24
+    broken = parts[5]
+    raw = bytearray(Path(broken.location).read_bytes())
+    raw[len(raw) // 2] ^= 1
+    Path(broken.location).write_bytes(raw)
+    stored = list[Mapping[str, pa.Table]]()
+    found = list(fold_small_exports(parts, stored.append))
+    expected = [fold_part(part) for part in parts]
+    assert [one.skipped for one in found] == [one.skipped for one in expected]
+    assert [one.rows for one in found] == [one.rows for one in expected]
+    assert found[5].skipped.endswith("does not match the checksum of its manifest")
+    replicas = pa.concat_tables([tables["replicas"] for tables in stored])
+    whole = pa.concat_tables([one.replicas for one in expected])
+    assert by_replica(replicas) == by_replica(whole)
+    assert replicas.num_rows > 80
+    if kernels_for(0):
+        # That of all others, and what was left of the damaged one.
+        assert [tables["replicas"].num_rows for tables in stored] == [0, replicas.num_rows]
+
+
 def replicas(*rows: tuple[int, str, RootMethod]) -> pa.Table:
     """Replicas by container, datanode and path."""
     common = dict.fromkeys(REPLICA_SCHEMA.names, 0) | {"volume": "v", "state": "CLOSED"}
@@ -184,7 +219,7 @@ def test_only_parts_of_datanodes_with_these_replicas_are_read_again(exported: Pa
 
 @pytest.mark.parametrize("place", ["/exports/1.parquet", "s3://exports/1.parquet"])
 def test_many_parts_are_read_at_once_and_come_in_order(place: str) -> None:
-    parts = {n: Part(str(n), PartKind.FILE, place, 0, 1, 1) for n in range(100)}
-    found = list(at_once(parts, lambda part: int(part.part_id) ** 2))
-    assert found == [(number, number**2) for number in range(100)]
-    assert list(at_once({}, str)) == []
+    parts = [Part(str(n), PartKind.FILE, place, 0, 1, 1) for n in range(100)]
+    found = list(at_once(parts, lambda part: int(part.part_id) ** 2, place))
+    assert found == [number**2 for number in range(100)]
+    assert list(at_once([], str, place)) == []

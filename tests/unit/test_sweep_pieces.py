@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 
 from runtime.disk import Disk
 from runtime.errors import DiskError
+from spark.by_range import file_groups, range_waves
 from sweep.errors import SweepWorkError
 from sweep.model import REQUEST_SCHEMA
 from sweep.output import SweepStore, SweepTable
-from sweep.pieces import Range, StoredTable, TableFileWriter, TablePlace, ranges, rows_in_range
+from sweep.pieces import (
+    Range,
+    StoredFile,
+    StoredTable,
+    TableFileWriter,
+    TablePlace,
+    ranges,
+    rows_in_range,
+)
 from sweep.stages import requests
 
 SWEEP = "20260101T000000Z-0000"
@@ -146,3 +155,60 @@ def test_a_file_that_does_not_tell_its_ranges_is_read(tmp_path: Path, has_statis
     stored = StoredTable([path], unseen().schema)
     assert ids_of(stored.read(Range(4, 8))) == [5, 8]
     assert ids_of(stored.read(Range(None, 4))) == [3]
+
+
+def test_files_outside_a_range_are_not_opened(tmp_path: Path) -> None:
+    table = stored(tmp_path, [[1, 4], [5, 9], [2, 7]])
+    first, second, third = table.paths
+    first.unlink()
+    assert sorted(ids_of(table.read(Range(5, 9)))) == [5, 7, 9]
+    assert [path for path, _ in table.sizes(Range(8, 20))] == [second]
+    assert [path for path, _ in table.sizes(Range(None, 3))] == [first, third]
+    # A process elsewhere knows as much.
+    elsewhere = StoredTable([], table.schema, table.unopened())
+    assert [path for path, _ in elsewhere.sizes(Range(8, 20))] == [second]
+    with pytest.raises(SweepWorkError, match=first.name):
+        elsewhere.read(Range(4, 4))
+
+
+def test_rows_without_a_container_are_in_a_file_of_any_range(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("container_id", pa.int64())])
+    task = TableFileWriter({"rows": TablePlace(tmp_path, schema)}, Disk())
+    for ids in ([None, 30], [40, None], [None]):
+        task.add({"rows": pa.table([ids], schema)})
+    (file,) = task.close().values()
+    table = StoredTable([], schema, {tmp_path / file.name: file})
+    assert (file.last, [first for first, _ in file.starts]) == (40, [30, 40])
+    assert ids_of(table.read(Range(None, 9))) == [None, None, None]
+    assert list(table.sizes(Range(10, 29))) == []
+    assert ids_of(table.read(Range(30, 39))) == [30]
+    alone = StoredFile("rows.parquet", 2)
+    assert alone.may_hold(Range(None, 0))
+
+
+def test_a_file_of_an_earlier_release_may_hold_any_container() -> None:
+    earlier = StoredFile.of({"name": "a.parquet", "rows": 2, "starts": [[5, 2]]})
+    assert earlier.may_hold(Range(1, 2))
+    later = StoredFile.of({"name": "a.parquet", "rows": 2, "starts": [[5, 2]], "last": 9})
+    assert later.may_hold(Range(9, 12))
+    assert not later.may_hold(Range(10, 12))
+    for last, starts in (("9", [[5, 2]]), (9, [])):
+        with pytest.raises(TypeError, match=r"a\.parquet"):
+            StoredFile.of({"name": "a.parquet", "rows": 2, "starts": starts, "last": last})
+
+
+def test_the_jobs_of_a_stage_open_files_once_or_a_few_times_however_many_ranges() -> None:
+    waves_most = 4
+    wanted = [Range(None if i == 0 else 10 * i, 10 * i + 9) for i in range(1000)]
+    in_order = {
+        Path(f"{i}"): StoredFile("", 100, ((100 * i, 100),), 100 * i + 99) for i in range(100)
+    }
+    of_all = {Path(f"{i}"): StoredFile("", 100, ((i, 100),), 9_900 + i) for i in range(100)}
+    for files, most in ((in_order, 100 + waves_most), (of_all, 100 * waves_most)):
+        table = StoredTable([], REQUEST_SCHEMA, files)
+        jobs = [file_groups({"rows": table}, wave, 1000) for wave in range_waves(wanted)]
+        opened = [path for groups in jobs for group in groups for _, path in group]
+        assert set(opened) == set(files)
+        assert len(opened) <= most
+        assert all(len(group) <= 10 for groups in jobs for group in groups)
+    assert [len(wave) for wave in range_waves(wanted[:100])] == [64, 36]
