@@ -396,7 +396,10 @@ def _join_pieces(pieces: Sequence[Row]) -> Row:
         return joined | {"root": None, "source": "none", "fingerprint": 0} | dict.fromkeys(SUMS, 0)
     joined["root"] = join_roots(pieces)
     joined["fingerprint"] = int(np.bitwise_xor.reduce([piece["fingerprint"] for piece in pieces]))
-    joined |= {name: sum(piece[name] for piece in pieces) for name in SUMS}
+    # Rows may claim any length: sums wrap as those of a replica that is read whole.
+    joined |= {
+        name: int(np.sum([piece[name] for piece in pieces], dtype=np.int64)) for name in SUMS
+    }
     times = [piece["scanned_at"] for piece in pieces if piece["scanned_at"] is not None]
     joined["scanned_at"] = max(times, default=None)
     return joined

@@ -29,7 +29,7 @@ from replicator.stores.errors import (
     SnapshotLostError,
     StoreError,
 )
-from replicator.stores.port import Change, ChangeKind, ObjectFacts, Store
+from replicator.stores.port import Change, ChangeKind, ObjectFacts, ObjectReader, Store
 from replicator.syncer.prefixes import covers, parts_below
 from replicator.syncer.two_way import TwoWayRules
 
@@ -104,10 +104,11 @@ class ChangeApplier:
         prefixes: Sequence[str] = (),
         two_way: TwoWayRules | None = None,
         check_snapshot: Callable[[], None] = lambda: None,
+        latest: ObjectReader | None = None,
     ) -> None:
         """`two_way` decides where the target is written to as well; None where it is
-        not. `check_snapshot` raises SnapshotLostError where `source` is a snapshot
-        that is gone; deletes ask it first.
+        not. Where `source` is a snapshot, `check_snapshot` raises SnapshotLostError if
+        it is gone, which deletes ask first, and `latest` reads the source as it is now.
         """
         self._source = source
         self._target = target
@@ -119,6 +120,7 @@ class ChangeApplier:
         self._prefixes = prefixes
         self._two_way = two_way
         self._check_snapshot = check_snapshot
+        self._latest = latest
         # The first changes may be those that a syncer before this one has applied.
         self._absent = 0
         # Keys that a comparison of contents has found different, against the ledger.
@@ -331,6 +333,11 @@ class ChangeApplier:
             if target is None:
                 # A row would say that the target has deleted what may come again.
                 self._ledger.forget([key])
+                return Outcome(Effect.NOTHING)
+            latest = self._latest
+            if latest is not None and self._retried(lambda: latest.facts(key)) is not None:
+                # It came after the snapshot, maybe from the target, and so did the row.
+                # The next difference has it.
                 return Outcome(Effect.NOTHING)
             is_ours = row is not None and row.target.agrees(target)
             if is_ours or self._two_way.may_delete(change, target):

@@ -166,6 +166,7 @@ class SyncPhase:
             prefixes=prefixes,
             two_way=two_way,
             check_snapshot=lambda: _check_snapshot(tools, snapshot),
+            latest=None if snapshot is None else SourceReader(tools.source.reader),
         )
 
 

@@ -48,6 +48,7 @@ from replicator.syncer.stages import (
     TakeSnapshot,
     WorkDone,
     WorkProgressed,
+    queued,
 )
 from replicator.syncer.two_way import SupersededKeys
 from replicator.syncer.workers import ChangeWorkers
@@ -148,11 +149,10 @@ class RoundRunner:
         """Tell the stages what happened; what follows is done first."""
         was_live = self._machine.is_live
         requests = self._machine.step(event)
-        if was_live and not self._machine.is_live:
-            # What was begun beside the log is of no use any more.
-            self._todo.clear()
+        left_live = was_live and not self._machine.is_live
+        self._todo = deque(queued(self._todo, requests, left_live=left_live))
+        if left_live:
             self.end_phase()
-        self._todo.extendleft(reversed(requests))
 
     def advance(self) -> bool:
         """Do a unit of the first request; whether something was done.

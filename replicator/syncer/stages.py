@@ -7,6 +7,7 @@ log is followed. A gap in it leads to another round, which begins from the snaps
 the target has as a whole. Snapshots are let go of once that is recorded at the master.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypedDict, Unpack, assert_never
 
@@ -425,6 +426,21 @@ class StageMachine:
         self._checkpoint = checkpoint
         self._saves += 1
         return [SaveCheckpoint(checkpoint, self._saves)]
+
+
+def queued(
+    pending: Iterable[Request], found: Sequence[Request], *, left_live: bool
+) -> list[Request]:
+    """What is to be done, in order: first what the machine has asked for just now, then
+    what was `pending`. `left_live`: the stage was LIVE before.
+    """
+    if left_live:
+        # What was begun beside the log is of no use any more.
+        pending = ()
+    if any(isinstance(one, StartCapture) for one in found):
+        # Another capture was to end, of a wish that was withdrawn meanwhile.
+        pending = [one for one in pending if not isinstance(one, StopCapture)]
+    return [*found, *pending]
 
 
 class _Changes(TypedDict, total=False):
