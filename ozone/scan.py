@@ -330,9 +330,9 @@ class _Notes:
 
 def allocate_large_pages(length_bytes: int) -> mmap.mmap:
     """Memory in large pages, if the system has them: copies to it are up to a tenth
-    faster.
+    faster. A process that is forked has its own.
     """
-    memory = mmap.mmap(-1, length_bytes)
+    memory = mmap.mmap(-1, length_bytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     # OSError: a kernel without large pages. AttributeError: not Linux.
     with contextlib.suppress(OSError, AttributeError):
         memory.madvise(mmap.MADV_HUGEPAGE)

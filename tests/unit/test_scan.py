@@ -5,6 +5,8 @@ S1-S5, S20).
 import errno
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -579,3 +581,17 @@ def test_erasure_coded_replicas_are_scanned_alike(made: VolumeMaker) -> None:
 def test_findings_name_every_failure_type_of_ozone_once() -> None:
     assert all(kind.name == kind.value for kind in FindingType)
     assert Finding(FindingType.MISSING_CHUNK) == Finding(FindingType("MISSING_CHUNK"))
+
+
+def test_what_a_forked_process_reads_is_its_own() -> None:
+    """Spark forks workers that scan from a process that has imported all this."""
+    code = (
+        "import os\n"
+        "from ozone.scan import allocate_large_pages\n"
+        "memory = allocate_large_pages(4096)\n"
+        "if child := os.fork():\n"
+        "    os.waitpid(child, 0)\n"
+        "    raise SystemExit(memory[0])\n"
+        "memory[0] = 7\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
