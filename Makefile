@@ -22,9 +22,10 @@ demo: $(STAMP)  ## damage real Ozone replicas and heal them: controller and thre
 setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which only tests run
 	@sh tools/setup.sh tests
 
-# What these tests write nobody reads after them, and most is waited for until it is on disk: memory takes it, where 8 GB
-# of it are free.
-IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 ] 2>/dev/null; then export TMPDIR=/dev/shm; fi;
+# What these tests write nobody reads after them, and most is waited for until it is on disk: memory takes it, some 4 GB,
+# where there is room for it and for the tests.
+IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 ] 2>/dev/null && \
+	[ "$$(awk '/MemAvailable/ {print $$2}' /proc/meminfo)" -gt 16000000 ]; then export TMPDIR=/dev/shm; fi;
 # Two runs at once, since either waits at times: all tests, by group (all that is Spark's shares one JVM); and those that
 # reach a kernel a second time without numba, whose output comes last.
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
