@@ -23,9 +23,9 @@ setup-tests: $(STAMP)  ## Java 17, Chromium, systemd-analyze and groff, which on
 	@sh tools/setup.sh tests
 
 # What these tests write nobody reads after them, and most is waited for until it is on disk: memory takes it, some 4 GB,
-# where there is room for it and for the tests.
+# where there is room for it and for the tests, and programs may run there.
 IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 8000000 ] 2>/dev/null && \
-	[ "$$(awk '/MemAvailable/ {print $$2}' /proc/meminfo)" -gt 16000000 ]; then export TMPDIR=/dev/shm; fi;
+	[ "$$(awk '/MemAvailable/ {print $$2}' /proc/meminfo)" -gt 16000000 ] && ! grep -q ' /dev/shm .*noexec' /proc/mounts; then export TMPDIR=/dev/shm; fi;
 # Two runs at once, since either waits at times: all tests, by group (all that is Spark's shares one JVM); and those that
 # reach a kernel a second time without numba, whose output comes last.
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
