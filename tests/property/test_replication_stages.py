@@ -164,3 +164,10 @@ def test_stages_follow_each_other_as_they_may(
     world = World(data, has_feed=has_feed, has_snapshots=has_snapshots)
     for _ in range(data.draw(st.integers(1, 60))):
         world.step()
+
+
+def test_a_capture_that_begins_anew_is_not_ended_by_what_was_asked_before() -> None:
+    begin = StartCapture(FeedPosition("log", 1))
+    left = queued([StopCapture(), AwaitInterval()], [begin], left_live=False)
+    assert left == [begin, AwaitInterval()]
+    assert queued(left, [StopCapture()], left_live=True) == [StopCapture()]
