@@ -297,6 +297,7 @@ def bare_copies(
             keys = [one["Key"] for page in found for one in page.get("Contents", [])]
         with far.endpoint.client() as client:
             wait_until(lambda: _has_bucket(client, far.name), far.name, timeout_s=_WAIT_S)
+        # Ceph tells its zones of the new bucket, by no event that others see.
         time.sleep(_SETTLE_S)
         reader, writer = _bare_client(source.endpoint), _bare_client(far.endpoint)
 

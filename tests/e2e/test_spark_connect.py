@@ -33,6 +33,7 @@ from sweep.stages import ContainerStage
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 from tests.support.volumes import unpack
 from tests.support.waiting import wait_until
+from tests.support.watched_tasks import reports_of_two_tasks
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -116,23 +117,7 @@ def test_what_one_session_left_another_finishes(
 
 
 def test_jobs_of_a_server_are_told_of_as_they_run(tmp_path: Path, remote: SparkSession) -> None:
-    stop = tmp_path / "stop"
-    told = list[tuple[int, int]]()
-
-    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.column(0)[0].as_py() == 1:
-                wait_until(stop.exists, "the other task is told of")
-            yield batch
-
-    def tell(done: int, total: int) -> None:
-        told.append((done, total))
-        if done == 1:
-            stop.touch()
-
-    waiting = remote.range(0, 2, 1, 2).mapInArrow(wait, "id long")
-    assert len(watched(remote, "waiting", waiting.collect, tell)) == 2
-    assert (1, 2) in told
+    assert (1, 2) in reports_of_two_tasks(remote, tmp_path / "stop")
     assert cores(remote) == 2
 
 

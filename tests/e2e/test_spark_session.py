@@ -17,9 +17,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from runtime.errors import ProcessFailedError, UsageError
-from spark.jobs import watched
 from spark.session import spark_session
 from tests.support.waiting import wait_until
+from tests.support.watched_tasks import reports_of_two_tasks
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
 
@@ -76,32 +76,7 @@ def test_a_task_that_dies_is_tried_again(tmp_path: Path, session: SparkSession) 
 def test_jobs_are_told_of_as_they_run_and_end_with_their_block(
     tmp_path: Path, session: SparkSession
 ) -> None:
-    stop = tmp_path / "stop"
-    said = list[tuple[int, int]]()
-
-    def wait(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            if batch.column(0)[0].as_py() == 1:
-                wait_until(stop.exists, "the other task is told of")
-            yield batch
-
-    def tell(done: int, total: int) -> None:
-        said.append((done, total))
-        if done == 1:
-            stop.touch()
-
-    assert (
-        len(
-            watched(
-                session,
-                "waiting",
-                session.range(0, 2, 1, 2).mapInArrow(wait, "id long").collect,
-                tell,
-            )
-        )
-        == 2
-    )
-    assert (1, 2) in said
+    assert (1, 2) in reports_of_two_tasks(session, tmp_path / "stop")
 
 
 def test_a_master_that_does_not_answer_is_named_at_once() -> None:

@@ -72,7 +72,8 @@ def await_scans(cluster: OzoneCluster, container_id: ContainerId) -> None:
         line = f"DONE reconcileContainerCommand: containerId={container_id}, "
         return [cluster.log(datanode).count(f"Task - {line}") for datanode in datanodes]
 
-    # A scan that is younger than the least gap between two keeps the next one away.
+    # A datanode drops a scan that comes too soon after the one before (OZONE_SCAN_GAP),
+    # and tells nobody: there is nothing to wait for but the time.
     time.sleep(1.5)
     before, ordered_ms = ended(), int(time.time() * 1000)
     with closing(ScmClient([cluster.scm_address])) as client:

@@ -29,6 +29,14 @@ def live(folder: Path, *, renames: bool = True) -> tuple[MemoryStore, MemoryStor
     return source, target, replication
 
 
+def hold_settled(source: MemoryStore, target: MemoryStore, replication: Replication) -> None:
+    """All is equal and acknowledged some time after nothing fails any more."""
+    replication.run(60, seconds=2.0)
+    assert held(target) == held(source)
+    assert replication.engine.report().failed == 0
+    assert acknowledged(replication) == source.newest_index
+
+
 def failing(
     store: MemoryStore, fails: set[tuple[str, str]], error: StoreError
 ) -> Callable[[], None]:
@@ -73,10 +81,7 @@ def test_of_a_renamed_folder_only_the_key_that_fails_is_left(
     }
     assert acknowledged(replication) == before
     mend()
-    replication.run(60, seconds=2.0)
-    assert held(target) == held(source)
-    assert replication.engine.report().failed == 0
-    assert acknowledged(replication) == source.newest_index
+    hold_settled(source, target, replication)
 
 
 @ERRORS
@@ -93,10 +98,7 @@ def test_of_a_deleted_folder_only_the_key_that_fails_is_left(
     assert target.bodies() == {"d/a": b"again", "d/c": b"c"}
     assert acknowledged(replication) == before
     mend()
-    replication.run(60, seconds=2.0)
-    assert held(target) == held(source)
-    assert replication.engine.report().failed == 0
-    assert acknowledged(replication) == source.newest_index
+    hold_settled(source, target, replication)
 
 
 @ERRORS
