@@ -34,10 +34,10 @@ from live.diagnosis import reason_not_compared, reason_not_read
 from live.rescue import RescueOutcome, RescuePhase
 from live.rescue_runner import RescueFolder, RescueRunner, Staged, stage, withdraw
 from merkle.outcome import OutcomeState, Verdict
-from merkle.replica import PeerId
+from merkle.replica import ContainerReplica, PeerId
 from merkle.tree import ContainerId, root_hex
 from ozone.errors import ContainerNotFoundError, ContainerStateError, ContainerUnsupportedError
-from ozone.scm_client import ClusterContainer, ClusterIdentity, ScmClient
+from ozone.scm_client import ClusterContainer, ClusterIdentity, ClusterNode, ScmClient
 from ozone.scm_membership import ScmMembership
 from repair.peers import DatanodePeer
 from repair.ports import Peer
@@ -183,8 +183,9 @@ def _rescue_all(
         # What is said of the first ones must not be lost with an error at the last.
         answer.data = {"clusterID": identity.cluster_id, "containers": run.results}
         waiting = [run.container(number) for number in ids]
-        while waiting and run.status is not ExitCode.INTERRUPTED:
-            run.rescue(waiting.pop(0))
+        with _sigterm_interrupts():
+            while waiting and run.status is not ExitCode.INTERRUPTED:
+                run.rescue(waiting.pop(0))
         if waiting:
             rest = ", ".join(str(one.container_id) for one in waiting)
             answer.warn(f"interrupted: the rescue of container {rest} was not begun")
@@ -279,17 +280,26 @@ class _Run:
         """Plan and carry out the rescue of one container."""
         own, container_id = self.folder.node(), container.container_id
         with ExitStack() as stack:
-            peers = self._peers(container_id, own, stack)
-            staging = stack.enter_context(self.folder.staging(container_id))
-            staged = stage(
-                container_id,
-                own,
-                peers,
-                staging,
-                Disk(),
-                bcs_id=container.bcs_id,
-                reserve=self.limiter.take,
-            )
+            # Without SCM nothing can be rescued: only what datanodes do not answer is a
+            # matter of one container.
+            replicas = self._replicas(container_id, own)
+            try:
+                peers = self._peers(replicas, stack)
+                staging = stack.enter_context(self.folder.staging(container_id))
+                staged = stage(
+                    container_id,
+                    own,
+                    peers,
+                    staging,
+                    Disk(),
+                    bcs_id=container.bcs_id,
+                    reserve=self.limiter.take,
+                )
+            except PeerUnavailableError as error:
+                text = f"container {container_id}: {error.message}"
+                self.answer.fail(error.code, text, hint=error.hint)
+                self._raise_status(ExitCode.UNREACHABLE)
+                return
             if staged.outcome.state is not OutcomeState.DONE:
                 # Half of a plan would pass for the whole one.
                 text = f"container {container_id} was not staged: {staged.outcome.message}"
@@ -332,20 +342,31 @@ class _Run:
             raise ContainerStateError(f"container {container_id}: {reason}")
         return container
 
-    def _peers(
-        self, container_id: ContainerId, own: PeerId, stack: ExitStack
-    ) -> dict[PeerId, Peer]:
+    def _replicas(
+        self, container_id: ContainerId, own: PeerId
+    ) -> list[tuple[ContainerReplica, ClusterNode | None]]:
+        """The replicas that SCM lists, each with its node.
+
+        Raises:
+            ContainerStateError: there is none.
+        """
         nodes = {node.peer: node for node in self.directory.nodes()}
+        listed = self.directory.replicas([container_id]).get(container_id, ())
+        # One of ours is of a rescue that was killed: SCM has not forgotten it yet.
+        found = [(one, nodes.get(one.peer)) for one in listed if one.peer != own]
+        if not found:
+            raise ContainerStateError(f"container {container_id} has no replica")
+        return found
+
+    def _peers(
+        self, replicas: Sequence[tuple[ContainerReplica, ClusterNode | None]], stack: ExitStack
+    ) -> dict[PeerId, Peer]:
         peers: dict[PeerId, Peer] = {}
-        for replica in self.directory.replicas([container_id]).get(container_id, ()):
-            if replica.peer == own:
-                # Of a rescue that was killed: SCM has not forgotten it yet.
-                continue
-            node = nodes.get(replica.peer)
+        for replica, node in replicas:
             reason = reason_not_read(replica, node)
             if reason or node is None:
                 raise PeerUnavailableError(
-                    f"container {container_id}, replica on {replica.peer}: {reason}",
+                    f"replica on {replica.peer}: {reason}",
                     hint="A rescue reads all replicas: a silent one may know of a deletion.",
                 )
             peer: Peer = DatanodePeer(replica.peer, open_datanode(node))
@@ -353,8 +374,6 @@ class _Run:
                 peer = AgentFirstPeer(peer, agent.peer)
             stack.callback(peer.close)
             peers[replica.peer] = peer
-        if not peers:
-            raise ContainerStateError(f"container {container_id} has no replica")
         return peers
 
     def _show_plan(self, container_id: ContainerId, staged: Staged) -> None:
@@ -421,6 +440,16 @@ class _Run:
 
     def _raise_status(self, status: ExitCode) -> None:
         self.status = max(self.status, status)
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    """SIGTERM ends what has joined nothing yet as Ctrl-C does: what was staged goes."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

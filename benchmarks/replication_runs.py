@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
 from replicator.stores.port import ChangeFeed, ChangeKind
+from replicator.stores.s3_documents import parse_listing
 from runtime.s3 import S3Client
 from tests.support.rgw import RgwMultisite
 from tests.support.s3_servers import S3Bucket, S3Endpoint
@@ -137,7 +138,8 @@ class Replicator:
         look = self._look if self.feed is None else self._read_log
         looks = threading.Thread(target=look, args=(f"{name}/", count, seen, stop))
         body = os.urandom(size_bytes)
-        with self.source.endpoint.client() as client, ThreadPoolExecutor(_WRITERS) as writers:
+        client = _bare_client(self.source.endpoint)
+        with closing(client), ThreadPoolExecutor(_WRITERS) as writers:
             if not is_paused:
                 looks.start()
             begun, cpu_s = time.monotonic(), self.cpu_s()
@@ -146,7 +148,7 @@ class Replicator:
                 if per_second:
                     time.sleep(max(0.0, begun + number / per_second - time.monotonic()))
                 key = f"{name}/{number:06d}"
-                client.put_object(Bucket=self.source.name, Key=key, Body=body)
+                client.request("PUT", self.source.name, key, body=body)
                 written[key] = time.monotonic()
 
             list(writers.map(put, range(count)))
@@ -270,14 +272,30 @@ class Replicator:
                     seen.setdefault(change.key, at)
 
     def _look(self, prefix: str, count: int, seen: dict[str, float], stop: threading.Event) -> None:
-        with self.target.endpoint.client() as client:
-            pages = client.get_paginator("list_objects_v2")
+        """List what is not all there yet: most keys come in order, and a listing of all
+        would cost the store more than the copies do.
+        """
+        client, first = _bare_client(self.target.endpoint), 0
+        with closing(client):
             while len(seen) < count and not stop.is_set():
                 at = time.monotonic()
-                for page in pages.paginate(Bucket=self.target.name, Prefix=prefix):
-                    for one in page.get("Contents", []):
-                        seen.setdefault(one["Key"], at)
+                while f"{prefix}{first:06d}" in seen:
+                    first += 1
+                for key in _listed(client, self.target.name, prefix, first):
+                    seen.setdefault(key, at)
                 time.sleep(_LOOK_S)
+
+
+def _listed(client: S3Client, bucket: str, prefix: str, first: int) -> Iterator[str]:
+    """The keys below a prefix from this number on."""
+    after = f"{prefix}{first - 1:06d}" if first else prefix
+    while True:
+        query = (("list-type", "2"), ("prefix", prefix), ("start-after", after))
+        page = parse_listing(client.request("GET", bucket, query=query).body)
+        yield from (one.key for one in page.objects)
+        if not page.token:
+            return
+        after = page.objects[-1].key
 
 
 def bare_copies(

@@ -51,6 +51,7 @@ from ozone.manager_values import (
     Updates,
 )
 from protos import ozone_manager_pb2 as pb
+from runtime.connection_watch import ConnectionWatch
 from runtime.errors import RemoteProtocolError
 from runtime.retry import Backoff, Sleep, call_with_retry
 from runtime.rpc import UnaryCall, named_errors, open_channel, printable
@@ -148,11 +149,14 @@ class ManagerClient:
         self._endpoints = [self._open(address, insecure) for address in addresses]
         self._lock = threading.Lock()
         self._current = 0
-        self._generation, self._is_watched = 0, False
+        self._generation = 0
+        self._watches = list[ConnectionWatch]()
         self.target = ",".join(addresses)
 
     def close(self) -> None:
         """Close all connections; running calls fail."""
+        for watch in self._watches:
+            watch.end()
         for endpoint in self._endpoints:
             endpoint.channel.close()
 
@@ -162,12 +166,10 @@ class ManagerClient:
         call on.
         """
         with self._lock:
-            # Subscribed to and closed at once, a channel fails in a thread of its own.
-            watched = [] if self._is_watched else self._endpoints
-            self._is_watched = True
-        for endpoint in watched:
-            self._watch(endpoint.channel)
-        with self._lock:
+            # Only who asks pays for the threads that watch.
+            if not self._watches:
+                channels = (endpoint.channel for endpoint in self._endpoints)
+                self._watches = [ConnectionWatch(one, self._note_reconnected) for one in channels]
             return self._generation
 
     def nodes(self) -> tuple[ManagerNode, ...]:
@@ -565,18 +567,9 @@ class ManagerClient:
         submit: UnaryCall = channel.unary_unary(METHOD, pb.OMRequest.SerializeToString, None)
         return _Endpoint(address, channel, submit)
 
-    def _watch(self, channel: grpc.Channel) -> None:
-        was_ready = False
-
-        def note(state: grpc.ChannelConnectivity) -> None:
-            nonlocal was_ready
-            if state is grpc.ChannelConnectivity.READY:
-                if was_ready:
-                    with self._lock:
-                        self._generation += 1
-                was_ready = True
-
-        channel.subscribe(note)
+    def _note_reconnected(self) -> None:
+        with self._lock:
+            self._generation += 1
 
 
 def _key_args(volume: str, bucket: str, name: str) -> pb.KeyArgs:

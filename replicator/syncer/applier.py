@@ -202,6 +202,9 @@ class ChangeApplier:
                 self._seen_gone.add(key)
                 return Outcome(Effect.GONE)
             self._seen_gone.discard(key)
+        # An upload that is recorded may have ended after the row was written: to find
+        # that at the end of another one would send the object twice.
+        looks = looks or self._ledger.upload(key) is not None
         if row is not None and not looks:
             target: ObjectFacts | None = row.target.facts(key)
         elif row is None and self._expects_absent(source):

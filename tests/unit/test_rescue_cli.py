@@ -223,6 +223,42 @@ def test_a_silent_replica_stops_the_rescue(cluster: RescueTwin) -> None:
     assert cluster.live.scm.registrations == []
 
 
+def test_a_silent_replica_of_one_container_holds_up_no_other_one(cluster: RescueTwin) -> None:
+    for number in (1, 2, 3):
+        cluster.live.add(number)
+        for datanode in (1, 2, 3):
+            cluster.damage(number, datanode, BLOCK, datanode * WINDOW_BYTES + 7)
+    silent = PeerId("9fffffff-0000-4000-8000-000000000000")
+    scm, two = cluster.live.scm, ContainerId(2)
+    scm.nodes.append(replace(scm.nodes[0], peer=silent, health=NodeHealth.DEAD))
+    scm.replicas[two] = [*scm.replicas[two], replace(scm.replicas[two][0], peer=silent)]
+    status, document = rescue(cluster, "1", "2", "3", "--yes")
+    assert status == 7
+    [error] = document["errors"]
+    assert error["code"] == "peer_unavailable"
+    assert error["message"].startswith(f"container 2: replica on {silent}")
+    healed = [one for one in document["data"]["containers"] if one["left"]]
+    assert [one["containerID"] for one in healed] == [1, 3]
+    assert cluster.reconciles == 2
+
+
+def test_sigterm_while_it_stages_leaves_no_folder(cluster: RescueTwin, home: Path) -> None:
+    complementary(cluster)
+    source = cluster.live.sources[0]
+    read, handler = source.read, signal.getsignal(signal.SIGTERM)
+
+    def killed(*request: int) -> bytes:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return read(*request)
+
+    source.read = killed  # type: ignore[method-assign, assignment]
+    status, document = rescue(cluster, "1", "--yes")
+    assert (status, document["errors"][0]["code"]) == (130, "interrupted")
+    assert not list(home.glob("*/container-*"))
+    assert cluster.live.scm.registrations == []
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
 def test_another_release_is_refused_and_nothing_stays(cluster: RescueTwin) -> None:
     complementary(cluster)
     cluster.live.scm.software_layout = 11
