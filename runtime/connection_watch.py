@@ -1,8 +1,8 @@
 """Sees when a gRPC channel is connected anew.
 
-gRPC looks at a channel that is watched from a thread of its own, which fails aloud where
-it looks at one that was closed a moment before. So a watch is ended before its channel
-is closed.
+gRPC looks at a watched channel from a thread of its own, which fails aloud where it
+looks at one that was closed a moment before. So a watch is ended before its channel is
+closed.
 """
 
 import threading

@@ -33,8 +33,13 @@ from runtime.rate_limit import Clock
 _LISTING_SHARE_MAX = 0.5
 # Of its pages at most so many are read between two rounds as well.
 _BUSY_SHARE_MAX = 0.5
-# With so many keys that wait to be applied, no more are read.
-_WAITING_MAX = 500
+# Where changes come to few pages, which are read between two rounds, a round takes so
+# little of all time, if it then comes at least so often.
+_CALM_SHARE = 0.1
+_CALM_PAUSE_S = 2.0
+# With so many keys that wait to be applied, no more are read: twice as many as are
+# copied at once. What is listed sooner crosses no sooner.
+_WAITING_MAX = 200
 # Keys that stay different with good reason, such as a newer object at the target. Of
 # more than these some are looked at in every round.
 _SETTLED_MAX = 10_000
@@ -75,6 +80,13 @@ class _Keys:
 
     def has_joined(self, one: JoinedKey) -> bool:
         return self.has(one.key)
+
+    def from_first(self, keys: Iterable[str]) -> "_Keys | None":
+        """From a little before the first of these keys, which are sorted, on: what is
+        new often follows what was new before. None where it has none of them.
+        """
+        first = next(filter(self.has, keys), None)
+        return None if first is None else _Keys(max(self.after, first[:-1]), self.until)
 
 
 class SourceRounds:
@@ -117,7 +129,8 @@ class SourceRounds:
         self._read_key = ""
         self._began_ms = 0
         self._spent_s = 0.0
-        # The pages of this round, and of each page that changed lately one such key.
+        # The pages of this round, and of each page that changed lately the first such
+        # key.
         self._pages = list[_Keys]()
         self._changed, self._changed_before = list[str](), list[str]()
         # What is read between two rounds, and what was found there since the last one.
@@ -132,7 +145,10 @@ class SourceRounds:
     @property
     def pause_s(self) -> float:
         """The least time between the beginnings of the last round and the next one."""
-        return max(self._interval_s, self._spent_s / _LISTING_SHARE_MAX)
+        least_s = max(self._interval_s, self._spent_s / _LISTING_SHARE_MAX)
+        if not self._busy:
+            return least_s
+        return max(least_s, min(self._spent_s / _CALM_SHARE, _CALM_PAUSE_S))
 
     @property
     def beside_s(self) -> float:
@@ -233,9 +249,10 @@ class SourceRounds:
     def _end(self) -> None:
         self._listed.add(self._began_ms, self._works)
         self._works, self._joined = deque(), None
-        changed = [*self._changed_before, *self._changed]
-        busy = [page for page in self._pages if any(map(page.has, changed))]
-        self._busy = busy if len(busy) <= _BUSY_SHARE_MAX * len(self._pages) else []
+        changed = sorted([*self._changed_before, *self._changed])
+        busy = [part for page in self._pages if (part := page.from_first(changed)) is not None]
+        is_most = len(busy) > max(1, _BUSY_SHARE_MAX * len(self._pages))
+        self._busy = [] if is_most else busy
         self._beside_s, self._beside_spent_s = self._clock.monotonic_s(), 0.0
 
     def _read_busy(self) -> bool:
@@ -335,12 +352,12 @@ class SourceRounds:
     def _take(self, page: _Page, works: deque[Work]) -> None:
         for key in page.equal:
             self._found.pop(key, None)
-        before = len(works)
+        first = len(works)
         for change in page.changes:
             if not self._is_applied(change) and (work := self._touch(change)) is not None:
                 works.append(work)
-        if len(works) > before:
-            self._changed.append(works[-1].change.key)
+        if len(works) > first:
+            self._changed.append(works[first].change.key)
 
     def _is_applied(self, change: Change) -> bool:
         """Whether a change was applied since the ledger was read."""

@@ -1,10 +1,10 @@
 """A power cut takes the last rows of the ledger, which nobody syncs: the target has
 copies that the ledger does not know, or lacks objects that it still names.
 
-The power is cut after each change of the ledger. Of its log what was synced is left, and
-of the rest any beginning; all other files are as they were. The source changes before
-another process goes on. The target becomes equal, which is proven, and of what it had
-already nothing is sent again.
+The power is cut after each change of the ledger. Of its log what was synced is left,
+and of the rest any beginning; all other files are as they were. The source changes
+before another process goes on. The target becomes equal, which is proven, and of what
+it had already nothing is sent again.
 """
 
 import random

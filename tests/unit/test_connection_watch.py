@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import pytest
@@ -52,14 +52,14 @@ def test_a_channel_that_is_closed_at_once_was_looked_at_before() -> None:
 
 
 @pytest.fixture
-def errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[threading.ExceptHookArgs]]:
+def errors(monkeypatch: pytest.MonkeyPatch) -> list[threading.ExceptHookArgs]:
     found = list[threading.ExceptHookArgs]()
     monkeypatch.setattr(threading, "excepthook", found.append)
-    yield found
+    return found
 
 
 def test_each_connection_but_the_first_is_told(errors: list[threading.ExceptHookArgs]) -> None:
-    made, port = threading.Semaphore(0), 0
+    made = threading.Semaphore(0)
     with open_channel("127.0.0.1:1") as nobody:
         ConnectionWatch(nobody, made.release).end()
     server = start_server("127.0.0.1:0", [], insecure=True)
