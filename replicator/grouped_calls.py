@@ -12,8 +12,9 @@ from typing import Generic, TypeVar
 Q = TypeVar("Q")
 A = TypeVar("A")
 
-# While one call is answered, the next one is sent.
-_CALLS_AT_ONCE = 2
+# A call is on its way for longer than it is carried out: with fewer at once whoever
+# answers them waits for work, with many more each has few items.
+_CALLS_AT_ONCE = 4
 
 
 class _Wish(Generic[Q, A]):
