@@ -16,6 +16,9 @@ from runtime.documents import parse_json
 
 # No manifest is near this size: a larger file is not one.
 MANIFEST_BYTES_MAX = 64 << 20
+# Of up to this size the bytes are kept beside what they say: a sweep of a fleet holds
+# thousands.
+_KEPT_BYTES_MAX = 16 << 10
 
 _MANIFEST_NAME = re.compile(r"manifest-([0-9]{9,18})\.json")
 _FILE_NAME = re.compile(
@@ -121,6 +124,8 @@ class Manifest:
     rows: int
     audit: AuditMark | None = None
     volumes_created_ms: Mapping[str, int] = field(default_factory=dict)
+    # The bytes that it was read from, if they are few. A changed copy has none.
+    _read_from: bytes = field(default=b"", init=False, compare=False, repr=False)
 
     @property
     def name(self) -> str:
@@ -131,10 +136,12 @@ class Manifest:
         """The files of one kind."""
         return tuple(file for file in self.files if file.kind is kind)
 
-    def to_bytes(self, *, compact: bool = False) -> bytes:
-        """The file's bytes: JSON with a checksum over all other keys. If `compact`, it
-        is one line, which is made several times as fast.
-        """
+    def stored(self) -> bytes:
+        """Bytes that are this manifest: those that it was read from, if kept."""
+        return self._read_from or self.to_bytes()
+
+    def to_bytes(self) -> bytes:
+        """The file's bytes: JSON with a checksum over all other keys."""
         document: dict[str, Any] = {
             "format": FORMAT,
             "version": VERSION,
@@ -163,11 +170,12 @@ class Manifest:
             ],
         }
         signed = document | {"checksum": _json_checksum(document)}
-        return json.dumps(signed, indent=None if compact else 1).encode() + b"\n"
+        return json.dumps(signed, indent=1).encode() + b"\n"
 
 
-def parse_manifest(raw: bytes, name: str) -> Manifest:
-    """The manifest in these bytes of the file `name`; unknown keys are ignored.
+def parse_manifest(raw: bytes, name: str, *, is_verified: bool = False) -> Manifest:
+    """The manifest in these bytes of the file `name`; unknown keys are ignored. If
+    `is_verified`, the bytes come from a process that has parsed them.
 
     Raises:
         ChunkTableError: the bytes are not a manifest, are damaged, or were written by a
@@ -187,12 +195,14 @@ def parse_manifest(raw: bytes, name: str) -> Manifest:
         text = f"{name} has version {version}; this release reads versions up to {VERSION}"
         raise table_error(TableRefusal.NEWER_VERSION, text, hint=hint)
     checksum = document.pop("checksum", None)
-    if checksum != _json_checksum(document):
+    if not is_verified and checksum != _json_checksum(document):
         raise table_error(TableRefusal.CHECKSUM, f"{name} does not match its own checksum")
     try:
         manifest = _parse_fields(document)
         if manifest.name != name:
             raise ValueError(f"sequence {manifest.sequence}")
+        if len(raw) <= _KEPT_BYTES_MAX:
+            object.__setattr__(manifest, "_read_from", raw)
     except (ValueError, KeyError, TypeError) as error:
         raise table_error(
             TableRefusal.NOT_A_MANIFEST, f"{name} is not a manifest of a chunk table: {error}"

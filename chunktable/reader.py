@@ -35,6 +35,7 @@ from chunktable.manifest import (
     parse_manifest,
     table_error,
 )
+from chunktable.packs import read_packed
 from chunktable.places import drop_undecodable_names, read_whole
 from chunktable.schema import CONTAINER_SCHEMA, EVENT_SCHEMA, FAULT_SCHEMA, replica_stretches
 from chunktable.seekable import SeekableReader
@@ -75,7 +76,7 @@ def read_manifest(filesystem: pa_fs.FileSystem, path: str) -> Manifest:
         ChunkTableError: the file cannot be read, or as in `parse_manifest`.
     """
     with _translate_errors(path):
-        raw = read_whole(filesystem, path, MANIFEST_BYTES_MAX)
+        raw = _read(filesystem, path, MANIFEST_BYTES_MAX)
     if len(raw) > MANIFEST_BYTES_MAX:
         raise table_error(TableRefusal.NOT_A_MANIFEST, f"{path} is too large for a manifest")
     return parse_manifest(raw, path.rpartition("/")[2])
@@ -144,10 +145,15 @@ def read_verified(filesystem: pa_fs.FileSystem, folder: str, file: TableFile) ->
     """
     path = f"{folder}/{file.name}"
     with _translate_errors(path):
-        raw = read_whole(filesystem, path, max(file.length_bytes, WHOLE_BYTES_MAX))
+        raw = _read(filesystem, path, max(file.length_bytes, WHOLE_BYTES_MAX))
     if fingerprint(raw).hex() != file.checksum:
         raise _changed(path)
     return raw
+
+
+def _read(filesystem: pa_fs.FileSystem, path: str, bytes_max: int) -> bytes:
+    packed = read_packed(filesystem, path)
+    return read_whole(filesystem, path, bytes_max) if packed is None else packed
 
 
 class PieceReader(SeekableReader):

@@ -44,6 +44,9 @@ _PACKABLE = ("container_id", "bcs_id", "block_id", "chunk_offset", "length")
 _SAMPLE_ROWS = 1 << 16
 # A dictionary pays if each of its values occurs so often.
 _REPEATED_MIN = 4
+# A file of fewer rows is not compressed: of such a file a reader spends more time on
+# beginning to decompress each page than it saves.
+_COMPRESSED_ROWS_MIN = 1 << 15
 
 
 def _parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) -> pq.ParquetWriter:
@@ -69,6 +72,8 @@ def _parquet_writer(where: object, first: pa.Table, *, is_sorted: bool = False) 
         else:
             encodings["checksum"] = "DELTA_BINARY_PACKED"
     places = map(schema.get_field_index, ROW_ORDER)
+    if first.num_rows < _COMPRESSED_ROWS_MIN:
+        stored_as_is = set(schema.names)
     return pq.ParquetWriter(
         where,
         schema,

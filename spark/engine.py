@@ -65,7 +65,7 @@ from sweep.engine import (
     scattered_containers,
 )
 from sweep.errors import EarlierRowsError, SweepWorkError
-from sweep.exports import ExportWork, in_threads
+from sweep.exports import ExportWork, here
 from sweep.files import unreadable_finding
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
@@ -255,7 +255,7 @@ class SparkEngine:
             SparkFailedError: a job failed after all retries of its tasks.
         """
         if len(texts) <= work.alone_max:
-            yield from in_threads(work, texts)
+            yield from here(work, texts)
             return
         size = -(-len(texts) // max(self._cores, len(texts) // _EXPORTS_OF_TASK))
         groups = [json.dumps({"texts": texts[at : at + size]}) for at in range(0, len(texts), size)]
@@ -452,8 +452,7 @@ def _fold(shared: SharedFolders, text: str) -> Iterator[pa.RecordBatch]:
 
 
 def _for_each(work: ExportWork, text: str) -> Iterator[pa.RecordBatch]:
-    for table in in_threads(work, parse_json(text)["texts"]):
-        yield from table.to_batches()
+    yield from work(parse_json(text)["texts"]).to_batches()
 
 
 def fold_tasks(parts: Sequence[Part]) -> list[list[int]]:

@@ -21,19 +21,19 @@ def text_of(parts: Mapping[int, Part]) -> str:
         "numbers": list(parts),
         "parts": [part.document() for part in parts.values()],
         "exports": {
-            place: [export.name, export.to_bytes(compact=True).decode()]
+            place: [export.name, export.stored().decode()]
             for place, export in exports.items()
             if place is not None and export is not None
         },
     }
-    return json.dumps(document, default=lambda value: value.value)
+    return json.dumps(document)
 
 
 def parts_of_text(text: str) -> dict[int, Part]:
     """The parts in a text, by their numbers."""
     document = parse_json(text)
     exports = {
-        place: parse_manifest(raw.encode(), name)
+        place: parse_manifest(raw.encode(), name, is_verified=True)
         for place, (name, raw) in document["exports"].items()
     }
     parts = parts_of(document["parts"])

@@ -27,7 +27,7 @@ from runtime.errors import UsageError
 from sweep.compare import inspect, inspect_large
 from sweep.errors import EarlierRowsError
 from sweep.exact import block_ranges, exact_replicas, large_replicas
-from sweep.exports import ExportWork, in_threads
+from sweep.exports import ExportWork, here
 from sweep.files import is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
@@ -407,7 +407,7 @@ class LocalEngine:
 
     def for_each(self, work: ExportWork, texts: Sequence[str]) -> Iterator[pa.Table]:
         """See Engine."""
-        return in_threads(work, texts)
+        return here(work, texts)
 
     def trees(self, job: TreeJob, disk: Disk) -> Iterator[PackedTreeFile]:
         """See Engine."""

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
+from itertools import compress
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -100,7 +101,8 @@ class History:
             texts.append(KeepExports.text(place, manifest, copies))
         kept = dict[str, str]()
         for copied in for_each(KeepExports(folder, self._files.of_tasks()), texts):
-            kept |= {row["place"]: row["copy"] for row in copied.to_pylist()}
+            places, copies = (column.to_pylist() for column in copied.columns)
+            kept |= zip(places, copies, strict=True)
         kept_parts = [
             replace(part, manifest=kept.get(part.manifest or "", part.manifest)) for part in parts
         ]
@@ -108,9 +110,7 @@ class History:
             "parts": [part.document() for part in kept_parts],
             "manifests": [kept.get(place, place) for place in exports],
         }
-        self._files.replace(
-            folder / "parts.json", json.dumps(raw, default=lambda value: value.value).encode()
-        )
+        self._files.replace(folder / "parts.json", json.dumps(raw).encode())
 
     def load(self, sweep_id: str) -> tuple[tuple[Part, ...], tuple[str, ...]]:
         """The parts and manifests that a sweep read.
@@ -207,8 +207,7 @@ class History:
             f"silent changes since {previous} are unknown for {place}: {reason}"
             for place, reason in events.errors.items()
         ]
-        documents = [part.document() for part in their_parts]
-        texts = [json.dumps(one, default=lambda value: value.value) for one in documents]
+        texts = [json.dumps(part.document()) for part in their_parts]
         readable = set[str]()
         for table in night.for_each(_FindReadable(requested[0]), texts):
             readable.update(table["part_id"].to_pylist())
@@ -295,13 +294,18 @@ class _FindReadable:
         """See ExportWork: it may read large files."""
         return 64
 
-    def __call__(self, text: str) -> pa.Table:
+    def __call__(self, texts: Sequence[str]) -> pa.Table:
         """See ExportWork: nothing if it is not."""
-        (part,) = parts_of([parse_json(text)])
-        is_same = is_unchanged(part)
-        if is_same and part.manifest is not None:
-            is_same = is_readable(part, self.container_ids)
-        return pa.table([[part.part_id] if is_same else []], schema=_PARTS)
+        parts = parts_of([parse_json(text) for text in texts])
+        # Local files, too: checksums of large ones are computed side by side.
+        with ThreadPoolExecutor(AT_ONCE, "export") as pool:
+            are_same = list(pool.map(self._is_same, parts))
+        return pa.table([[one.part_id for one in compress(parts, are_same)]], schema=_PARTS)
+
+    def _is_same(self, part: Part) -> bool:
+        if not is_unchanged(part):
+            return False
+        return part.manifest is None or is_readable(part, self.container_ids)
 
 
 _PARTS = pa.schema([pa.field("part_id", pa.string(), nullable=False)])

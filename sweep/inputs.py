@@ -30,7 +30,7 @@ from chunktable.reader import latest_manifest
 from chunktable.writer import GROUP_ROWS
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
-from sweep.exports import Exports, ForEach, in_threads, read_manifests
+from sweep.exports import Exports, ForEach, here, read_manifests
 from sweep.files import REQUIRED
 from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
@@ -76,7 +76,7 @@ class Inputs:
 
 
 def table_parts(
-    names: Iterable[str], part_rows: int = _PART_ROWS, for_each: ForEach = in_threads
+    names: Iterable[str], part_rows: int = _PART_ROWS, for_each: ForEach = here
 ) -> Inputs:
     """The parts of some tables, given as paths or URIs. A file found twice is read
     once. Manifests are read by `for_each`.

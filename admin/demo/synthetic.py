@@ -173,8 +173,9 @@ def _commit(folder: Path, datanode: str, writer: "_Writer", volume_created_ms: i
     held = writer.inventory(_volume(datanode))
     with inventory.open("wb") as file:
         sink = Sink(lambda data, _: file.write(data))
-        pq.write_table(held, sink)
-        sink.flush()
+        out = OpenChunkFile(inventory.name, sink)
+        out.write(held)
+        out.close()
     files = tuple(
         TableFile(path.name, kind, rows, one.length_bytes, one.checksum, _CREATED_AT, pieces)
         for path, kind, rows, one, pieces in (
@@ -478,11 +479,9 @@ class _Writer:
 
     def __init__(self, path: Path, cluster: SyntheticCluster) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("wb")
-        self.sink = Sink(lambda data, _: self._file.write(data))
-        is_sorted = cluster.order is RowOrder.CLUSTERED
-        self._out = OpenChunkFile(path.name, self.sink, is_sorted=is_sorted)
         self.path = path
+        self._is_sorted = cluster.order is RowOrder.CLUSTERED
+        self._open()
         self._inventory: list[Int64s] = []
         self._group_rows = min(_GROUP_ROWS, _PENDING_ROWS // cluster.datanodes)
         self._pending: list[dict[str, npt.NDArray[np.generic]]] = []
@@ -510,7 +509,20 @@ class _Writer:
             self._out.write(WRITTEN_SCHEMA.empty_table())
         self._out.close()
         self._file.close()
+        if len(self._inventory) > 1 and self.rows <= _GROUP_ROWS:
+            # Many writers share the memory. An agent has it for itself, and makes one
+            # row group.
+            whole = pq.read_table(self.path, partitioning=None)
+            self._open()
+            self._out.write(whole)
+            self._out.close()
+            self._file.close()
         return self.rows
+
+    def _open(self) -> None:
+        self._file = self.path.open("wb")
+        self.sink = Sink(lambda data, _: self._file.write(data))
+        self._out = OpenChunkFile(self.path.name, self.sink, is_sorted=self._is_sorted)
 
     @property
     def rows(self) -> int:
@@ -569,4 +581,7 @@ class _Writer:
 
 
 def _texts(codes: npt.NDArray[np.generic], values: Sequence[str]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes), pa.array(values, pa.string()))
+    """The texts, with a dictionary of those alone that occur, as agents write them."""
+    used, places = np.unique(codes, return_inverse=True)
+    names = pa.array([values[code] for code in used.tolist()], pa.string())
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), names)

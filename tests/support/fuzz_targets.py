@@ -79,7 +79,7 @@ from scm.messages import (
 from scm.policy import Target as RepairTarget
 from scm.policy import Visit, resume_visit
 from scm.views import ContainerStatus, ControllerStatus, DatanodeView, JobStatus
-from sweep.exports import in_threads
+from sweep.exports import here
 from sweep.history import History
 from sweep.model import Part, PartKind
 from sweep.output import SkippedInput
@@ -521,7 +521,7 @@ def _sweeps(scratch: Path) -> Iterator[Target]:
 
     def accept_parts(raw: bytes) -> None:
         history = History(scratch, Files(Disk()))
-        history.save("s1", [part], {}, in_threads)
+        history.save("s1", [part], {}, here)
         Path(str(history.folder("s1") / "parts.json")).write_bytes(raw)
         parts, manifests = history.load("s1")
         assert all(isinstance(found, Part) for found in parts)

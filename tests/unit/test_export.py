@@ -80,7 +80,8 @@ def test_rows_are_sorted_whole_and_encoded_in_groups_and_files_of_bounded_size(
         for column in range(file.metadata.num_columns):
             described = file.metadata.row_group(0).column(column)
             name = described.path_in_schema
-            assert described.compression == ("UNCOMPRESSED" if name == "checksum" else "ZSTD")
+            # Compressing so few rows would not pay.
+            assert described.compression == "UNCOMPRESSED"
             assert ("RLE_DICTIONARY" in described.encodings) == (
                 name not in ("checksum", "matches", "deleted")
             )

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
+import admin.demo.synthetic as module
 from admin.demo.ground_truth import DamageKind
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from merkle.outcome import Verdict
@@ -72,3 +74,20 @@ def test_one_container_may_be_far_larger_than_the_others(tmp_path: Path) -> None
     (first, *others) = trees_in(rows_in(tmp_path)).values()
     assert all(len(tree.blocks) == 5_000 for _, tree in first.values())
     assert all(len(tree.blocks) <= 3 for replicas in others for _, tree in replicas.values())
+
+
+def test_an_export_of_many_is_written_as_an_agent_writes_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row group, with its own names alone in the dictionaries."""
+    # Each writer has little memory.
+    monkeypatch.setattr(module, "_PENDING_ROWS", 400)
+    monkeypatch.setattr(module, "_SLAB_ROWS", 200)
+    truth = synthetic(tmp_path, SMALL)
+    for path in tmp_path.glob("*/chunks-*"):
+        file = pq.ParquetFile(path, read_dictionary=["datanode", "volume"])
+        assert file.num_row_groups == 1
+        assert file.metadata.num_rows > 400
+        for name in ("datanode", "volume"):
+            assert len(file.read()[name].chunk(0).dictionary) == 1
+    assert len(rows_in(tmp_path)) == truth.rows
