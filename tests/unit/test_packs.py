@@ -16,7 +16,7 @@ from chunktable.reader import read_verified
 from merkle.checksum import fingerprint
 from merkle.replica import TreeSource
 from runtime.disk import Disk
-from sweep.exports import KeepExports, export_folder, open_export
+from sweep.exports import KeepExports, export_folder, here, open_export, read_manifests
 
 NOON = datetime(2026, 9, 1, 12, tzinfo=UTC)
 
@@ -94,3 +94,12 @@ def test_a_changed_manifest_is_not_what_it_was_read_from(tmp_path: Path) -> None
     assert read.stored() == Path(place).read_bytes()
     other = replace(read, datanode="dn-2")
     assert other.stored() == replace(manifest, datanode="dn-2").to_bytes() != read.stored()
+
+
+def test_manifests_that_others_read_are_those_that_one_reads_itself(tmp_path: Path) -> None:
+    """More than a driver reads alone go to tasks, and their bytes come back."""
+    place, manifest = put_export(tmp_path / "dn-1", b"")
+    broken, _ = put_export(tmp_path / "dn-2", b"")
+    Path(broken).write_bytes(Path(broken).read_bytes()[:-9])
+    for places in ([place, broken], [place, broken] * 513):
+        assert read_manifests(places, here) == {place: manifest}
