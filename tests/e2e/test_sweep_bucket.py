@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,14 @@ from click.testing import CliRunner, Result
 from admin.cli import treefold as cli
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from chunktable.files import AnyPath, Files, ObjectPath
+from merkle.columns import encode_tree
+from merkle.tree import BlockId, ContainerId
 from runtime.disk import Disk, Operation
 from runtime.errors import BusyError
 from sweep.lease import LEASE_S
 from sweep.output import SweepStore, SweepTable
 from sweep.report import write_report
+from tests.support.live_twin import PEERS, LiveTwin, live_twin
 from tests.support.s3_servers import S3Bucket
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, packed_trees, run, table_of
 from tests.support.volumes import unpack
@@ -322,3 +325,59 @@ def test_a_cut_connection_ends_a_sweep_that_goes_on_when_it_is_mended(
         assert any("resuming sweep" in note for note in progress.notes)
         whole = run(tmp_path / "whole", nights / "second")
         assert rows_of(out, summary.sweep_id) == rows_of(tmp_path / "whole", whole.sweep_id)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveTwin]:
+    (tmp_path / "client.toml").touch()
+    monkeypatch.setenv("TREEFOLD_CONFIG", str(tmp_path / "client.toml"))
+    with live_twin() as found:
+        for number in range(1, 6):
+            found.add(number)
+        damaged = found.sources[0].replicas[ContainerId(2)]
+        damaged.flip(BlockId(20), 100)
+        damaged.tree = encode_tree(damaged.scanned_tree())
+        yield found
+
+
+def test_a_running_cluster_is_swept_into_a_bucket_as_into_a_folder(
+    tmp_path: Path, out: ObjectPath, cluster: LiveTwin
+) -> None:
+    """Its tables are in the bucket, too, and stay for the next sweep."""
+    found = list[tuple[object, ...]]()
+    for place, sweeps in ((tmp_path / "out", 1), (out, 2)):
+        words = ("sweep", "run", "--cluster", cluster.address, "--out", place, "--json")
+        documents = [json.loads(treefold(*words, check=3).stdout) for _ in range(sweeps)]
+        assert documents[-1]["previous"] == (documents[0]["sweepID"] if sweeps > 1 else None)
+        rows = [
+            str(row)
+            for table in (SweepTable.ROOTS, SweepTable.VERDICTS)
+            for row in table_of(place, table, documents[-1]["sweepID"])
+        ]
+        tables = place / "clusters" / "CID-twin"
+        names = [name.partition("-")[0] for name in Files(Disk()).files_below(tables / PEERS[0])]
+        facts = [documents[-1][name] for name in ("cluster", "verdicts", "findings", "replicas")]
+        # What did not change is not written again.
+        found.append((facts, sorted(rows), set(names), names.count("chunks")))
+    assert found[0] == found[1]
+
+
+def test_a_cluster_whose_bucket_breaks_off_is_read_on_when_it_is_mended(
+    ministack_bucket: S3Bucket, cluster: LiveTwin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with WanLink(ministack_bucket.endpoint.address) as link:
+        far = S3Bucket(link.through(ministack_bucket.endpoint), ministack_bucket.name)
+        out = use(far, monkeypatch)
+        words = ("sweep", "run", "--cluster", cluster.address, "--out", out, "--json")
+        link.cut()
+        assert error_of(treefold(*words, check=7)) == "store_unreachable"
+        link.mend()
+        treefold(*words, check=3)
+        # As if it had broken off when two datanodes were read.
+        progress = out / "clusters" / "CID-twin" / "progress.json"
+        Files(Disk()).replace(progress, json.dumps({"done": PEERS[:2]}).encode())
+        for source in cluster.sources:
+            source.trees = 0
+        treefold(*words, check=3)
+        assert [source.trees for source in cluster.sources] == [0, 0, 5]
+        assert not Files(Disk()).exists(progress)
