@@ -5,10 +5,7 @@ work; this module parses options.
 """
 
 import gc
-import sys
-import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,15 +13,12 @@ from typing import TYPE_CHECKING
 import click
 
 from admin.bucket_output import (
-    LEVELS,
+    end_compared,
     plan_text,
     plan_warnings,
     print_capabilities,
-    print_key,
     print_plan,
     print_report,
-    print_verification,
-    verification_notes,
 )
 from admin.bucket_pair import (
     OpenPair,
@@ -36,21 +30,14 @@ from admin.bucket_pair import (
     open_target,
     prefix_option,
     state_option,
-    verification_of,
 )
 from admin.lazy_commands import LazyCommand, LazyGroup
-from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import Fraction, WholeNumber
 from admin.verifier_option import verifier_option
-from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits
 from replicator.crossing import lacking
-from replicator.stores.address import canonical_address
 from replicator.stores.opening import open_store
 from replicator.sync import BucketSync, SyncOptions
-from replicator.verify import VerificationTally
-from runtime.exit_codes import ExitCode
-from runtime.output import print_line
 from runtime.progress import ProgressSink, ProgressStyle, progress_sink
 from runtime.rate_limit import SystemClock
 from runtime.setting_values import parse_rate
@@ -58,9 +45,6 @@ from runtime.setting_values import parse_rate
 if TYPE_CHECKING:
     from replicator.proven_sync import ProvenSync
     from replicator.verifier.client import VerifierClient
-
-# Objects read at a time by `verify --level read`.
-_READERS = 8
 
 # What these import, copying a bucket does not need.
 _LAZY = {
@@ -104,6 +88,7 @@ _LAZY = {
     "status": LazyCommand(
         "admin.bucket_status:status", "Say how far replications are, and how sure that is."
     ),
+    "verify": LazyCommand("admin.bucket_verify:verify", "Print each key that differs."),
 }
 
 
@@ -278,7 +263,7 @@ def _sync_once(
             append_receipt(receipts, run.receipt())
         finally:
             print_report(report, plan, prefix, lists_all=run.lists_all, as_json=as_json)
-    _end(report.differences, is_equal=report.equal, failed=report.failed_count)
+    end_compared(report.differences, is_equal=report.equal, failed=report.failed_count)
 
 
 def _collect_rarely() -> None:
@@ -301,121 +286,6 @@ def _plain_sync(pair: OpenPair, options: SyncOptions, progress: ProgressSink) ->
     )
 
 
-@bucket.command(short_help="Print each key that differs.")
-@click.argument("source", metavar="SOURCE")
-@click.argument("target", metavar="TARGET")
-@click.option(
-    "--level",
-    "level_name",
-    type=click.Choice(list(LEVELS)),
-    default="recorded",
-    show_default=True,
-    help=(
-        "listed: keys and sizes. recorded: also the hashes that the stores or the last sync"
-        " recorded, and properties. read: every object is read at both sides."
-    ),
-)
-@prefix_option
-@state_option
-@metrics_file_option
-@json_option
-@verifier_option
-@click.pass_obj
-def verify(
-    style: ProgressStyle | None,
-    *,
-    verifier: "VerifierClient | None",
-    source: str,
-    target: str,
-    level_name: str,
-    prefix: str,
-    state: Path | None,
-    metrics_file: Path | None,
-    as_json: bool,
-) -> None:
-    """Compare TARGET with SOURCE, and print each key that differs. Changes no bucket.
-
-    A key is missing (at the target), extra (there only), changed, or damaged: its bytes
-    are not those that its own store, or the last sync, recorded. Damage is found by
-    `--level read` only. What the chosen level does not show is printed at the end. If
-    it is known what both sides hold, receipts.jsonl in the state folder gets a receipt.
-
-    \b
-    Exit status:
-      0  equal, each object at its level
-      1  failed, 2 usage, 6 source and target overlap
-      3  not equal
-      5  unknown: keys changed meanwhile, or a side does not list all keys
-      7  a store does not answer, 8 another process uses the state folder
-      130  interrupted
-    """
-    check_metrics_file(metrics_file)
-    level = LEVELS[level_name]
-    if verifier is not None:
-        from admin.bucket_proven import prove
-
-        differences, is_equal = prove(
-            source, target, state, verifier, level, prefix, style, as_json=as_json
-        )
-    else:
-        differences, is_equal = _verify(source, target, state, level, prefix, style, as_json)
-    if metrics_file is not None:
-        # Imported here: a Prometheus client takes a sixth of the start of a command.
-        from admin.verify_metrics import write_verify_metrics
-
-        write_verify_metrics(
-            metrics_file,
-            canonical_address(source),
-            canonical_address(target),
-            differences,
-            is_equal=is_equal,
-        )
-    _end(differences, is_equal=is_equal)
-
-
-def _verify(
-    source: str,
-    target: str,
-    state: Path | None,
-    level: EvidenceLevel,
-    prefix: str,
-    style: ProgressStyle | None,
-    as_json: bool,
-) -> tuple[int, bool]:
-    """Compare without a verifier, and print it: how many keys differ, and whether it is
-    known that the sides are equal.
-    """
-    stop = threading.Event()
-    with ExitStack() as opened, ExitStack() as bar:
-        pair = opened.enter_context(open_pair(source, target, state, may_write=False))
-        receipts = open_receipts(pair.state)
-        # JSON has a terminal for itself; lines for people go above the bar.
-        is_shared = bool(style and style.bars and sys.stdout.isatty())
-        lines = ProgressStyle() if is_shared and as_json else style
-        progress = bar.enter_context(progress_sink(lines or ProgressStyle()))
-        show = progress.note if is_shared else print_line
-        readers = opened.enter_context(ThreadPoolExecutor(_READERS, "verify"))
-        # Reads that were begun end early if this is interrupted.
-        opened.callback(stop.set)
-        run = verification_of(pair, level, readers, stop)
-        # Without a prefix about as many keys as the last run has seen.
-        progress.begin("verify", (not prefix and pair.ledger.row_count()) or None, "keys")
-        tally, shown = VerificationTally(pair.ledger.secret), 0
-        for key in run.keys(prefix):
-            tally.add(key)
-            progress.advance(1)
-            if key.kind is not None or key.is_unsettled:
-                shown += 1
-                print_key(key, shown, show, as_json=as_json)
-        bar.close()
-        notes = verification_notes(tally, level, run.groups, prefix, lists_all=run.lists_all)
-        try:
-            append_receipt(receipts, run.receipt(tally, prefix))
-        finally:
-            print_verification(tally, pair, notes, lists_all=run.lists_all, as_json=as_json)
-    return tally.differences, tally.is_equal and run.lists_all
-
-
 @bucket.command(short_help="Print what would not cross, and why.")
 @click.argument("source", metavar="SOURCE")
 @click.argument("target", metavar="TARGET")
@@ -436,16 +306,6 @@ def precheck(source: str, target: str, as_json: bool) -> None:
     ):
         limitations = lacking(ours.capabilities, theirs.capabilities)
         print_capabilities(ours.capabilities, theirs.capabilities, limitations, as_json=as_json)
-
-
-def _end(differences: int, *, is_equal: bool, failed: int = 0) -> None:
-    """Exit as an outcome requires. Without differences it may be unknown whether the
-    sides are equal.
-    """
-    if differences and not failed:
-        raise click.exceptions.Exit(ExitCode.FINDINGS)
-    if failed or not is_equal:
-        raise click.exceptions.Exit(ExitCode.PARTLY)
 
 
 def _rate(text: str | None) -> int:

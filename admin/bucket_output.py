@@ -11,6 +11,7 @@ from replicator.ledger import PlannedStep
 from replicator.stores.capabilities import Capabilities
 from replicator.sync import SyncPlan, SyncReport
 from replicator.verify import Damage, VerificationTally, VerifiedKey
+from runtime.exit_codes import ExitCode
 from runtime.output import JsonObject, print_json, print_line, print_table, size_text
 
 # Failures, steps and differences that are printed for people; --json has all.
@@ -279,3 +280,13 @@ def _capability_text(value: object) -> str:
 def counted(count: int, noun: str) -> str:
     """A number of things."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def end_compared(differences: int, *, is_equal: bool, failed: int = 0) -> None:
+    """Exit as an outcome requires. Without differences it may be unknown whether the
+    sides are equal.
+    """
+    if differences and not failed:
+        raise click.exceptions.Exit(ExitCode.FINDINGS)
+    if failed or not is_equal:
+        raise click.exceptions.Exit(ExitCode.PARTLY)

@@ -1,6 +1,7 @@
 """The options of commands that run on this machine, or on a Spark cluster."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -57,6 +58,15 @@ _OPTIONS = (
         ),
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class SparkPlace:
+    """Which Spark runs the jobs of a command, as `spark_options` give it."""
+
+    master: str | None
+    settings: tuple[str, ...]
+    pack: Path | None
 
 
 def check_spark_options(

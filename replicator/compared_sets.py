@@ -10,6 +10,7 @@ kept for each that is still possible.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import quote
 
@@ -23,6 +24,17 @@ from replicator.stores.port import ObjectFacts
 _ALGORITHMS = (HashAlgorithm.BLAKE3, HashAlgorithm.MD5, HashAlgorithm.CRC32C, None)
 # Items expanded together for a set hash.
 _BATCH_ITEMS = 256
+# Names of the sums of what is not equal; those of equal objects have an algorithm's, or
+# none.
+_OURS, _THEIRS = "source", "target"
+
+
+@dataclass(frozen=True, slots=True)
+class SetSum:
+    """The root and the state of the set hash of some items."""
+
+    root: SetRoot
+    lanes: bytes
 
 
 @dataclass(slots=True)
@@ -44,6 +56,15 @@ class _ItemSum:
         self.root -= SetRoot.of_item(self.hasher.id(item))
         self._settle()
         self._hash.remove([item])
+
+    def add_sum(self, sums: "SetSum") -> None:
+        self.root += sums.root
+        self._hash.add_hash(LtHash(sums.lanes))
+
+    @property
+    def sums(self) -> "SetSum":
+        self._settle()
+        return SetSum(self.root, self._hash.state)
 
     def plus(self, other: "_ItemSum") -> tuple[SetRoot, LtHash]:
         """The root and the hash of both."""
@@ -109,6 +130,33 @@ class ComparedSets:
     def remove_extra(self, key: str, size_bytes: int) -> None:
         """Take out a key that only the target had, and that was deleted there."""
         self._theirs.remove(Item(key, size_bytes))
+
+    def sums(self) -> dict[str, SetSum]:
+        """The sums of all sets by name, for `add_sums`."""
+        named = {name.value if name else "": one for name, one in self._equal.items()}
+        named |= {_OURS: self._ours, _THEIRS: self._theirs}
+        return {name: one.sums for name, one in named.items()}
+
+    def add_sums(
+        self,
+        sums: Mapping[str, SetSum],
+        levels: Mapping[EvidenceLevel, int],
+        oldest_read_at_s: int | None,
+    ) -> None:
+        """Add what another comparison has seen of other keys: its sums, its `levels`
+        and when it read first.
+        """
+        self.levels.update(levels)
+        times = [one for one in (self.oldest_read_at_s, oldest_read_at_s) if one is not None]
+        self.oldest_read_at_s = min(times, default=None)
+        for name in tuple(self._equal):
+            found = sums.get(name.value if name else "")
+            if found is None:
+                del self._equal[name]
+            else:
+                self._equal[name].add_sum(found)
+        self._ours.add_sum(sums[_OURS])
+        self._theirs.add_sum(sums[_THEIRS])
 
     @property
     def algorithm(self) -> HashAlgorithm | None:

@@ -42,7 +42,7 @@ from runtime.row_order import in_order
 
 T = TypeVar("T")
 
-_FILE = "ledger.sqlite"
+FILE = "ledger.sqlite"
 _SCHEMA_VERSION = 1
 # Rows read at a time: a listing of any length takes the same memory.
 _PAGE_ROWS = 1_000
@@ -133,7 +133,7 @@ class PairLedger:
             DiskError: the folder cannot be created or locked.
         """
         Disk().make_folder(folder)
-        self._path = folder / _FILE
+        self._path = folder / FILE
         self._pending = list[_PendingChange]()
         self._pending_lock = threading.Lock()
         self._commit_lock = threading.Lock()
@@ -161,7 +161,7 @@ class PairLedger:
     @staticmethod
     def exists_in(folder: Path) -> bool:
         """Whether a folder has a ledger."""
-        return os.path.lexists(folder / _FILE)
+        return os.path.lexists(folder / FILE)
 
     @property
     def folder(self) -> Path:
@@ -184,6 +184,12 @@ class PairLedger:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+    def settle(self) -> None:
+        """Bring all changes into the file itself, for `LedgerView`."""
+        with self._translated(), self._commit_lock:
+            assert self._connection is not None
+            self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
     def row(self, key: str) -> LedgerRow | None:
         """What is known of a key."""

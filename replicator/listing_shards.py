@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from replicator.listing import list_resumed
+from replicator.listing_range import ListingRange, RangeLister
 from replicator.stores.opening import open_store
 from replicator.stores.port import ObjectFacts, ObjectLister
 from runtime.disk import Disk, disk_error
@@ -98,15 +99,9 @@ class ListingShard:
             raise disk_error("write", path, error) from error
 
     def _objects(self, lister: ObjectLister) -> Iterator[ObjectFacts]:
-        end = None if self.last is None else self.last.encode()
+        keys = RangeLister(lister, ListingRange(self.after, self.last))
         # A task of an executor: nobody can hand a clock to it or end its wait.
-        listing = list_resumed(
-            lister, "", sleep=time.sleep, backoff=Backoff(), start_after=self.after
-        )
-        for facts in listing:
-            if end is not None and facts.key.encode() > end:
-                return
-            yield facts
+        return list_resumed(keys, "", sleep=time.sleep, backoff=Backoff())
 
 
 def plan_shards(
@@ -158,25 +153,25 @@ class _Gap:
     end: int
 
 
-def shard_bounds(lister: ObjectLister, count: int) -> list[str]:
-    """At most `count - 1` keys, ascending, that cut a listing into shards: each but the
-    last ends with one of them. It takes about two requests for each.
+def shard_bounds(lister: ObjectLister, count: int, prefix: str = "") -> list[str]:
+    """At most `count - 1` keys, ascending, that cut a listing below a prefix into
+    shards: each but the last ends with one of them. It takes about two requests for
+    each.
 
     Raises:
         StoreError: the store did not answer.
     """
     looks, bounds = _LOOKS_MIN + 2 * count, set[str]()
     gaps = list[_Gap]()
-    first = _look(lister, "")
+    first = _look(lister, prefix, "")
     if len(first) < _PAGE:
         return []
-    prefix_end = _BASE**_DIGITS
-    insort(gaps, _gap_behind(first, prefix_end))
+    insort(gaps, _gap_behind(first, _number_of(prefix + _LAST * _DIGITS) + 1))
     while gaps and looks > 0 and len(bounds) < count - 1:
         looks -= 1
         gap = gaps.pop()
         middle = (gap.start + gap.end) // 2
-        page = _look(lister, _text_of(middle))
+        page = _look(lister, prefix, _text_of(middle))
         found = _number_of(page[0].key) if page else gap.end
         if middle <= gap.start or found >= gap.end:
             # Nothing lies behind the middle; what is before it may be dense.
@@ -191,8 +186,8 @@ def shard_bounds(lister: ObjectLister, count: int) -> list[str]:
     return sorted(bounds, key=str.encode)
 
 
-def _look(lister: ObjectLister, after: str) -> list[ObjectFacts]:
-    return list(islice(lister.list_objects("", start_after=after), _PAGE))
+def _look(lister: ObjectLister, prefix: str, after: str) -> list[ObjectFacts]:
+    return list(islice(lister.list_objects(prefix, start_after=after), _PAGE))
 
 
 def _gap_behind(page: Sequence[ObjectFacts], end: int) -> _Gap:

@@ -28,6 +28,8 @@ from runtime.errors import OperationInterruptedError
 from runtime.rate_limit import Clock
 from runtime.retry import Backoff, Sleep, call_with_retry
 
+# Threads that read objects of one verification.
+READERS_MAX = 8
 # Objects that are read ahead of the one that is reported.
 _KEYS_AHEAD = 16
 

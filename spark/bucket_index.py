@@ -51,7 +51,7 @@ class SparkIndexEngine:
     def run(self, tasks: Sequence[Callable[[], None]], advance: Callable[[int], None]) -> None:
         """See IndexEngine."""
         frame = run_tasks(self._session, len(tasks), partial(_run, tasks), _DONE_SCHEMA)
-        report = _Advance(advance, len(tasks))
+        report = Advance(advance, len(tasks))
         self._rows_of(frame, "listing a bucket", report)
         report.finish()
 
@@ -60,7 +60,7 @@ class SparkIndexEngine:
     ) -> Iterator[pa.Table]:
         """See IndexEngine."""
         sampled = run_tasks(self._session, len(parts), partial(_sample, parts), SAMPLE_SCHEMA)
-        yield self._rows_of(sampled, "sampling a listing", _Advance(advance, len(parts)))
+        yield self._rows_of(sampled, "sampling a listing", Advance(advance, len(parts)))
 
     def index_ranges(
         self,
@@ -70,7 +70,7 @@ class SparkIndexEngine:
         advance: Callable[[int], None],
     ) -> None:
         """See IndexEngine."""
-        report = _Advance(advance, len(wanted))
+        report = Advance(advance, len(wanted))
         done = self.ranges_frame(job, parts, wanted)
         self._rows_of(done, "indexing ranges of keys", report)
         report.finish()
@@ -92,7 +92,7 @@ class SparkIndexEngine:
     def index_hashes(self, job: IndexJob, advance: Callable[[int], None]) -> None:
         """See IndexEngine."""
         frame = run_tasks(self._session, job.shares, partial(_index_hashes, job), _DONE_SCHEMA)
-        report = _Advance(advance, job.shares)
+        report = Advance(advance, job.shares)
         self._rows_of(frame, "indexing hashes", report)
         report.finish()
 
@@ -119,7 +119,7 @@ class SparkIndexEngine:
             raise failure_of(description, text) from error
 
 
-class _Advance:
+class Advance:
     """Counts units of a stage by Spark's counts of tasks, of which other stages are a
     part.
     """

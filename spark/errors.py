@@ -17,6 +17,8 @@ _CAUSES = (
 )
 
 
+# The last line of a traceback of Python, with the name of one of our classes.
+_OURS = re.compile(r"^(?:\w+\.)+(\w+Error): (.+)$", re.MULTILINE)
 _MISSING = re.compile(r"\bNo module named '?(\w+)")
 _REASONS_MAX = 4
 
@@ -43,6 +45,18 @@ class PackagesMissingError(ReconcileError):
     """Executors cannot import Treefold, or a library that it needs."""
 
     code = "packages_missing"
+
+
+def task_error(text: str) -> ReconcileError | None:
+    """The error of ours that a task raised, by this text of Spark's, as the class that
+    it has here; None if it was another one.
+    """
+    kinds = {kind.__name__: kind for kind in ReconcileError.by_code().values()}
+    # Of a chain of errors, the last one is what the task raised.
+    for name, message in reversed(_OURS.findall(text)):
+        if name in kinds:
+            return kinds[name].received(message.strip(), hint="", reason="")
+    return None
 
 
 def failure_of(description: str, text: str) -> ReconcileError:

@@ -46,6 +46,7 @@ LIBRARIES = (
     "blake3",
     "botocore",
     "crcmod",
+    "cryptography",
     "fastcrc",
     "numpy",
     "pandas",

@@ -40,8 +40,12 @@ def session() -> Iterator["SparkSession"]:
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": str(free_port()),
     }
-    with spark_session("local[2]", settings=settings) as session:
-        yield session
+    with pytest.MonkeyPatch.context() as environment:
+        # The server's own Python, by which it plans data sources.
+        environment.setenv("PYSPARK_PYTHON", sys.executable)
+        with spark_session("local[2]", settings=settings) as session:
+            environment.undo()
+            yield session
 
 
 @pytest.fixture(scope="session")

@@ -1,15 +1,20 @@
 """Indexes from listings as real processes, and on a real local Spark."""
 
+import json
 import random
 import signal
+import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
 from pyspark.sql import SparkSession
 
+from admin.cli import treefold
 from proof.errors import ListingInvalidError
 from proof.index_build import BuiltFiles, IndexEngine, LocalIndexEngine, build_files
 from proof.index_parts import IndexJob
@@ -23,6 +28,8 @@ from runtime.disk import Disk
 from runtime.progress import ProgressStyle, progress_sink
 from spark.bucket_index import SparkIndexEngine
 from spark.errors import FolderNotSharedError, SparkFailedError
+from spark.jobs import is_remote
+from spark.session import spark_session
 from tests.support.bucket_command import BucketCommand, write
 from tests.support.listings import (
     ListedVersion,
@@ -86,6 +93,21 @@ def test_a_verifier_proves_by_an_index_that_an_inventory_made(tmp_path: Path, en
         assert process.stop(signal.SIGTERM) == 0
 
 
+def test_a_server_of_spark_connect_lists_and_indexes_a_bucket(tmp_path: Path, server: str) -> None:
+    write(tmp_path / "source", BODIES)
+    words = ["bucket", "index", f"local:{tmp_path}/source", "--state", str(tmp_path / "state")]
+    options = ["--shards", "2", "--engine", "spark", "--check", "--json"]
+    options += ["--conf", f"spark.pyspark.python={sys.executable}"]
+    done = CliRunner().invoke(treefold, [*words, *options], env={"SPARK_REMOTE": server})
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    told = [found[name] for name in ("objects", "engine", "indexDamage")]
+    assert told == [len(BODIES), "spark", []]
+    again = json.loads(CliRunner().invoke(treefold, [*words, "--json"]).stdout)
+    assert [again[name] for name in ("added", "changed", "removed")] == [0, 0, 0]
+    assert again["root"] == found["root"]
+
+
 def built(engine: IndexEngine, manifest: Path, folder: Path, *, range_rows: int = 64) -> BuiltFiles:
     parts = read_inventory(str(manifest), ListingScope(has_versions=True)).parts
     with progress_sink(ProgressStyle()) as progress:
@@ -101,12 +123,17 @@ def bits(files: BuiltFiles, folder: Path) -> object:
     return bits_of(folder)
 
 
-@pytest.mark.parametrize("kind", ["CSV", "Parquet"])
-def test_both_engines_make_the_same_bits(tmp_path: Path, session: SparkSession, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "is_served"), [("CSV", False), ("Parquet", True)])
+def test_both_engines_make_the_same_bits(
+    tmp_path: Path, session: SparkSession, server: str, kind: str, is_served: bool
+) -> None:
     rows = versions_by_chance(2_000)
     twice = [replace(row, modified_ms=row.modified_ms + 1, size=3) for row in rows[::9]]
     manifest = write_inventory(tmp_path, [*rows, *twice], kind, files=5)
-    ours = built(SparkIndexEngine(session, Disk()), manifest, tmp_path / "spark")
+    settings = {"spark.pyspark.python": sys.executable}
+    with spark_session(server, settings=settings) if is_served else nullcontext(session) as one:
+        assert is_remote(one) == is_served
+        ours = built(SparkIndexEngine(one, Disk()), manifest, tmp_path / "spark")
     theirs = built(LocalIndexEngine(Disk()), manifest, tmp_path / "local")
     assert ours.ranges == theirs.ranges > 20
     assert ours.sums.repeated == len(twice)

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 from admin.cli import treefold
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
+from merkle.columns import encode_tree
 from runtime.errors import ProcessFailedError, UsageError
 from spark.connect import connect_session
 from spark.datasources import register
@@ -31,6 +32,7 @@ from sweep.output import SweepTable
 from sweep.pieces import Range, StoredTable
 from sweep.stages import ContainerStage
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
+from tests.support.trees import block, chunk, container, deleted
 from tests.support.volumes import unpack
 from tests.support.waiting import wait_until
 from tests.support.watched_tasks import reports_of_two_tasks
@@ -149,8 +151,18 @@ def test_ctrl_c_cancels_jobs_of_a_server(
     assert remote.range(3).count() == 3
 
 
-def test_data_sources_are_registered_without_a_context(remote: SparkSession) -> None:
+def test_a_server_reads_data_sources(tmp_path: Path, remote: SparkSession) -> None:
     register(remote)
+    volumes = sorted(unpack("detected", tmp_path).glob("dn*/volume1"))
+    rows = remote.read.format("ozonevolume").load([str(volume) for volume in volumes])
+    tree = container(block(1, chunk(0)), deleted(2, 7), container_id=5)
+    (tmp_path / "5.tree").write_bytes(encode_tree(tree))
+    stored = remote.read.format("ozonetree").load(str(tmp_path / "5.tree"))
+    found = {(row.container_id, row.block_id, row.deleted) for row in stored.collect()}
+    assert found == {(5, 1, False), (5, 2, True)}
+    (counts,) = rows.selectExpr("count(DISTINCT datanode) AS nodes", "count(*) AS rows").collect()
+    assert counts.nodes == len(volumes)
+    assert counts.rows > len(volumes)
 
 
 def test_the_command_needs_no_java_and_brings_all_that_a_bare_python_lacks(

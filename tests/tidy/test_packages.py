@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tomllib
 import zipfile
-from importlib.metadata import distribution
+from importlib.metadata import distribution, packages_distributions
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from admin.lazy_commands import missing_extra
+from spark.pack import LIBRARIES
 from spark.pack import PACKAGES as EXECUTOR_PACKAGES
 from tests.tidy.test_layers import PACKAGES, RANKS, ROOT, imported, modules
 
@@ -82,6 +83,26 @@ def test_the_architecture_draws_the_ranks() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     (drawn,) = re.findall(r"^(merkle +<-.*)$", page, re.MULTILINE)
     assert [set(re.findall(r"\w+", rank)) for rank in drawn.split("<-")] == [set(r) for r in RANKS]
+
+
+def test_executors_get_the_libraries_that_tasks_import() -> None:
+    tasks = "spark.bucket_index, replicator.verified_ranges, replicator.listing_shards"
+    stores = "replicator.stores.local, replicator.stores.s3"
+    code = (
+        f"import sys, {tasks}, {stores}; print(*{{one.partition('.')[0] for one in sys.modules}})"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    owners = packages_distributions()
+    loaded = {
+        canonicalize_name(one) for name in told.stdout.split() for one in owners.get(name, [])
+    }
+    waiting, given = [*LIBRARIES, "pyspark", "setuptools"], set[str]()
+    while waiting:
+        name = canonicalize_name(Requirement(waiting.pop()).name)
+        if name not in given:
+            given.add(name)
+            waiting += distribution(name).requires or [] if name in loaded else []
+    assert loaded <= given
 
 
 def test_executors_get_what_the_engine_imports() -> None:

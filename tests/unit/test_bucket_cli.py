@@ -107,6 +107,13 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
             2,
             "exclude each other",
         ),
+        (("verify", "local:DIR/a", "local:DIR/b", "--shards", "2"), 2, "is for --engine spark"),
+        (("verify", "local:DIR/a", "local:DIR/b", "--conf", "a=b"), 2, "are for --engine spark"),
+        (
+            ("verify", "local:DIR/a", "local:DIR/b", "--engine=spark", "--verifier=127.0.0.1:1"),
+            2,
+            "Leave out one of them",
+        ),
         (
             ("verify", "local:DIR/source", "local:DIR/t", "--metrics-file", "DIR/none/x.prom"),
             2,

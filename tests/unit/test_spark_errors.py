@@ -2,7 +2,8 @@
 
 import pytest
 
-from spark.errors import PackagesMissingError, SparkFailedError, cause_of, failure_of
+from runtime.errors import DiskError
+from spark.errors import PackagesMissingError, SparkFailedError, cause_of, failure_of, task_error
 
 PYTHON = """[X] Job aborted due to stage failure: Task 0 failed 4 times, most recent failure: \
 Lost task 0.3 in stage 1.0: PythonException: thrown from the Python worker:
@@ -53,3 +54,22 @@ def test_any_other_failure_says_what_failed() -> None:
     found = failure_of("reading", PYTHON.format(error="OSError: no room"))
     assert isinstance(found, SparkFailedError)
     assert found.message == "reading failed on Spark: OSError: no room"
+
+
+def test_an_error_of_a_task_is_the_last_of_ours_in_a_chain() -> None:
+    chain = (
+        "OSError: [Errno 5] Input/output error\n\nThe above exception was the direct cause:\n\n"
+        "runtime.errors.DiskError: cannot read /x\n\nDuring handling:\n\n"
+        "spark.errors.PackagesMissingError: no wheel"
+    )
+    found = task_error(PYTHON.format(error=chain))
+    assert isinstance(found, PackagesMissingError)
+    assert found.message == "no wheel"
+    assert isinstance(task_error("runtime.errors.DiskError: cannot read /x"), DiskError)
+    for other in (
+        "somewhere.OtherError: a text",
+        "ValueError: runtime.errors.DiskError: quoted",
+        "java.io.IOException: runtime.errors.DiskError: quoted",
+        "",
+    ):
+        assert task_error(PYTHON.format(error=other)) is None
