@@ -1,5 +1,6 @@
 # Two commands do everything: `make demo` (the main job) and `make test`. Both set up .venv first.
-PYTHON ?= python3
+# With PYTHON=..., .venv is made with that Python.
+PYTHON ?=
 BIN := .venv/bin
 STAMP := .venv/.installed
 # Without bytecode on disk each worker of the tests, and each process that they start, compiles all of them anew.
@@ -52,7 +53,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 protos:  ## generate protos/*_pb2* anew
-	@test -x .venv-protos/bin/python || $(PYTHON) -m venv .venv-protos
+	@test -x .venv-protos/bin/python || $(or $(PYTHON),python3) -m venv .venv-protos
 	# The oldest compiler whose modules load under protobuf 4.25 to 7: newer ones demand their own runtime.
 	@.venv-protos/bin/python -m pip install -q grpcio-tools==1.62.3 'setuptools<81'
 	.venv-protos/bin/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. --grpc_python_out=. protos/*.proto

@@ -103,10 +103,12 @@ def _choose_python(session: SparkSession) -> None:
         chosen = sys.executable
     context.pythonExec = chosen or context.pythonExec
     # For a bare interpreter on the driver's machine, where the executors' packages are
-    # not. It ignores paths that do not exist.
+    # not. It ignores paths that do not exist. Each path once: Spark starts another daemon
+    # for another environment.
     ours = [path for path in sys.path if path and Path(path).is_dir()]
-    given = context.environment.get("PYTHONPATH", "")
-    context.environment["PYTHONPATH"] = os.pathsep.join([given, *ours] if given else ours)
+    given = context.environment.get("PYTHONPATH", "").split(os.pathsep)
+    paths = dict.fromkeys(path for path in (*given, *ours) if path)
+    context.environment["PYTHONPATH"] = os.pathsep.join(paths)
 
 
 class _Source(DataSource):

@@ -89,7 +89,7 @@ def pack(out: Path, disk: Disk) -> ExecutorPack:
     """Write both files to the folder `out`; older ones are replaced.
 
     Raises:
-        ConfigError: a library is not installed here.
+        ConfigError: a library is not installed here, or its files are not recorded.
         DiskError: a file cannot be read or written.
     """
     disk.make_folder(out)
@@ -136,6 +136,13 @@ def _required_distributions() -> tuple[Distribution, ...]:
         # installed.
         needed = [one for one in found[name].requires or () if "extra ==" not in one]
         waiting += [match[0] for one in needed if (match := _NAME.match(one))]
+    for one in found.values():
+        # Python 3.11.2 cannot find those of packages that `setup.py` installed.
+        if not any(Path(str(one.locate_file(file))).is_file() for file in one.files or ()):
+            raise ConfigError(
+                f"the files of {one.name} are not recorded, and executors need them",
+                hint=f"pip install --force-reinstall --use-pep517 {one.name}",
+            )
     return tuple(found[name] for name in sorted(found))
 
 

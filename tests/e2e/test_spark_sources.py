@@ -77,6 +77,14 @@ def test_trees_become_rows_and_torn_ones_findings(trees: Path, session: SparkSes
     assert all(row.block_id is None and ".tree: tree_refused: " in row.findings for row in found)
 
 
+def test_registering_again_changes_nothing(session: SparkSession) -> None:
+    """Spark starts workers anew for each environment, and keeps the old ones."""
+    register(session)
+    before = dict(session.sparkContext.environment)
+    register(session)
+    assert session.sparkContext.environment == before
+
+
 def test_rows_of_a_source_fold_in_sql_to_the_roots_of_their_trees(
     trees: Path, session: SparkSession
 ) -> None:

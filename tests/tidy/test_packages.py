@@ -79,6 +79,13 @@ def test_every_package_of_an_extra_is_named_with_it_where_it_is_missing() -> Non
     assert missing_extra(ModuleNotFoundError(name="admin.nothing")) is None
 
 
+def test_setup_compiles_the_kernels_of_every_package() -> None:
+    """Each process that starts before the first one is through would compile them."""
+    setup = (ROOT / "tools" / "setup.sh").read_text()
+    packages = {path.parent.name for path in ROOT.glob("*/*kernels.py")} & set(PACKAGES)
+    assert packages == set(re.findall(r"(\w+)/\*kernels\.py", setup))
+
+
 def test_the_architecture_draws_the_ranks() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     (drawn,) = re.findall(r"^(merkle +<-.*)$", page, re.MULTILINE)
