@@ -191,14 +191,12 @@ def test_a_cluster_sweeps_rows_in_no_order(
 def test_an_executor_that_is_killed_in_the_middle_of_a_stage_costs_nothing(
     tmp_path: Path, master: str, pack: Path, settings: list[str]
 ) -> None:
-    """The command itself, whose only executor has a bare Python, as the next one has."""
+    """The command itself, with one executor after another, whose Python is bare."""
     truth = synthetic(
         tmp_path / "table",
         SyntheticCluster(seed=9, datanodes=8, containers=300, blocks=20, chunks=8),
     )
-    options = [
-        word for setting in (*settings, "spark.cores.max=1") for word in ("--conf", setting)
-    ]
+    options = [word for setting in (*settings, "spark.cores.max=1") for word in ("--conf", setting)]
     words = ["sweep", "run", "--engine", "spark", *options, "--master", master, "--pack", pack]
     words += ["--table", tmp_path / "table", "--out", tmp_path / "out", "--json"]
     before = {one.pid for one in executors()}
