@@ -103,8 +103,8 @@ def _choose_python(session: SparkSession) -> None:
         chosen = sys.executable
     context.pythonExec = chosen or context.pythonExec
     # For a bare interpreter on the driver's machine, where the executors' packages are
-    # not. It ignores paths that do not exist. Each is given once, because Spark starts a
-    # daemon for each environment that differs.
+    # not. It ignores paths that do not exist. Each is given once: Spark starts a daemon
+    # for each environment that differs.
     ours = [path for path in sys.path if path and Path(path).is_dir()]
     given = context.environment.get("PYTHONPATH", "").split(os.pathsep)
     paths = dict.fromkeys(path for path in (*given, *ours) if path)
