@@ -1,10 +1,10 @@
 """What many small exports cost beyond their rows: `python -m
-benchmarks.bench_many_exports [--exports N] [--s3] [--json]`.
+benchmarks.bench_many_exports [--exports N] [--rows N] [--s3] [--json]`.
 
 Sweeps on a local Spark two tables with the same rows: one of N exports with 20,000 rows
-each, and one of N / 100 exports. The difference of their CPU time, of the whole process
-tree, is what exports cost. With --s3 both are in a bucket that is 50 ms away (ministack
-behind a relay), and the wall time of reading is compared.
+(--rows) each, and one of N / 100 exports. The difference of their CPU time, of the
+whole process tree, is what exports cost. With --s3 both are in a bucket that is 50 ms
+away (ministack behind a relay), and the wall time of reading is compared.
 """
 
 import argparse
@@ -56,16 +56,18 @@ class _Reading(NullProgress):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exports", type=int, default=EXPORTS)
+    parser.add_argument("--rows", type=int, default=ROWS, help="Rows of an export.")
     parser.add_argument("--s3", action="store_true", help="Read from a bucket 50 ms away.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     many, few = arguments.exports, max(REPLICAS, arguments.exports // FEWER)
-    report = Report(f"{many} exports of {ROWS:,} rows, and the same rows in {few}")
+    rows = arguments.rows
+    report = Report(f"{many} exports of {rows:,} rows, and the same rows in {few}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         names = {number: folder / f"{number}-exports" for number in (many, few)}
         for number, table in names.items():
-            _write(table, many, number)
+            _write(table, many * rows, number)
         tables = {number: str(table) for number, table in names.items()}
         if arguments.s3:
             tables = _upload(folder, names, stack)
@@ -78,7 +80,7 @@ def main() -> None:
             progress, cpu, begun = _Reading(), cpu_of_all_s(), time.monotonic()
             request = SweepRequest(out, (tables[number],))
             summary = sweep(request, engine, progress)
-            assert summary.rows >= 0.9 * many * ROWS
+            assert summary.rows >= 0.9 * many * rows
             assert not summary.skipped
             # Finding the exports is reading, too.
             whole = time.monotonic() - begun
@@ -96,9 +98,9 @@ def main() -> None:
     report.show(as_json=arguments.json)
 
 
-def _write(table: Path, many: int, datanodes: int) -> None:
+def _write(table: Path, rows: int, datanodes: int) -> None:
     cluster = SyntheticCluster(
-        containers=many * ROWS // (REPLICAS * BLOCKS * CHUNKS),
+        containers=rows // (REPLICAS * BLOCKS * CHUNKS),
         blocks=BLOCKS,
         chunks=CHUNKS,
         full=1,

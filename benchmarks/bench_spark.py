@@ -1,5 +1,5 @@
 """The sweep's engines on Spark: `python -m benchmarks.bench_spark [--rows N] [--large
-N] [--json]`.
+N] [--rounds N] [--json]`.
 
 Measures CPU seconds of the whole process tree (driver, JVM, Python workers), which
 other load disturbs less than wall time, on `local[2]` and clustered tables.
@@ -31,19 +31,23 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
 
+from benchmarks.bench_sweep import NullProgress
 from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
+from runtime.disk import Disk
 from spark.engine import SparkEngine
 from spark.jobs import cores
 from spark.scattered import last_offset
 from spark.session import spark_session
 from spark.sql import aggregate, names_of, partitions, settled
-from sweep.engine import FoldedWave
+from sweep.engine import FoldedWave, SweepRequest
 from sweep.inputs import table_parts
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA
+from sweep.output import SweepStore, SweepTable
 from sweep.pieces import StoredFile, StoredTable, TablePlace
+from sweep.run import sweep
 from sweep.runs import RUN_SCHEMA, settle
 from sweep.stages import requested_rows
 
@@ -76,6 +80,7 @@ def main() -> None:
     parser.add_argument(
         "--large", type=int, default=LARGE, help="Rows of the table on which engines are compared."
     )
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -94,11 +99,13 @@ def main() -> None:
                 session,
                 {
                     "file-wise": (file_wise, large),
+                    "whole sweep": (whole_sweep, large),
                     "SQL": (by_sql, large),
                     "sort + mapInArrow": (by_sort, large),
                     "file-wise, small": (file_wise, small),
                     "SQL, small": (by_sql, small),
                 },
+                arguments.rounds,
             )
             tenth = _rounds(
                 session,
@@ -107,6 +114,7 @@ def main() -> None:
                     "collect_list + UDF": (by_udf, few),
                     "of half": (by_udf, half),
                 },
+                arguments.rounds,
             )
     report = Report(
         f"Spark local[2], {large.rows:,} rows",
@@ -117,6 +125,7 @@ def main() -> None:
     )
     sort = costs["sort + mapInArrow"]
     _add(report, "CPU, file-wise", costs["file-wise"], sort, 6)
+    _add(report, "CPU, whole sweep", costs["whole sweep"], sort, 6)
     _add(report, "CPU, SQL", costs["SQL"], sort, 3)
     naive = _slope(tenth["collect_list + UDF"], tenth["of half"], few.rows - few.rows // 2)
     slope = _slope(costs["file-wise"], costs["file-wise, small"], large.rows - small.rows)
@@ -199,6 +208,19 @@ def _stored(place: TablePlace, files: Iterable[StoredFile]) -> pa.Table:
     paths = {place.folder / file.name: file for file in files}
     tables = StoredTable([], place.schema, paths).tables()
     return pa.concat_tables([place.schema.empty_table(), *tables])
+
+
+def whole_sweep(session: SparkSession, table: Table) -> Roots:
+    """All of a sweep, which also compares, judges, reads what differs again, and writes
+    tables.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder)
+        request = SweepRequest(out, (str(table.folder),))
+        summary = sweep(request, SparkEngine(session), NullProgress())
+        sweeps, names = SweepStore(out, Disk()), REPLICA_SCHEMA.names
+        pieces = sweeps.pieces(SweepTable.ROOTS, summary.sweep_id, names)
+        return _roots(pa.concat_tables(pieces).cast(REPLICA_SCHEMA))
 
 
 def by_sql(session: SparkSession, table: Table) -> Roots:
@@ -323,6 +345,7 @@ def _pairs(found: pa.Table) -> Roots:
 def _rounds(
     session: SparkSession,
     variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]],
+    rounds: int,
 ) -> dict[str, Cost]:
     """The costs of all variants, after warm-up rounds for Java's compiler. All variants
     on one table must compute the same roots.
@@ -334,7 +357,7 @@ def _rounds(
             assert all(roots == others for one, others in first if one == table), (
                 "the variants do not agree"
             )
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
             with memory_peaks() as peaks:
