@@ -14,14 +14,15 @@ replaces them.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import compress
+from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -29,7 +30,7 @@ import pyarrow.compute as pc
 
 from chunktable.errors import ChunkTableError
 from chunktable.files import AnyPath, Files
-from chunktable.manifest import FileKind
+from chunktable.manifest import FileKind, Manifest
 from chunktable.reader import read_events
 from chunktable.schema import EVENT_SCHEMA
 from merkle.errors import ReconcileError
@@ -55,7 +56,7 @@ from sweep.output import SweepStore, SweepTable
 from sweep.pieces import StoredTable
 from sweep.silent import CHANGED_SCHEMA, COMPARED, ChangedStage, SilentChanges
 from sweep.stages import requested_rows, requests
-from sweep.work import parts_of
+from sweep.work import parts_of, texts_of
 
 # Sweeps whose rows are kept: this one and the one before.
 _KEPT = 2
@@ -69,6 +70,32 @@ class SilentChangeReport:
 
     notes: tuple[str, ...] = ()
     previous: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierExport:
+    """What a later sweep needs of an export that a sweep read."""
+
+    datanode: str
+    volumes: tuple[str, ...]
+    begun_at: datetime
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> "EarlierExport":
+        """That of a manifest."""
+        return cls(manifest.datanode, manifest.volumes, manifest.begun_at)
+
+    @classmethod
+    def stored(cls, datanode: str, volumes: object, begun_at: str) -> "EarlierExport":
+        """That of an entry of `parts.json`.
+
+        Raises:
+            ValueError, TypeError: it is no such entry.
+        """
+        begun = datetime.fromisoformat(begun_at)
+        if begun.tzinfo is None or not isinstance(datanode, str):
+            raise ValueError(f"{datanode!r}, {begun_at!r} is not an export")
+        return cls(datanode, tuple(texts_of(volumes)), begun)
 
 
 class History:
@@ -109,6 +136,10 @@ class History:
         raw = {
             "parts": [part.document() for part in kept_parts],
             "manifests": [kept.get(place, place) for place in exports],
+            # So that the next sweep does not read all of them for these.
+            "exports": [
+                [one.datanode, one.volumes, one.begun_at.isoformat()] for one in exports.values()
+            ],
         }
         self._files.replace(folder / "parts.json", json.dumps(raw).encode())
 
@@ -118,11 +149,37 @@ class History:
         Raises:
             DiskError: they are missing or damaged.
         """
+        with self._parsed(sweep_id) as raw:
+            return parts_of(raw["parts"]), tuple(raw["manifests"])
+
+    def exports(
+        self, sweep_id: str, for_each: ForEach
+    ) -> tuple[tuple[EarlierExport, ...], Mapping[str, str]]:
+        """The exports that a sweep read; and why others are not known, by the location
+        of their manifests.
+
+        Raises:
+            DiskError: the list of them is missing or damaged.
+        """
+        with self._parsed(sweep_id) as raw:
+            places = tuple(map(str, raw["manifests"]))
+            if "exports" in raw:
+                return tuple(EarlierExport.stored(*one) for one in raw["exports"]), {}
+        # A sweep of an earlier release.
+        known, unknown = read_manifests(places, for_each), dict[str, str]()
+        for place in (place for place in places if place not in known):
+            try:
+                open_export(place)
+            except ChunkTableError as error:
+                unknown[place] = error.message
+        return tuple(map(EarlierExport.of, known.values())), unknown
+
+    @contextmanager
+    def _parsed(self, sweep_id: str) -> Iterator[dict[str, Any]]:
         path = self.folder(sweep_id) / "parts.json"
         content = self._files.read(path)
         try:
-            raw = parse_json(content)
-            return parts_of(raw["parts"]), tuple(raw["manifests"])
+            yield parse_json(content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
@@ -199,13 +256,14 @@ class History:
         notes.
         """
         try:
-            their_parts, their_manifests = self.load(previous)
+            their_parts, _ = self.load(previous)
+            their_exports, unknown = self.exports(previous, night.for_each)
         except DiskError as error:
             return [_unknown_since(previous, error)]
-        events = agent_events(exports, night.for_each, their_manifests)
+        events = agent_events(exports, their_exports)
         notes = [
             f"silent changes since {previous} are unknown for {place}: {reason}"
-            for place, reason in events.errors.items()
+            for place, reason in {**unknown, **events.errors}.items()
         ]
         texts = [json.dumps(part.document()) for part in their_parts]
         readable = set[str]()
@@ -334,30 +392,20 @@ class AgentEvents:
     datanodes: frozenset[str]
     # Datanodes whose events cannot be read.
     lost: frozenset[str]
-    # Why a manifest or its events cannot be read, by manifest.
+    # Why the events of an export cannot be read, by its manifest.
     errors: Mapping[str, str]
 
 
-def agent_events(
-    exports: Exports, for_each: ForEach, before: Sequence[str] | None = None
-) -> AgentEvents:
-    """The events in these exports since the exports `before` were begun; all of them if
-    it is None. An unreadable export affects only its own datanode.
+def agent_events(exports: Exports, before: Sequence[EarlierExport] = ()) -> AgentEvents:
+    """The events in these exports since the exports `before` of their datanodes were
+    begun. An unreadable export affects only its own datanode.
     """
     begun, errors = dict[str, datetime](), dict[str, str]()
-    known = read_manifests(before or (), for_each)
-    for place in before or ():
-        try:
-            manifest = known.get(place) or open_export(place)[2]
-        except ChunkTableError as error:
-            errors[place] = error.message
-            continue
+    for one in before:
         # Not `created_at`: an event during the export may be later than the row read.
         # Of several exports, the oldest: an event too many explains a change, one too
         # few makes a false alarm.
-        begun[manifest.datanode] = min(
-            begun.get(manifest.datanode, manifest.begun_at), manifest.begun_at
-        )
+        begun[one.datanode] = min(begun.get(one.datanode, one.begun_at), one.begun_at)
     found, datanodes, lost = [EVENT_SCHEMA.empty_table()], set[str](), set[str]()
     # Most agents wrote to nothing.
     having = [place for place, one in exports.items() if one.of_kind(FileKind.EVENTS)]

@@ -28,7 +28,7 @@ from merkle.errors import ReconcileError
 from merkle.outcome import Verdict
 from runtime.errors import DiskError
 from sweep.exact import Row
-from sweep.exports import Exports, ForEach, open_export, read_manifests
+from sweep.exports import Exports, ForEach, open_export
 from sweep.history import History, agent_events
 from sweep.model import FINAL_VERDICT_SCHEMA, REPLICA_SCHEMA, UNSEEN_SCHEMA, NotCompared
 from sweep.output import SkippedInput, SweepStore, SweepTable
@@ -230,7 +230,7 @@ class Ledger:
         """Take in what agents removed, by the exports that were read; and expect the
         replicas that those list that were left out.
         """
-        told = agent_events(exports, self._for_each)
+        told = agent_events(exports)
         events, self.without_events = told.events, told.lost
         is_whole = pc.and_(pc.equal(events["kind"], "delete"), pc.is_null(events["block_id"]))
         self._removed = events.filter(is_whole).select(REMOVED_SCHEMA.names).cast(REMOVED_SCHEMA)
@@ -334,11 +334,10 @@ class Ledger:
         note already: silent changes need it too.
         """
         with suppress(DiskError, ValueError, KeyError):
-            _, manifests = history.load(previous)
+            exports, _ = history.exports(previous, self._for_each)
             self._started_at = datetime.fromisoformat(str(output.summary(previous)["startedAt"]))
-            for manifest in read_manifests(manifests, self._for_each).values():
-                since = dict.fromkeys(manifest.volumes, manifest.begun_at)
-                self._since |= {(manifest.datanode, v): at for v, at in since.items()}
+            for one in exports:
+                self._since |= {(one.datanode, v): one.begun_at for v in one.volumes}
 
 
 @dataclass(frozen=True, slots=True)

@@ -526,10 +526,12 @@ def _sweeps(scratch: Path) -> Iterator[Target]:
         parts, manifests = history.load("s1")
         assert all(isinstance(found, Part) for found in parts)
         assert isinstance(manifests, tuple)
+        history.exports("s1", here)
 
     whole = asdict(plan) | {"version": 2, "started_at": at.isoformat()}
     yield Target("sweep's plan", of_json(as_json(whole)), accept_plan)
-    parts = {"parts": [asdict(part)], "manifests": ["/m"]}
+    exports = [["dn-1", ["DS-1"], at.isoformat()]]
+    parts = {"parts": [asdict(part)], "manifests": ["/m"], "exports": exports}
     yield Target("sweep's parts", of_json(as_json(parts)), accept_parts)
 
 
