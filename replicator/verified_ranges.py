@@ -210,6 +210,9 @@ class RangedVerification:
                 self._folder,
             )
             found = engine.rows(_range_table(cuts), task, _DONE_SCHEMA, marker, progress.advance)
+            numbers = sorted(found["number"].to_pylist())
+            # Keys that nobody listed would count as equal.
+            assert numbers == list(range(len(cuts))), f"results of ranges: {numbers}"
             add_tallies(tally, found)
             for side, store in (("source", self._source), ("target", self._target)):
                 store.add(*(pc.sum(found[f"{side}_{name}"]).as_py() for name in _TRAFFIC))

@@ -187,8 +187,9 @@ def test_a_root_has_only_what_is_known_of_all_ranges(tmp_path: Path) -> None:
 class InProcess:
     """Runs tasks one after the other, the last range first (RangeEngine)."""
 
-    def __init__(self) -> None:
-        self.ranges = 0
+    def __init__(self, lost: int = 0) -> None:
+        """The results of the last `lost` ranges are lost."""
+        self.ranges, self._lost = 0, lost
 
     def tasks_at_once(self) -> int:
         """See RangeEngine."""
@@ -206,17 +207,17 @@ class InProcess:
         assert marker.is_file()
         self.ranges = ranges.num_rows
         found = list[pa.RecordBatch]()
-        for number in reversed(range(ranges.num_rows)):
+        for number in reversed(range(ranges.num_rows - self._lost)):
             found += work(ranges.slice(number, 1).to_batches())
             advance(1)
         return pa.Table.from_batches(found, schema)
 
 
 def verified(
-    place: Path, level: EvidenceLevel, ranges: int | None = None
+    place: Path, level: EvidenceLevel, ranges: int | None = None, lost: int = 0
 ) -> tuple[list[str], VerificationTally, int]:
     """Differences of two buckets in folders, and how many ranges they were cut into."""
-    engine = InProcess()
+    engine = InProcess(lost)
     addresses = {name: f"local:{place / name}" for name in ("source", "target")}
     with (
         opened(place / "source") as source,
@@ -255,6 +256,12 @@ def test_a_bucket_is_cut_by_what_either_side_has(tmp_path: Path) -> None:
     assert ranges > 1
     assert lines == [*(f"extra {key}" for key in sorted(many) if key != "0500"), "missing zzz"]
     assert (tally.objects, tally.differences, tally.sets.objects) == (1_201, 1_200, 1)
+
+
+def test_a_range_without_a_result_is_not_passed_over(tmp_path: Path) -> None:
+    write(tmp_path / "source", {f"{number:04}": b"" for number in range(1_200)})
+    with opened(tmp_path / "target"), pytest.raises(AssertionError, match="results of ranges"):
+        verified(tmp_path, EvidenceLevel.LISTED, 3, lost=1)
 
 
 def test_a_store_that_hides_keys_is_not_cut(tmp_path: Path) -> None:
