@@ -22,7 +22,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from itertools import compress
-from typing import Any
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -149,7 +148,8 @@ class History:
         Raises:
             DiskError: they are missing or damaged.
         """
-        with self._parsed(sweep_id) as raw:
+        with self._content(sweep_id) as content:
+            raw = parse_json(content)
             return parts_of(raw["parts"]), tuple(raw["manifests"])
 
     def exports(
@@ -161,7 +161,8 @@ class History:
         Raises:
             DiskError: the list of them is missing or damaged.
         """
-        with self._parsed(sweep_id) as raw:
+        with self._content(sweep_id) as content:
+            raw = parse_json(content)
             places = tuple(map(str, raw["manifests"]))
             if "exports" in raw:
                 return tuple(EarlierExport.stored(*one) for one in raw["exports"]), {}
@@ -175,11 +176,11 @@ class History:
         return tuple(map(EarlierExport.of, known.values())), unknown
 
     @contextmanager
-    def _parsed(self, sweep_id: str) -> Iterator[dict[str, Any]]:
+    def _content(self, sweep_id: str) -> Iterator[bytes]:
         path = self.folder(sweep_id) / "parts.json"
         content = self._files.read(path)
         try:
-            yield parse_json(content)
+            yield content
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DiskError(f"{path} is damaged: {error!r}", path=str(path)) from error
 
