@@ -10,7 +10,6 @@ share, and rows of small numbers; of sums, which are 600 kB, the driver gets one
 each 64 ranges.
 """
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 
@@ -20,12 +19,11 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from proof.errors import ListingInvalidError
 from proof.index_parts import IndexJob, IndexSums, ranged_rows
 from proof.listing import LISTED_SCHEMA, SAMPLE_SCHEMA, ListingPart, sample_part
 from runtime.disk import Disk
 from spark.by_range import run_tasks
-from spark.errors import FolderNotSharedError, failure_of
+from spark.errors import FolderNotSharedError, task_failure
 from spark.jobs import SPARK_ERRORS, watched
 
 # Ranges whose sums one task merges.
@@ -34,15 +32,13 @@ _RANGE_NUMBER = "range_number"
 _EXCHANGED_SCHEMA = pa.schema([pa.field(_RANGE_NUMBER, pa.int32(), nullable=False), *LISTED_SCHEMA])
 _DONE_SCHEMA = pa.schema([pa.field("number", pa.int32(), nullable=False)])
 _SUMS_SCHEMA = pa.schema([pa.field("sums", pa.binary(), nullable=False)])
-_INVALID = re.compile(r"\bListingInvalidError: (.*)")
-_NOT_SHARED = re.compile(r"\bFolderNotSharedError: (.*)")
 
 
 class SparkIndexEngine:
     """An engine (proof.index_build.IndexEngine) that uses all cores of a Spark session.
-    Every method also raises SparkFailedError if a job failed otherwise,
-    PackagesMissingError if executors lack what tasks import, and FolderNotSharedError
-    if they do not see the folder of the build.
+    Every method also raises what a task did, FolderNotSharedError if executors do not
+    see the folder of the build, PackagesMissingError if they lack what tasks import,
+    and SparkFailedError if a job failed otherwise.
     """
 
     def __init__(self, session: SparkSession, disk: Disk) -> None:
@@ -52,7 +48,7 @@ class SparkIndexEngine:
         """See IndexEngine."""
         frame = run_tasks(self._session, len(tasks), partial(_run, tasks), _DONE_SCHEMA)
         report = Advance(advance, len(tasks))
-        self._rows_of(frame, "listing a bucket", report)
+        rows_of(self._session, frame, "listing a bucket", report)
         report.finish()
 
     def sample(
@@ -60,7 +56,7 @@ class SparkIndexEngine:
     ) -> Iterator[pa.Table]:
         """See IndexEngine."""
         sampled = run_tasks(self._session, len(parts), partial(_sample, parts), SAMPLE_SCHEMA)
-        yield self._rows_of(sampled, "sampling a listing", Advance(advance, len(parts)))
+        yield rows_of(self._session, sampled, "sampling a listing", Advance(advance, len(parts)))
 
     def index_ranges(
         self,
@@ -72,7 +68,7 @@ class SparkIndexEngine:
         """See IndexEngine."""
         report = Advance(advance, len(wanted))
         done = self.ranges_frame(job, parts, wanted)
-        self._rows_of(done, "indexing ranges of keys", report)
+        rows_of(self._session, done, "indexing ranges of keys", report)
         report.finish()
         # Spark starts no task for a partition without rows.
         for number in wanted:
@@ -93,30 +89,33 @@ class SparkIndexEngine:
         """See IndexEngine."""
         frame = run_tasks(self._session, job.shares, partial(_index_hashes, job), _DONE_SCHEMA)
         report = Advance(advance, job.shares)
-        self._rows_of(frame, "indexing hashes", report)
+        rows_of(self._session, frame, "indexing hashes", report)
         report.finish()
 
     def sums(self, job: IndexJob) -> IndexSums:
         """See IndexEngine."""
         tasks = -(-job.ranges // _MERGED_RANGES)
         frame = run_tasks(self._session, tasks, partial(_merge, job), _SUMS_SCHEMA)
-        merged = self._rows_of(frame, "merging sums", lambda _done, _total: None)
+        merged = rows_of(self._session, frame, "merging sums", lambda _done, _total: None)
         return IndexSums.of_all(IndexSums.from_bytes(one.as_py()) for one in merged["sums"])
 
-    def _rows_of(
-        self, frame: DataFrame, description: str, report: Callable[[int, int], None]
-    ) -> pa.Table:
-        """Run a frame."""
-        try:
-            return watched(self._session, description, frame.toArrow, report)
-        except SPARK_ERRORS as error:
-            text = str(error)
-            if unshared := _NOT_SHARED.search(text):
-                hint = "Give a --state that all executors have at the same path."
-                raise FolderNotSharedError(unshared[1].strip(), hint=hint) from error
-            if invalid := _INVALID.search(text):
-                raise ListingInvalidError(invalid[1].strip()) from error
-            raise failure_of(description, text) from error
+
+def rows_of(
+    session: SparkSession,
+    frame: DataFrame,
+    description: str,
+    report: Callable[[int, int], None],
+) -> pa.Table:
+    """Run a frame; `report` gets the tasks done and known.
+
+    Raises:
+        ReconcileError: a task raised it, after all attempts.
+        SparkFailedError, PackagesMissingError: the job failed otherwise.
+    """
+    try:
+        return watched(session, description, frame.toArrow, report)
+    except SPARK_ERRORS as error:
+        raise task_failure(description, str(error)) from error
 
 
 class Advance:

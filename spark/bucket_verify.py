@@ -13,9 +13,9 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark.bucket_index import Advance
-from spark.errors import FolderNotSharedError, failure_of, task_error
-from spark.jobs import SPARK_ERRORS, cores, watched
+from spark.bucket_index import Advance, rows_of
+from spark.errors import FolderNotSharedError
+from spark.jobs import cores
 
 Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
@@ -45,11 +45,7 @@ class SparkRangeEngine:
         """
         report = Advance(advance, ranges.num_rows)
         frame = self.frame(ranges, work, schema, marker)
-        try:
-            found = watched(self._session, "verifying a bucket", frame.toArrow, report)
-        except SPARK_ERRORS as error:
-            text = str(error)
-            raise task_error(text) or failure_of("verifying a bucket", text) from error
+        found = rows_of(self._session, frame, "verifying a bucket", report)
         report.finish()
         return found
 

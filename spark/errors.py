@@ -21,6 +21,8 @@ _CAUSES = (
 _OURS = re.compile(r"^(?:\w+\.)+(\w+Error): (.+)$", re.MULTILINE)
 _MISSING = re.compile(r"\bNo module named '?(\w+)")
 _REASONS_MAX = 4
+# What a message of a task cannot bring along.
+_HINTS = {"FolderNotSharedError": "Give a --state that all executors have at the same path."}
 
 
 class SparkMissingError(ReconcileError):
@@ -47,18 +49,6 @@ class PackagesMissingError(ReconcileError):
     code = "packages_missing"
 
 
-def task_error(text: str) -> ReconcileError | None:
-    """The error of ours that a task raised, by this text of Spark's, as the class that
-    it has here; None if it was another one.
-    """
-    kinds = {kind.__name__: kind for kind in ReconcileError.by_code().values()}
-    # Of a chain of errors, the last one is what the task raised.
-    for name, message in reversed(_OURS.findall(text)):
-        if name in kinds:
-            return kinds[name].received(message.strip(), hint="", reason="")
-    return None
-
-
 def failure_of(description: str, text: str) -> ReconcileError:
     """The error of a job that failed with this text of Spark's."""
     if missing := _MISSING.search(text):
@@ -67,6 +57,18 @@ def failure_of(description: str, text: str) -> ReconcileError:
             hint="Give what `treefold sweep pack --out DIR` makes: --pack DIR",
         )
     return SparkFailedError(f"{description} failed on Spark: {cause_of(text)}")
+
+
+def task_failure(description: str, text: str) -> ReconcileError:
+    """The same of a job whose tasks raise errors of ours, which a command ends with as
+    if it had met them itself: as the class that it has here.
+    """
+    kinds = {kind.__name__: kind for kind in ReconcileError.by_code().values()}
+    # Of a chain of errors, the last one is what the task raised.
+    for name, message in reversed(_OURS.findall(text)):
+        if name in kinds:
+            return kinds[name].received(message.strip(), hint=_HINTS.get(name, ""), reason="")
+    return failure_of(description, text)
 
 
 def cause_of(text: str) -> str:

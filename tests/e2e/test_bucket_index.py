@@ -25,9 +25,10 @@ from proof.listing import LISTED_SCHEMA
 from proof.stored_index import StoredIndex
 from replicator.stores.opening import open_store
 from runtime.disk import Disk
+from runtime.errors import DiskError
 from runtime.progress import ProgressStyle, progress_sink
 from spark.bucket_index import SparkIndexEngine
-from spark.errors import FolderNotSharedError, SparkFailedError
+from spark.errors import FolderNotSharedError
 from spark.jobs import is_remote
 from spark.session import spark_session
 from tests.support.bucket_command import BucketCommand, write
@@ -180,7 +181,7 @@ def test_what_is_wrong_with_a_listing_is_named(tmp_path: Path, session: SparkSes
         engine.index_hashes(job, advance)
     (tmp_path / "unseen").mkdir()
     (tmp_path / "unseen" / "plan.json").write_text("{}")
-    with pytest.raises(SparkFailedError, match="DiskError"):
+    with pytest.raises(DiskError, match="unseen"):
         engine.index_hashes(job, advance)
 
 

@@ -3,7 +3,14 @@
 import pytest
 
 from runtime.errors import DiskError
-from spark.errors import PackagesMissingError, SparkFailedError, cause_of, failure_of, task_error
+from spark.errors import (
+    FolderNotSharedError,
+    PackagesMissingError,
+    SparkFailedError,
+    cause_of,
+    failure_of,
+    task_failure,
+)
 
 PYTHON = """[X] Job aborted due to stage failure: Task 0 failed 4 times, most recent failure: \
 Lost task 0.3 in stage 1.0: PythonException: thrown from the Python worker:
@@ -60,16 +67,17 @@ def test_an_error_of_a_task_is_the_last_of_ours_in_a_chain() -> None:
     chain = (
         "OSError: [Errno 5] Input/output error\n\nThe above exception was the direct cause:\n\n"
         "runtime.errors.DiskError: cannot read /x\n\nDuring handling:\n\n"
-        "spark.errors.PackagesMissingError: no wheel"
+        "spark.errors.FolderNotSharedError: executors do not see /x"
     )
-    found = task_error(PYTHON.format(error=chain))
-    assert isinstance(found, PackagesMissingError)
-    assert found.message == "no wheel"
-    assert isinstance(task_error("runtime.errors.DiskError: cannot read /x"), DiskError)
+    found = task_failure("work", PYTHON.format(error=chain))
+    assert isinstance(found, FolderNotSharedError)
+    assert found.message == "executors do not see /x"
+    assert "--state" in found.hint
+    disk = task_failure("work", "runtime.errors.DiskError: cannot read /x")
+    assert isinstance(disk, DiskError)
     for other in (
         "somewhere.OtherError: a text",
         "ValueError: runtime.errors.DiskError: quoted",
         "java.io.IOException: runtime.errors.DiskError: quoted",
-        "",
     ):
-        assert task_error(PYTHON.format(error=other)) is None
+        assert isinstance(task_failure("work", PYTHON.format(error=other)), SparkFailedError)
