@@ -48,7 +48,7 @@ from replicator.ledger import PairLedger
 from replicator.source_stream import SourceStream
 from replicator.stitching import stitch
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
-from replicator.stores.port import ObjectFacts, ObjectReader, Store, UploadedPart
+from replicator.stores.port import ObjectFacts, ObjectReader, Store, UploadedPart, WholeObject
 from replicator.stores.stamps import same_stamp
 from replicator.target_uploads import OwnUploads, RecordedUploads
 from runtime.errors import OperationInterruptedError
@@ -186,7 +186,7 @@ class Copier:
                 return self._of_source(lambda: reader.properties_of(facts))
             case ReadWhole(facts):
                 job.take_memory(facts.size_bytes)
-                return self._of_source(lambda: self._source.reader.read_whole(facts))
+                return self._of_source(lambda: self._read_whole(request))
             case BeginUpload(key, properties):
                 uploads = OwnUploads(self._target, key)
                 return self._retried(lambda: uploads.begin(key, properties))
@@ -199,6 +199,9 @@ class Copier:
                 return self._retried(lambda: self._stitch(request, recorded))
             case _:
                 return self._retried(lambda: self._call(request))
+
+    def _read_whole(self, request: ReadWhole) -> WholeObject:
+        return self._source.reader.read_whole(request.facts, with_acl=request.with_acl)
 
     def _call(self, request: Request) -> Answer:
         """One request to the target."""

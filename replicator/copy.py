@@ -11,6 +11,7 @@ from typing import TypeAlias
 from merkle.checksum import Buffer
 from proof.item import ContentHash, HashAlgorithm
 from replicator.copy_requests import (
+    AclSeen,
     CopyFailedError,
     CopyResult,
     DoubtSourceEtags,
@@ -146,7 +147,9 @@ def _copy_small(task: CopyTask, whole: WholeObject) -> Steps[CopyResult]:
             raise target_changed(task.key) from error
         facts = written
     check_answer(task, facts, hashes)
-    return _result(task, facts, hashes, properties, len(body))
+    seen = AclSeen.OTHER if properties.acl else AclSeen.DEFAULT
+    made = _result(task, facts, hashes, properties, len(body))
+    return replace(made, acl=seen if whole.has_acl else AclSeen.ASSUMED)
 
 
 def _put_condition(task: CopyTask) -> Steps[WriteCondition]:

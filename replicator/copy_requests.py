@@ -130,6 +130,16 @@ class UploadRecord:
         return self.part_bytes > 0
 
 
+class AclSeen(Enum):
+    """What a copy has seen of the source's ACL."""
+
+    NOTHING = "nothing"
+    DEFAULT = "default"
+    OTHER = "other"
+    ASSUMED = "assumed"
+    """It was taken for the default one, and not read."""
+
+
 @dataclass(frozen=True, slots=True)
 class CopyResult:
     """An object that the target acknowledged: its facts there, what was sent, and how
@@ -144,6 +154,7 @@ class CopyResult:
     sent_bytes: int
     windows: WindowTable | None = None
     properties_only: bool = False
+    acl: AclSeen = AclSeen.NOTHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +185,7 @@ class ReadWhole:
     """
 
     facts: ObjectFacts
+    with_acl: bool = True
 
 
 @dataclass(frozen=True, slots=True)

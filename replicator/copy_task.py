@@ -55,7 +55,8 @@ class CopyTask:
     the MD5s of its parts, or its MD5, as S3 does it. `source_records_hashes`: the
     source has hashes of an object that the listing did not tell. `sends_pieces`: the
     target takes an object as it is read, and checks its MD5. `origins` marks the copy;
-    None where nobody asks where it was written first.
+    None where nobody asks where it was written first. Without `reads_acl` a small
+    object is taken to have the default ACL, if that takes a request.
     """
 
     source: ObjectFacts
@@ -72,6 +73,7 @@ class CopyTask:
     source_records_hashes: bool = False
     sends_pieces: bool = False
     origins: OriginMarks | None = None
+    reads_acl: bool = True
 
     @property
     def key(self) -> str:
@@ -108,12 +110,12 @@ def read_whole(task: CopyTask) -> Steps[WholeObject]:
         CopyFailedError: the target cannot keep the properties.
     """
     try:
-        answer = yield ReadWhole(task.source)
+        answer = yield ReadWhole(task.source, with_acl=task.reads_acl)
     except (PreconditionFailedError, ObjectMissingError) as error:
         raise SourceChangedError(f"{task.key} changed before it was read") from error
     assert isinstance(answer, WholeObject)
     assert len(answer.body) == task.source.size_bytes
-    return WholeObject(_crossing(task, answer.properties), answer.body)
+    return replace(answer, properties=_crossing(task, answer.properties))
 
 
 def _crossing(task: CopyTask, found: ObjectProperties) -> ObjectProperties:

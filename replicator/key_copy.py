@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TypeAlias
 
+from replicator.assumed_acls import AssumedAcls
 from replicator.copier import Copier
 from replicator.copy import copy_object
 from replicator.copy_requests import CopyResult, Steps
@@ -31,10 +32,11 @@ class KeyCopier:
         limits: CopyLimits,
         origins: OriginMarks | None = None,
         patch: PatchObject | None = None,
+        acls: AssumedAcls | None = None,
     ) -> None:
         """`copier` is one to this target. `origins` marks what is copied. `patch` may
         make the target's object that of the source, given the facts of both, with fewer
-        bytes; None where it does not.
+        bytes; None where it does not. `acls` says of which objects the ACL is not read.
         """
         self._target = target
         self._ledger = ledger
@@ -43,6 +45,7 @@ class KeyCopier:
         self._limits = limits
         self._origins = origins
         self._patch = patch
+        self._acls = acls
 
     @property
     def part_bytes(self) -> int:
@@ -70,6 +73,9 @@ class KeyCopier:
             result = self._copier.run(self._steps(action, source, target, row))
         if result is not None:
             self._ledger.save_copy(result)
+            if self._acls is not None:
+                # Then: whoever reads it looks for its row.
+                self._acls.note(result)
         return result
 
     def _steps(
@@ -99,6 +105,7 @@ class KeyCopier:
             content=row.hashes if row is not None else (),
             properties=row.properties if row is not None else b"",
             origins=self._origins,
+            reads_acl=self._crossing.acl and not (self._acls and self._acls.may_assume),
         )
         if action is Action.PROPERTIES:
             return put_properties(task)

@@ -94,7 +94,7 @@ class LocalView:
         finally:
             pieces.close()
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader; the version says which.
 
         Raises:

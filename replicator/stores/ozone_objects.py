@@ -92,7 +92,7 @@ class OzoneReader:
         ):
             yield pieces if facts.hashes else self._confirmed(facts, pieces)
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader."""
         with self.read(facts) as pieces:
             body = b"".join(pieces)

@@ -63,10 +63,11 @@ class ObjectProperties:
 
 @dataclass(frozen=True, slots=True)
 class WholeObject:
-    """All bytes of one version, and its properties."""
+    """All bytes of one version, and its properties: without ACL unless `has_acl`."""
 
     properties: ObjectProperties
     body: bytes
+    has_acl: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,9 +256,10 @@ class ObjectReader(Protocol):
             StoreError: fewer bytes came.
         """
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """Bytes and properties of just this version, which fits in memory, in as few
-        requests as the store allows.
+        requests as the store allows: without the ACL, if that takes one, unless it is
+        wanted.
 
         Raises:
             PreconditionFailedError: the object is another one by now.

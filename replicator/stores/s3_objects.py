@@ -177,7 +177,7 @@ class S3Reader:
                 raise S3ProtocolError(f"status {answer.status} is no answer to this read")
             yield _counted(pieces, last - first, facts.key)
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader. The answer with the bytes says what HEAD would, and comes
         last: it holds for the requests before it, too. Where it counts tags, they are
         read after it, and HEAD pins them. Of an upload that was begun with tags, Ceph
@@ -189,7 +189,7 @@ class S3Reader:
             with self.read(facts) as pieces:
                 body = b"".join(pieces)
             return WholeObject(self.properties_of(facts), body)
-        acl = self._acl(facts.key, facts.version)
+        acl = self._acl(facts.key, facts.version) if with_acl else ()
         tags = () if behaviour.counts_tags else self._tags(facts.key, facts.version)
         with translated(f"cannot read {facts.key!r}"), self._answer(facts, {}) as answer:
             self._check_same(facts, answer.headers)
@@ -198,7 +198,8 @@ class S3Reader:
         if behaviour.counts_tags and _tags_counted(headers):
             tags = self._tags(facts.key, facts.version)
             headers = self._headers_of(facts)
-        return WholeObject(self._with_headers(headers, tags, acl), body)
+        has_acl = with_acl or not behaviour.keeps_acls
+        return WholeObject(self._with_headers(headers, tags, acl), body, has_acl)
 
     def is_arrived(
         self, found: ObjectFacts, md5: bytes, size: int, given: Mapping[str, str]

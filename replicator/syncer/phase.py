@@ -5,6 +5,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from replicator.assumed_acls import AssumedAcls
 from replicator.comparison import KeyComparison
 from replicator.copier import Copier, CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits, properties_at_target
@@ -96,6 +97,10 @@ class SyncPhase:
         self.source = source
 
         self.crossing = crossing = tools.crossing(options)
+        # Where both sides are written to, each copy is to be as its source at once.
+        reads_later = crossing.acl and not options.newest_wins
+        self.acls = AssumedAcls() if reads_later else None
+        """Objects that are copied before their ACL is read."""
         tools.ledger.save_crossing(crossing)
         self._copier = Copier(
             source,
@@ -154,6 +159,7 @@ class SyncPhase:
             limits=tools.copy_limits,
             origins=marks,
             patch=_window_patch(tools, self.source, crossing, marks),
+            acls=self.acls,
         )
         return ChangeApplier(
             self.source,

@@ -8,6 +8,7 @@ another object by now, or gone, is looked at: the last round may have been befor
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 from replicator.ledger import LedgerRow
 from replicator.stores.errors import ObjectMissingError, PreconditionFailedError, StoreError
@@ -27,6 +28,15 @@ _READS_BESIDE = 1
 _READS_AT_ONCE = 256
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A read that is under way of a row; `is_assumed`: it comes before its turn."""
+
+    row: LedgerRow
+    digest: Future[bytes | None]
+    is_assumed: bool
+
+
 class PropertyReads:
     """The reads of one phase. All methods belong to one thread."""
 
@@ -39,18 +49,23 @@ class PropertyReads:
         prefixes: tuple[str, ...],
         interval_s: float,
         touch: Callable[[Change], Work | None],
+        waiting: Callable[[str], Work | None],
     ) -> None:
         """Nothing is read yet. `touch` lets a change be applied, and returns what does
-        it. A key is read once in `interval_s`, or less often.
+        it, and `waiting` what is about to be applied of a key. A key is read once in
+        `interval_s`, or less often.
         """
         self._tools = tools
         self._phase = phase
         self._clock = clock
         self._prefixes = prefixes
         self._interval_s = interval_s
-        self._touch = touch
+        self._touch, self._waiting = touch, waiting
         self._rows: Iterator[LedgerRow] | None = None
-        self._reads = deque[tuple[LedgerRow, Future[bytes | None]]]()
+        self._reads = deque[_Read]()
+        self._acls = phase.acls
+        if self._acls is not None:
+            self._acls.is_watched = True
         self._compared_key = ""
         self._began_s: float | None = None
         self._began_ms = 0
@@ -79,22 +94,45 @@ class PropertyReads:
         most = _READS_BESIDE if is_beside else READS_MAX
         for _ in range(_READS_AT_ONCE):
             self._note_time()
-            if self._rows is None or len(self._reads) >= most or self._left_s < 0:
+            if len(self._reads) >= most:
+                break
+            if not is_beside and (assumed := self._next_assumed()) is not None:
+                self._read(assumed, is_assumed=True)
+                continue
+            if self._rows is None or self._left_s < 0:
                 break
             row = next(self._rows, None)
             if row is None:
                 self._rows = None
                 break
             if row.properties:
-                read = self._tools.property_readers.submit(self._digest, row)
-                read.add_done_callback(lambda _: self._tools.wake())
-                self._reads.append((row, read))
+                self._read(row)
                 compared += self._compare()
         if self._rows is None and not self._reads:
             self._is_reading = False
             # A tag may have been set just after its key was read in this cycle.
             self.settled.add(self._began_ms, self._works)
         return compared > 0
+
+    @property
+    def oldest_assumed_ms(self) -> int | None:
+        """When the oldest object was written whose ACL is still to be read."""
+        return None if self._acls is None else self._acls.oldest_ms
+
+    def _read(self, row: LedgerRow, *, is_assumed: bool = False) -> None:
+        read = self._tools.property_readers.submit(self._digest, row)
+        read.add_done_callback(lambda _: self._tools.wake())
+        self._reads.append(_Read(row, read, is_assumed))
+
+    def _next_assumed(self) -> LedgerRow | None:
+        """An object that was copied without its ACL."""
+        while self._acls is not None and (key := self._acls.next()) is not None:
+            row = self._tools.ledger.row(key)
+            # A row without a digest is applied in any case.
+            is_other = self._acls.forget(key, row if row is None or row.properties else None)
+            if row is not None and not is_other:
+                return row
+        return None
 
     def _begin(self, now_s: float) -> None:
         self._began_s, self._began_ms = now_s, self._clock.now_ms()
@@ -113,7 +151,8 @@ class PropertyReads:
         spent = now_s - self._noted_s
         self._noted_s = now_s
         self._left_s += _SHARE * spent - (spent if self._reads else 0.0)
-        self._left_s = min(self._left_s, _SAVED_S_MAX)
+        # What was copied without its ACL is read at any time, and soon.
+        self._left_s = max(-_SAVED_S_MAX, min(self._left_s, _SAVED_S_MAX))
 
     def _digest(self, row: LedgerRow) -> bytes | None:
         """Of the properties of just this object, empty where it alone cannot be read;
@@ -137,21 +176,27 @@ class PropertyReads:
     def _compare(self) -> int:
         """Compare what has come; how many keys that were."""
         count = 0
-        while self._reads and self._reads[0][1].done():
+        while self._reads and self._reads[0].digest.done():
             self._note_time()
-            row, read = self._reads[0]
+            row, read = self._reads[0].row, self._reads[0].digest
             try:
                 digest = read.result()
             except BaseException:
                 # The keys whose reads are under way are read again.
                 self._reads.clear()
                 self._rows = self._rows_after(self._compared_key)
+                if self._acls is not None:
+                    self._acls.give_back()
                 raise
-            self._reads.popleft()
-            self._compared_key = row.key
+            if not self._reads.popleft().is_assumed:
+                self._compared_key = row.key
             count += 1
-            if digest != row.properties:
+            is_same, work = digest == row.properties, None
+            if not is_same:
                 change = Change(0, row.key, "", ChangeKind.PUT, facts=row.source.facts(row.key))
                 if (work := self._touch(change)) is not None:
                     self._works.append(work)
+            if self._acls is not None:
+                settling = None if is_same else work or self._waiting(row.key)
+                self._acls.settle(row, settling, is_default=is_same or digest is None)
         return count

@@ -502,7 +502,8 @@ class RoundRunner:
         # What has failed is not at the target, whatever the ledger says.
         rounds.await_works(self._workers.schedule.pending())
         if not failed:
-            self.equal_as_of_ms = max(result.began_ms, self.equal_as_of_ms or 0)
+            as_of_ms = rounds.without_assumed(result.began_ms)
+            self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
         self._is_ahead, self._compared = False, rounds.prefixes
         return True
 

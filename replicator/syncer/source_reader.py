@@ -59,9 +59,9 @@ class SourceReader:
             # What the caller does with them may fail at the target.
             yield _pieces(_asked(lambda: opened.enter_context(reading)))
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader."""
-        return _asked(lambda: self._reader.read_whole(facts))
+        return _asked(lambda: self._reader.read_whole(facts, with_acl=with_acl))
 
 
 def _pieces(pieces: Iterator[bytes]) -> Iterator[bytes]:

@@ -117,7 +117,13 @@ class SourceRounds:
         self._properties: PropertyReads | None = None
         if not phase.source.capabilities.stamps_cover_properties:
             self._properties = PropertyReads(
-                tools, phase, clock, prefixes=prefixes, interval_s=interval_s, touch=self._touch
+                tools,
+                phase,
+                clock,
+                prefixes=prefixes,
+                interval_s=interval_s,
+                touch=self._touch,
+                waiting=self._waiting_work,
             )
         self._found = dict[str, _Found]()
         self._noted: set[str] | None = None
@@ -176,7 +182,14 @@ class SourceRounds:
         if self._properties is None or listed_ms is None:
             return listed_ms
         read_ms = self._properties.settled.as_of_ms
-        return None if read_ms is None else min(listed_ms, read_ms)
+        return None if read_ms is None else self.without_assumed(min(listed_ms, read_ms))
+
+    def without_assumed(self, as_of_ms: int) -> int:
+        """This time, or an earlier one at which nothing was written whose ACL was not
+        read.
+        """
+        assumed_ms = None if self._properties is None else self._properties.oldest_assumed_ms
+        return as_of_ms if assumed_ms is None else min(as_of_ms, assumed_ms)
 
     def note_keys(self) -> None:
         """From now on note which keys are found, and those that wait to be applied."""
@@ -387,6 +400,10 @@ class SourceRounds:
         if len(self._found) > _SETTLED_MAX:
             del self._found[next(iter(self._found))]
         return work
+
+    def _waiting_work(self, key: str) -> Work | None:
+        known = self._found.get(key)
+        return None if known is None or known.work.is_done else known.work
 
 
 def _is_same(ours: ObjectFacts | None, theirs: ObjectFacts | None) -> bool:

@@ -137,9 +137,9 @@ class _VerifiedReader:
         """See ObjectReader."""
         return self._reader.read(facts, first=first, end=end)
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader."""
-        return self._reader.read_whole(facts)
+        return self._reader.read_whole(facts, with_acl=with_acl)
 
     def _look(self, keys: Sequence[str]) -> Sequence[tuple[ObjectFacts | None, bool]]:
         """The facts of each key, and whether the verifier has told them."""

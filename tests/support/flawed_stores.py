@@ -64,7 +64,7 @@ class FlawedReader:
         with self.store.reader.read(facts, first=first, end=end) as pieces:
             yield pieces
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader."""
         properties = self.properties_of(facts)
         with self.read(facts) as pieces:

@@ -288,11 +288,13 @@ class MemoryStore:
         middle = len(body) // 2
         yield iter([body[:middle], body[middle:]])
 
-    def read_whole(self, facts: ObjectFacts) -> WholeObject:
+    def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
         """See ObjectReader; as S3 does it, other requests may come between."""
         properties = self.properties_of(facts)
+        if not with_acl:
+            properties = replace(properties, acl=())
         with self.read(facts) as pieces:
-            return WholeObject(properties, b"".join(pieces))
+            return WholeObject(properties, b"".join(pieces), with_acl)
 
     def put(
         self, key: str, body: Buffer, properties: ObjectProperties, condition: WriteCondition

@@ -18,7 +18,7 @@ from replicator.replication import (
     Stage,
 )
 from replicator.stores.errors import StoreUnavailableError
-from replicator.stores.port import ObjectFacts, ObjectProperties
+from replicator.stores.port import ObjectFacts, ObjectProperties, WholeObject
 from replicator.syncer.engine import ReplicationEngine
 from replicator.syncer.lease import LocalLease
 from replicator.syncer.limits import EngineLimits
@@ -509,3 +509,59 @@ def test_what_is_found_between_two_rounds_has_to_be_applied_first(tmp_path: Path
     claimed = replication.engine.report().oldest_unproven_ms
     assert claimed is not None
     assert claimed > written_ms
+
+
+def test_after_many_default_acls_an_acl_is_read_once_nothing_waits(tmp_path: Path) -> None:
+    later = LaterExecutor()
+    source, target = MemoryStore("memory:a", has_feed=False), MemoryStore("memory:b")
+    options = ReplicationOptions(interval_s=1.0)
+    replication = Replication(
+        source.store(),
+        target.store(),
+        tmp_path,
+        options=options,
+        later=later,
+        run_later=frozenset({"properties"}),
+    )
+    source._now_ms = replication.clock.now_ms
+
+    def run(steps: int = 60) -> None:
+        for _ in range(steps):
+            replication.step()
+            while later.waiting:
+                later.run()
+
+    run()
+    for number in range(64):
+        source.write(f"k{number:03}", b"x")
+    run()
+    shared = ObjectProperties(acl=(('uri="everyone"', "READ"),))
+    replication.clock.pass_s(1)
+    written_ms = replication.clock.ms
+    source.write("shared", b"x", shared)
+    replication.run(60)
+    # Its copy came without the ACL, and is not said to be as its source.
+    assert target.objects["shared"].properties.acl == ()
+    assert (replication.engine.report().oldest_unproven_ms or 0) <= written_ms
+    run(100)
+    assert held(target) == held(source)
+    assert (replication.engine.report().oldest_unproven_ms or 0) > written_ms
+    # From then on ACLs are expected.
+    source.write("other", b"x", shared)
+    replication.run(60)
+    assert target.objects["other"].properties.acl == shared.acl
+
+
+def test_acls_that_do_not_cross_are_not_read(tmp_path: Path) -> None:
+    asked = list[bool]()
+
+    class Asked(MemoryStore):
+        def read_whole(self, facts: ObjectFacts, *, with_acl: bool = True) -> WholeObject:
+            asked.append(with_acl)
+            return super().read_whole(facts, with_acl=with_acl)
+
+    source = Asked("memory:a", has_feed=False)
+    source.write("k", b"x")
+    target = MemoryStore("memory:b", replace(MEMORY, keeps_acls=False))
+    Replication(source.store(), target.store(), tmp_path).run(20)
+    assert (asked, target.bodies()) == ([False], {"k": b"x"})
