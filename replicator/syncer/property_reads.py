@@ -24,6 +24,9 @@ _SAVED_S_MAX = 0.5
 # Reads at a time, and while changes wait: those come first, but do not stop the reads.
 READS_MAX = 16
 _READS_BESIDE = 1
+# What was copied without its ACL is read once nothing has waited for so long: between
+# two objects of a burst it would take from the next one what it had spared the last.
+_CALM_S = 1.0
 # Reads begun before others get their turn.
 _READS_AT_ONCE = 256
 
@@ -71,7 +74,7 @@ class PropertyReads:
         self._began_ms = 0
         self._works = deque[Work]()
         self._is_reading = False
-        self._noted_s = clock.monotonic_s()
+        self._noted_s = self._beside_s = clock.monotonic_s()
         self._left_s = 0.0
         self.settled = SettledTimes()
         """Of the properties: what each cycle proves."""
@@ -91,12 +94,15 @@ class PropertyReads:
             if self._began_s is not None and now_s - self._began_s < self._interval_s:
                 return compared > 0
             self._begin(now_s)
+        if is_beside:
+            self._beside_s = self._clock.monotonic_s()
+        is_calm = self._clock.monotonic_s() - self._beside_s >= _CALM_S
         most = _READS_BESIDE if is_beside else READS_MAX
         for _ in range(_READS_AT_ONCE):
             self._note_time()
             if len(self._reads) >= most:
                 break
-            if not is_beside and (assumed := self._next_assumed()) is not None:
+            if is_calm and (assumed := self._next_assumed()) is not None:
                 self._read(assumed, is_assumed=True)
                 continue
             if self._rows is None or self._left_s < 0:

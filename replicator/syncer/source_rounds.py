@@ -37,6 +37,9 @@ _BUSY_SHARE_MAX = 0.5
 # little of all time, if it then comes at least so often.
 _CALM_SHARE = 0.1
 _CALM_PAUSE_S = 2.0
+# A page of which a store, or a machine that slept, was longer in answering than this
+# says nothing of what listing costs.
+_PAGE_S_MAX = 1.0
 # With so many keys that wait to be applied, no more are read: twice as many as are
 # copied at once. What is listed sooner crosses no sooner.
 _WAITING_MAX = 200
@@ -345,7 +348,7 @@ class SourceRounds:
                 changes.append(change)
             elif last_key in known:
                 equal.append(last_key)
-        spent_s = self._clock.monotonic_s() - began_s
+        spent_s = min(self._clock.monotonic_s() - began_s, _PAGE_S_MAX)
         is_last = count < self._page_keys
         return _Page(tuple(changes), tuple(equal), last_key, is_last, spent_s)
 
