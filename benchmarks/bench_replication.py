@@ -21,7 +21,7 @@ that everybody may read: the watched sync lists the source at an interval, near 
 
 import argparse
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -141,6 +141,7 @@ def burst(report: Report, ours: Replicator, peer: Replicator) -> None:
     report.add(f"{job}: crossed", "B/B", mine, theirs)
     bar = Samples("the bar", (SMALL_RATIO_MAX,))
     report.add(f"{job}: crossed", "B/B", mine, bar, most=1.0)
+    _add_cpu(report, job, found)
 
 
 def backlog(
@@ -163,14 +164,29 @@ def backlog(
     report.add(job, "objects/s", mine, theirs, OBJECT_RATE_MIN)
     flows, theirs_flow = (_samples(one, run.flow) for one, run in found)
     report.add(f"{job}: from the first arrival on", "objects/s", flows, theirs_flow)
-    mine_ms, theirs_ms = (_samples(one, run.cpu_s * 1000 / BURST_OBJECTS) for one, run in found)
-    report.add(f"{job}: CPU, an object", "ms", mine_ms, theirs_ms)
+    _, theirs_ms = _add_cpu(report, job, found)
     with ours.paused():
         rate, cpu_s = bare(ours.source)
     name = "bare GET and PUT"
     report.add(f"{name} of the same", "objects/s", Samples(name, (rate,)), theirs)
     spent = Samples(name, (cpu_s * 1000 / BURST_OBJECTS,))
     report.add(f"{name}: CPU, an object", "ms", spent, theirs_ms)
+
+
+def _add_cpu(
+    report: Report, job: str, found: list[tuple[Replicator, Arrivals]]
+) -> tuple[Samples, Samples]:
+    """CPU of each part, and of all together."""
+    (_, mine), _ = found
+    for part in [*mine.cpu_s, ""]:
+        ours, peer = (_samples(one, _cpu_ms(run.cpu_s, part) / BURST_OBJECTS) for one, run in found)
+        name = f" of {part}" if part else ""
+        report.add(f"{job}: CPU{name}, an object", "ms", ours, peer)
+    return ours, peer
+
+
+def _cpu_ms(cpu_s: Mapping[str, float], part: str) -> float:
+    return 1000 * (cpu_s.get(part, 0.0) if part else sum(cpu_s.values()))
 
 
 def changes(report: Report, ours: Replicator, peer: Replicator) -> None:

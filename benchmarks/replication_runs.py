@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Arrivals:
     a PUT to the first listing of the target that has the object. `seconds` is from the
     first PUT to the last arrival, `flow` the objects a second between the first arrival
     and the last, `written_s` to the last answer to a PUT, `crossed` all bytes on the
-    links, `cpu_s` the CPU seconds of stores and replicator in that time.
+    links, `cpu_s` the CPU seconds of stores and replicator in that time, by part.
     """
 
     lags: tuple[float, ...]
@@ -66,7 +66,7 @@ class Arrivals:
     flow: float
     written_s: float
     crossed: int
-    cpu_s: float
+    cpu_s: Mapping[str, float]
 
     def lag_s(self, share: float) -> float:
         """The lag within which this share of the objects came."""
@@ -90,7 +90,7 @@ class Replicator:
     pause: Callable[[], None]
     resume: Callable[[], None]
     feed: ChangeFeed | None = None
-    cpu_s: Callable[[], float] = lambda: 0.0
+    cpu_s: Callable[[], Mapping[str, float]] = dict
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -165,7 +165,7 @@ class Replicator:
         first, last = min(seen.values()), max(seen.values())
         later = sum(at > first for at in seen.values())
         flow = later / (last - first) if later else float(count)
-        spent_s = self.cpu_s() - cpu_s
+        spent_s = {part: now - cpu_s[part] for part, now in self.cpu_s().items()}
         return Arrivals(tuple(lags), last - begun, flow, written_s, self.crossed(), spent_s)
 
     def change(
@@ -324,10 +324,10 @@ def bare_copies(
             writer.request("PUT", far.name, key, headers={"if-none-match": "*"}, body=body)
 
         with ThreadPoolExecutor(_BARE_COPIES) as threads:
-            begun, cpu_s = time.monotonic(), sites.cpu_s() + time.process_time()
+            begun, cpu_s = time.monotonic(), sum(sites.cpu_s().values()) + time.process_time()
             list(threads.map(copy, keys))
             seconds = time.monotonic() - begun
-            spent_s = sites.cpu_s() + time.process_time() - cpu_s
+            spent_s = sum(sites.cpu_s().values()) + time.process_time() - cpu_s
         for one in (reader, writer):
             one.close()
     return len(keys) / seconds, spent_s
@@ -395,7 +395,7 @@ def watched_sync(
             target,
             (link,),
             *acts,
-            cpu_s=lambda: sites.cpu_s() + ours.cpu_s(),
+            cpu_s=lambda: sites.cpu_s() | {"treefold": ours.cpu_s()},
         )
         replicator.wait_for_bucket()
         ours.start()

@@ -444,6 +444,10 @@ def test_a_whole_object_is_its_bytes_and_properties(store: Store, body: bytes) -
     assert found.body == body
     assert found.properties == store.reader.properties_of(listed)
     assert user_given(found.properties, given) == given
+    without = store.reader.read_whole(listed, with_acl=False)
+    assert without.body == body
+    acl = found.properties.acl if without.has_acl else ()
+    assert without.properties == replace(found.properties, acl=acl)
 
 
 def test_a_whole_object_is_just_this_one(store: Store) -> None:

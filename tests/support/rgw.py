@@ -105,11 +105,14 @@ class RgwPair:
         """Let one daemon go on."""
         os.kill(self._process_id(site, daemon), signal.SIGCONT)
 
-    def cpu_s(self) -> float:
-        """CPU seconds so far of all daemons that run."""
-        daemons = ((site, daemon) for site in "ab" for daemon in ("mon", "osd", "rgw"))
-        found = (psutil.Process(self._process_id(*one)).cpu_times() for one in daemons)
-        return sum(times.user + times.system for times in found)
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far of the daemons that run, by their names."""
+        daemons = [(site, daemon) for site in "ab" for daemon in ("mon", "osd", "rgw")]
+        found = [psutil.Process(self._process_id(*one)).cpu_times() for one in daemons]
+        return {
+            f"{daemon} {site}": times.user + times.system
+            for (site, daemon), times in zip(daemons, found, strict=True)
+        }
 
     def _process_id(self, site: str, daemon: str) -> int:
         folder = Path(self._environment["CEPH_RGW_DIR"])

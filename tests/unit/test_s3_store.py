@@ -140,6 +140,9 @@ def test_ceph_is_asked_for_tags_where_it_counts_some(
     assert store.reader.read_whole(facts) == WholeObject(given, A)
     tagged = [("GET", "tagging"), ("HEAD", "")] if tags else []
     assert asked() == [("GET", "acl"), ("GET", ""), *tagged]
+    without = store.reader.read_whole(facts, with_acl=False)
+    assert without == WholeObject(given, A, has_acl=False)
+    assert asked() == [("GET", ""), *tagged]
     assert store.reader.properties_of(facts) == given
     assert asked() == [("GET", "acl"), ("HEAD", ""), *tagged]
 
