@@ -14,7 +14,7 @@ import ensurepip, sys, timeit, venv
 if sys.version_info >= (3, 11):
     loop = min(timeit.repeat("sum(i * i & 7 for i in range(99999))", number=1, repeat=9))
     print(loop * (0.9 if sys.argv[1] == "python3" else 1), sys.argv[1])' "$found" 2>/dev/null || true
-    done | sort -g | sed -n '1s/.* //p'
+    done | LC_ALL=C sort -g | sed -n '1s/.* //p'
 }
 
 need() {  # need PACKAGE...: install Debian packages, or say how
