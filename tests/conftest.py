@@ -18,7 +18,7 @@ settings.register_profile(
     "shared",
     deadline=None,
     derandomize=True,
-    max_examples=50,
+    max_examples=30,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
