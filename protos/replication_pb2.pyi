@@ -26,7 +26,7 @@ class Snapshot(_message.Message):
     def __init__(self, name: _Optional[str] = ..., snapshot_id: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., created_ms: _Optional[int] = ...) -> None: ...
 
 class Checkpoint(_message.Message):
-    __slots__ = ("stage", "base", "snapshot", "last_key", "position", "prefixes", "compared")
+    __slots__ = ("stage", "base", "snapshot", "last_key", "position", "prefixes", "compared", "has_failed")
     STAGE_FIELD_NUMBER: _ClassVar[int]
     BASE_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class Checkpoint(_message.Message):
     POSITION_FIELD_NUMBER: _ClassVar[int]
     PREFIXES_FIELD_NUMBER: _ClassVar[int]
     COMPARED_FIELD_NUMBER: _ClassVar[int]
+    HAS_FAILED_FIELD_NUMBER: _ClassVar[int]
     stage: str
     base: Snapshot
     snapshot: Snapshot
@@ -41,7 +42,8 @@ class Checkpoint(_message.Message):
     position: Position
     prefixes: _containers.RepeatedScalarFieldContainer[str]
     compared: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., prefixes: _Optional[_Iterable[str]] = ..., compared: _Optional[_Iterable[str]] = ...) -> None: ...
+    has_failed: bool
+    def __init__(self, stage: _Optional[str] = ..., base: _Optional[_Union[Snapshot, _Mapping]] = ..., snapshot: _Optional[_Union[Snapshot, _Mapping]] = ..., last_key: _Optional[str] = ..., position: _Optional[_Union[Position, _Mapping]] = ..., prefixes: _Optional[_Iterable[str]] = ..., compared: _Optional[_Iterable[str]] = ..., has_failed: bool = ...) -> None: ...
 
 class Report(_message.Message):
     __slots__ = ("condition", "checkpoint", "fault", "message", "queued", "applied", "duplicates", "failed", "sent_bytes", "proven_position", "proven_ms", "proof_level", "differences", "oldest_unproven_ms", "last_applied_ms", "lag_p50_ms", "lag_p99_ms", "target_probe", "failed_keys")

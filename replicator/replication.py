@@ -125,6 +125,8 @@ class Checkpoint:
     is where the log is followed from. `prefixes` are those that the target has: a
     policy that wants others copies these first. The empty prefix is all keys.
     `compared` are those that `last_key` is about: others are compared from their start.
+    `has_failed` says that keys failed by themselves and lack changes before `position`:
+    which ones shows once all is compared.
     """
 
     stage: Stage = Stage.INITIAL_BATCH
@@ -134,6 +136,7 @@ class Checkpoint:
     position: FeedPosition | None = None
     prefixes: tuple[str, ...] = ()
     compared: tuple[str, ...] = ()
+    has_failed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,6 +103,7 @@ def _checkpoint_to(checkpoint: Checkpoint) -> pb.Checkpoint:
         position=_position_to(checkpoint.position) if checkpoint.position else None,
         prefixes=checkpoint.prefixes,
         compared=checkpoint.compared,
+        has_failed=checkpoint.has_failed,
     )
 
 
@@ -122,6 +123,7 @@ def _checkpoint_from(message: pb.Checkpoint) -> Checkpoint:
         _position_from(message.position) if message.HasField("position") else None,
         prefixes_from(message.prefixes),
         prefixes_from(message.compared),
+        message.has_failed,
     )
 
 

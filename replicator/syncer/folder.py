@@ -174,6 +174,7 @@ def _document(checkpoint: Checkpoint) -> dict[str, object]:
         "position": [position.log, position.index] if position is not None else None,
         "prefixes": list(checkpoint.prefixes),
         "compared": list(checkpoint.compared),
+        "hasFailed": checkpoint.has_failed,
     }
 
 
@@ -186,10 +187,13 @@ def _snapshot_document(snapshot: SnapshotFacts | None) -> list[object] | None:
 
 
 def _parsed(found: dict[str, object]) -> Checkpoint:
-    # Older versions did not write what the last key is about.
+    # Older versions wrote neither what the last key is about nor whether keys failed.
     prefixes, compared = found["prefixes"], found.get("compared", [])
+    has_failed = found.get("hasFailed", True)
     if not (isinstance(prefixes, list) and isinstance(compared, list)):
         raise TypeError("prefixes are no list")
+    if not isinstance(has_failed, bool):
+        raise TypeError("hasFailed is neither true nor false")
     return Checkpoint(
         stage=Stage(found["stage"]),
         base=_snapshot(found["base"]),
@@ -198,6 +202,7 @@ def _parsed(found: dict[str, object]) -> Checkpoint:
         position=_position(found["position"]),
         prefixes=tuple(map(str, prefixes)),
         compared=tuple(map(str, compared)),
+        has_failed=has_failed,
     )
 
 

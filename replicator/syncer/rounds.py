@@ -8,6 +8,7 @@ changes of one key never overtake each other.
 import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
@@ -93,6 +94,7 @@ class RoundRunner:
         self._is_difference_open = self._has_cleaned = self._is_waiting = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
+        self._begun_at = machine.checkpoint
         self._saved: Checkpoint | None = None
         self._saved_stage = machine.checkpoint.stage
         self._compared: tuple[str, ...] | None = None
@@ -108,6 +110,8 @@ class RoundRunner:
         self.policy = policy
         """What the operator wants now."""
         self._is_ahead = self._may_go_ahead()
+        # Which keys failed in a process before this one nobody knows.
+        self._has_unknown_failures = machine.checkpoint.has_failed
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
         self.applied_changes: Callable[[], list[Change]] = list
@@ -123,6 +127,23 @@ class RoundRunner:
     @proof.setter
     def proof(self, state: ProofState) -> None:
         self._proofs.state = state
+
+    @property
+    def has_unknown_failures(self) -> bool:
+        """Whether keys failed in a process before this one, and not all was compared
+        since then.
+        """
+        return self._has_unknown_failures and self.proof.proven_ms is None
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """How far the replication is."""
+        has_failed = self._workers.failed > 0 or self.has_unknown_failures
+        return replace(self._machine.checkpoint, has_failed=has_failed)
+
+    def note_compared(self) -> None:
+        """Note that all was compared: what had failed before is known again."""
+        self._has_unknown_failures = False
 
     @property
     def is_busy(self) -> bool:
@@ -236,6 +257,18 @@ class RoundRunner:
         """
         while self._todo and isinstance(self._todo[0], SaveCheckpoint):
             self.advance()
+
+    def note_failures(self) -> None:
+        """Save at once that keys have failed: for the next process they would have
+        every change before its position.
+
+        Raises:
+            LeaseLostError: another syncer works on this.
+            ReconcileError: the master does not answer, or a file cannot be written.
+        """
+        known = self._saved or self._begun_at
+        if self._workers.failed and not known.has_failed and known != Checkpoint():
+            self._save(known)
 
     def begin_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
         """The tools for this source; those of another one are put away first.
@@ -368,6 +401,8 @@ class RoundRunner:
         return f"treefold-{blake3_of(self.policy.policy_id.encode()).hex()[:12]}-"
 
     def _save(self, checkpoint: Checkpoint) -> None:
+        has_failed = self.checkpoint.has_failed
+        checkpoint = replace(checkpoint, has_failed=has_failed)
         if checkpoint == self._saved:
             # Rounds of a source without a log change nothing in it.
             return
@@ -472,6 +507,8 @@ class RoundRunner:
             failed=self._workers.failed,
             is_whole=not request.start_after and not is_first,
         )
+        if not request.start_after:
+            self.note_compared()
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         event = self._round_done(as_of, is_resumed=bool(request.start_after))
         if not is_first and not request.start_after and request.snapshot is None:
@@ -499,6 +536,7 @@ class RoundRunner:
             return not comparing.is_waiting
         proofs.beside, result, failed = None, comparing.result(), self._workers.failed
         proofs.note(result, moved=rounds.noted(), failed=failed)
+        self.note_compared()
         # What has failed is not at the target, whatever the ledger says.
         rounds.await_works(self._workers.schedule.pending())
         if not failed:
@@ -572,7 +610,7 @@ class RoundRunner:
 
     def _round_done(self, as_of_ms: int, *, is_resumed: bool) -> Event:
         # What fails by itself is not at the target.
-        if not is_resumed and not self._workers.failed:
+        if not (is_resumed or self._workers.failed or self.has_unknown_failures):
             self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
         self.end_phase(keeps_proof=True)
         return WorkDone()

@@ -49,7 +49,10 @@ HOLDER = Holder(SyncerId("s1"), "session", "host-1", 5)
 SNAPSHOT = SnapshotFacts("naïve", "id-1", FeedPosition("log", 1 << 62), 7)
 REPORT = ReplicationReport(
     Condition.ERROR,
-    Checkpoint(Stage.LIVE, SNAPSHOT, None, "k\0\u2028/\U0001f600", FeedPosition("log", 9)),
+    Checkpoint(
+        *(Stage.LIVE, SNAPSHOT, None, "k\0\u2028/\U0001f600", FeedPosition("log", 9)),
+        has_failed=True,
+    ),
     ReplicationFault.TARGET_FULL,
     "full",
     queued=3,

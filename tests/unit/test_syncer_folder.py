@@ -84,6 +84,7 @@ def test_a_checkpoint_comes_back_as_it_was(tmp_path: Path) -> None:
         "ü/key",
         position,
         ("a/", "b/"),
+        has_failed=True,
     )
     with opened(tmp_path) as folder:
         assert folder.checkpoint() is None
