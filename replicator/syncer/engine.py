@@ -314,7 +314,7 @@ class ReplicationEngine:
         proof = self._rounds.proof
         return ReplicationReport(
             condition=self._condition(stopped, waiting),
-            checkpoint=self._rounds.checkpoint,
+            checkpoint=self._rounds.checkpoints.with_failures(self._machine.checkpoint),
             fault=trouble.fault if trouble is not None else None,
             message=trouble.message if trouble is not None else "",
             queued=self._queue.count,
@@ -409,7 +409,7 @@ class ReplicationEngine:
         done += workers.pump(may_start=True)
         if workers.lost is not None:
             raise workers.lost
-        rounds.note_failures()
+        rounds.checkpoints.note_failures()
         if done or not workers.is_idle:
             return 0.0
         return min(_IDLE_S, rounds.idle_s) if rounds.idle_s else _IDLE_S

@@ -143,7 +143,7 @@ class LogFollower:
         # Read first: what was queued before it is seen below.
         caught_up_ms, schedule = self._capture.caught_up_ms, self._workers.schedule
         known_ms = self._rounds.equal_as_of_ms
-        if schedule.has_found or self._rounds.has_unknown_failures:
+        if schedule.has_found or self._rounds.checkpoints.has_unknown_failures:
             return known_ms
         # Whatever is not taken, or not read, came later than what is being applied.
         found_ms = schedule.oldest_ms
@@ -202,7 +202,7 @@ class LogFollower:
             moved=moved,
             failed=self._workers.failed,
         )
-        self._rounds.note_compared()
+        self._rounds.checkpoints.note_compared()
         if self._rounds.proof.proven_ms == result.began_ms:
             # The log may never tell that they are gone: while it was read, others may
             # have been wanted.

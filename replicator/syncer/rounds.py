@@ -8,15 +8,15 @@ changes of one key never overtake each other.
 import math
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import assert_never
 
 from replicator.hashing import blake3_of
-from replicator.replication import KEY_BYTES_MAX, Checkpoint, Policy, Stage
+from replicator.replication import KEY_BYTES_MAX, Policy, Stage
 from replicator.stores.errors import PreconditionFailedError, SnapshotLostError, StoreError
 from replicator.stores.port import Change, SnapshotFacts
 from replicator.syncer.capture import ChangeCapture
+from replicator.syncer.checkpoint_record import CheckpointRecord
 from replicator.syncer.comparing import Comparing
 from replicator.syncer.difference import SnapshotDifference
 from replicator.syncer.differences_found import AppliedDifferences, DifferenceSink
@@ -94,9 +94,6 @@ class RoundRunner:
         self._is_difference_open = self._has_cleaned = self._is_waiting = False
         self._todo = deque[Request](machine.start())
         self._saved_number = 0
-        self._begun_at = machine.checkpoint
-        self._saved: Checkpoint | None = None
-        self._saved_stage = machine.checkpoint.stage
         self._compared: tuple[str, ...] | None = None
         self._source_rounds: SourceRounds | None = None
         self._phase: SyncPhase | None = None
@@ -107,11 +104,13 @@ class RoundRunner:
         self._snapshot_proofs = SnapshotProofs(
             self._proofs, lambda: self._new_phase(None), self._compare_all
         )
+        self.checkpoints = CheckpointRecord(
+            machine.checkpoint, lease=lease, folder=folder, failed=lambda: workers.failed
+        )
+        """What is recorded."""
         self.policy = policy
         """What the operator wants now."""
         self._is_ahead = self._may_go_ahead()
-        # Which keys failed in a process before this one nobody knows.
-        self._has_unknown_failures = machine.checkpoint.has_failed
         self.equal_as_of_ms: int | None = None
         """Every change before this time is at the target."""
         self.applied_changes: Callable[[], list[Change]] = list
@@ -127,23 +126,6 @@ class RoundRunner:
     @proof.setter
     def proof(self, state: ProofState) -> None:
         self._proofs.state = state
-
-    @property
-    def has_unknown_failures(self) -> bool:
-        """Whether keys failed in a process before this one, and not all was compared
-        since then.
-        """
-        return self._has_unknown_failures and self.proof.proven_ms is None
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """How far the replication is."""
-        has_failed = self._workers.failed > 0 or self.has_unknown_failures
-        return replace(self._machine.checkpoint, has_failed=has_failed)
-
-    def note_compared(self) -> None:
-        """Note that all was compared: what had failed before is known again."""
-        self._has_unknown_failures = False
 
     @property
     def is_busy(self) -> bool:
@@ -164,7 +146,7 @@ class RoundRunner:
         """Whether the log may be applied: only once that is recorded, for another
         syncer would apply the snapshot again, which is older.
         """
-        return self._machine.is_live and self._saved_stage is Stage.LIVE
+        return self._machine.is_live and self.checkpoints.stage is Stage.LIVE
 
     def tell(self, event: Event) -> None:
         """Tell the stages what happened; what follows is done first."""
@@ -258,18 +240,6 @@ class RoundRunner:
         while self._todo and isinstance(self._todo[0], SaveCheckpoint):
             self.advance()
 
-    def note_failures(self) -> None:
-        """Save at once that keys have failed: for the next process they would have
-        every change before its position.
-
-        Raises:
-            LeaseLostError: another syncer works on this.
-            ReconcileError: the master does not answer, or a file cannot be written.
-        """
-        known = self._saved or self._begun_at
-        if self._workers.failed and not known.has_failed and known != Checkpoint():
-            self._save(known)
-
     def begin_phase(self, snapshot: SnapshotFacts | None) -> SyncPhase:
         """The tools for this source; those of another one are put away first.
 
@@ -359,7 +329,7 @@ class RoundRunner:
                 return True, self._take_snapshot()
             case SaveCheckpoint(checkpoint, number):
                 if number > self._saved_number:
-                    self._save(checkpoint)
+                    self.checkpoints.save(checkpoint)
                     self._saved_number = number
             case DeleteSnapshot(snapshot):
                 self.delete_snapshot(snapshot)
@@ -399,18 +369,6 @@ class RoundRunner:
     def _snapshot_prefix(self) -> str:
         """How the names of all snapshots of this replication begin."""
         return f"treefold-{blake3_of(self.policy.policy_id.encode()).hex()[:12]}-"
-
-    def _save(self, checkpoint: Checkpoint) -> None:
-        has_failed = self.checkpoint.has_failed
-        checkpoint = replace(checkpoint, has_failed=has_failed)
-        if checkpoint == self._saved:
-            # Rounds of a source without a log change nothing in it.
-            return
-        self._lease.check()
-        self._lease.save(checkpoint)
-        self._folder.save(checkpoint)
-        self._saved = checkpoint
-        self._saved_stage = checkpoint.stage
 
     def _interval_passed(self) -> bool:
         return self._clock.monotonic_s() >= self._began_s + self._pause_s
@@ -508,7 +466,7 @@ class RoundRunner:
             is_whole=not request.start_after and not is_first,
         )
         if not request.start_after:
-            self.note_compared()
+            self.checkpoints.note_compared()
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
         event = self._round_done(as_of, is_resumed=bool(request.start_after))
         if not is_first and not request.start_after and request.snapshot is None:
@@ -536,7 +494,7 @@ class RoundRunner:
             return not comparing.is_waiting
         proofs.beside, result, failed = None, comparing.result(), self._workers.failed
         proofs.note(result, moved=rounds.noted(), failed=failed)
-        self.note_compared()
+        self.checkpoints.note_compared()
         # What has failed is not at the target, whatever the ledger says.
         rounds.await_works(self._workers.schedule.pending())
         if not failed:
@@ -591,6 +549,8 @@ class RoundRunner:
         self._is_difference_open = False
         self._difference.close()
         self._snapshot_proofs.end_round(request.snapshot, failed=self._workers.failed)
+        if self.proof.proven_ms is not None:
+            self.checkpoints.note_compared()
         return True, self._round_done(request.snapshot.created_ms, is_resumed=False)
 
     @property
@@ -610,7 +570,7 @@ class RoundRunner:
 
     def _round_done(self, as_of_ms: int, *, is_resumed: bool) -> Event:
         # What fails by itself is not at the target.
-        if not (is_resumed or self._workers.failed or self.has_unknown_failures):
+        if not (is_resumed or self._workers.failed or self.checkpoints.has_unknown_failures):
             self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
         self.end_phase(keeps_proof=True)
         return WorkDone()
