@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import tempfile
+from collections.abc import Generator
 from types import FunctionType
 
 import pytest
@@ -61,6 +62,18 @@ _KERNEL_CALLERS = frozenset(
 )
 # What other tests only make their input with: it is too small for a kernel.
 _MAKERS_OF_INPUT = frozenset({"encode_tree", "fingerprint", "state_fingerprint"})
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """Take back the handlers of signals that a command has set in this process."""
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        return (yield)
+    finally:
+        for one, handler in before.items():
+            if handler is not None and signal.getsignal(one) is not handler:
+                signal.signal(one, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
