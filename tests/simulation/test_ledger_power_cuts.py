@@ -13,6 +13,7 @@ import sqlite3
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,10 +49,11 @@ class PowerCuts:
         self.at: int | None = None
         self.changes = 0
         self._synced_bytes = dict[Path, int]()
+        # SQLite writes past every port: only the ledger knows when it has committed.
         commit, cuts = PairLedger._commit_batch, self
 
-        def committed(ledger: PairLedger, batch: Sequence[object]) -> None:
-            commit(ledger, batch)  # type: ignore[arg-type]
+        def committed(ledger: PairLedger, batch: Any) -> None:
+            commit(ledger, batch)
             cuts.note(ledger)
 
         monkeypatch.setattr(PairLedger, "_commit_batch", committed)
@@ -97,7 +99,13 @@ class Scene:
     def __init__(self, kind: str, folder: Path) -> None:
         capabilities, options, has = KINDS[kind]
         self.rng, self.clock = random.Random(kind), StepClock()
-        self.source = MemoryStore("memory:a", now_ms=self._now_ms, **dict.fromkeys(has, True))  # type: ignore[arg-type]
+        self.source = MemoryStore(
+            "memory:a",
+            now_ms=self._now_ms,
+            has_feed="has_feed" in has,
+            has_snapshots="has_snapshots" in has,
+            renames="renames" in has,
+        )
         self.target = MemoryStore(
             "memory:b", capabilities, now_ms=self._now_ms, renames="renames" in has
         )
