@@ -36,7 +36,9 @@ SEEDS = 4
 
 @pytest.fixture(autouse=True)
 def _assumes_acls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a run sets does not last."""
+    """Each run sets how many default ACLs in a row are enough: a bucket of 64 objects
+    would take long. After a test it is what it was.
+    """
     monkeypatch.setattr(assumed_acls, "_DEFAULT_IN_A_ROW", 0)
 
 

@@ -8,11 +8,13 @@ from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from proof.item import EvidenceLevel
 from replicator.copier import CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits
 from replicator.ledger import PairLedger
 from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions, SyncPlan, SyncReport
+from replicator.verify import BucketVerification
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
@@ -151,3 +153,20 @@ class SyncRunner:
 
     def _ledger(self) -> PairLedger:
         return PairLedger(self.folder, source=self.source.address, target=self.target.address)
+
+
+def bucket_verification(
+    source: Store, target: Store, ledger: PairLedger, level: EvidenceLevel, readers: Executor
+) -> BucketVerification:
+    """A verification that tries nothing again and waits for nothing."""
+    return BucketVerification(
+        source,
+        target,
+        ledger,
+        level=level,
+        readers=readers,
+        clock=SystemClock(),
+        sleep=lambda _s: None,
+        backoff=Backoff(attempts_max=1),
+        is_cancelled=lambda: False,
+    )

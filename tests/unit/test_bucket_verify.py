@@ -24,9 +24,7 @@ from replicator.verify import (
     VerificationTally,
     VerifiedKey,
 )
-from runtime.rate_limit import SystemClock
-from runtime.retry import Backoff
-from tests.support.bucket_sync import SyncRunner
+from tests.support.bucket_sync import SyncRunner, bucket_verification
 from tests.support.memory_store import MEMORY, UNPROVEN, MemoryStore
 
 SECRET = b"\1" * 32
@@ -59,16 +57,8 @@ class Pair:
             PairLedger(self.folder, source="memory:a", target="memory:b") as ledger,
             ThreadPoolExecutor(2) as readers,
         ):
-            run = BucketVerification(
-                self.source.store(),
-                self.target.store(),
-                ledger,
-                level=level,
-                readers=readers,
-                clock=SystemClock(),
-                sleep=lambda _s: None,
-                backoff=Backoff(attempts_max=1),
-                is_cancelled=lambda: False,
+            run = bucket_verification(
+                self.source.store(), self.target.store(), ledger, level, readers
             )
             keys = {one.key: one for one in run.keys(prefix)}
             tally = VerificationTally(ledger.secret)

@@ -31,10 +31,8 @@ from replicator.verified_ranges import (
 from replicator.verify import BucketVerification, VerificationTally, VerifiedKey
 from runtime.errors import DiskError, UsageError
 from runtime.progress import ProgressStyle, progress_sink
-from runtime.rate_limit import SystemClock
-from runtime.retry import Backoff
 from tests.support.bucket_command import flip_a_bit, opened, write
-from tests.support.bucket_sync import SyncRunner
+from tests.support.bucket_sync import SyncRunner, bucket_verification
 from tests.support.memory_store import MEMORY, UNPROVEN, MemoryStore
 
 # Long enough for a file of its own.
@@ -120,17 +118,7 @@ def test_ranges_say_together_what_a_whole_verification_says(
                     tally = verify_range(*stores, view, prefix, level, files[-1])
                 add_tallies(parts, pa.Table.from_pylist([tally_row(tally)], TALLY_SCHEMA))
             with ThreadPoolExecutor(2) as readers:
-                run = BucketVerification(
-                    source.store(),
-                    target.store(),
-                    ledger,
-                    level=level,
-                    readers=readers,
-                    clock=SystemClock(),
-                    sleep=lambda _s: None,
-                    backoff=Backoff(attempts_max=1),
-                    is_cancelled=lambda: False,
-                )
+                run = bucket_verification(source.store(), target.store(), ledger, level, readers)
                 whole, expected = VerificationTally(ledger.secret), list[Known]()
                 for one in run.keys(prefix):
                     whole.add(one)
