@@ -28,7 +28,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.bench_sweep import NullProgress
-from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
+from benchmarks.measure import Report, Samples
+from benchmarks.process_tree import cpu_timer, memory_peaks
 from proof.index import ItemEvidence, Stamp, StampedItem
 from proof.index_build import IndexEngine, LocalIndexEngine, build_files
 from proof.inventory import ListingScope, read_inventory
@@ -154,10 +155,10 @@ def _from_parts(engine: IndexEngine, folder: Path) -> SetRoot:
 
 
 def _measured(build: Callable[[], SetRoot], folder: Path) -> dict[str, object]:
-    with memory_peaks() as peaks:
+    with cpu_timer() as timer, memory_peaks() as peaks:
         wall = time.monotonic()
         root = build()
-        cpu, wall = cpu_of_all_s(), time.monotonic() - wall
+        cpu, wall = timer.read_s(), time.monotonic() - wall
     size = sum(path.stat().st_size for path in (folder / "index").rglob("*") if path.is_file())
     index = StoredIndex(folder / "index", RULES.profile, disk=Disk())
     if root.count <= PEER_OBJECTS_MAX:

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.bench_sweep import NullProgress
-from benchmarks.measure import Report, Samples, cpu_of_all_s
+from benchmarks.measure import Report, Samples
+from benchmarks.process_tree import cpu_timer
 from spark.engine import SparkEngine
 from spark.session import spark_session
 from sweep.engine import SweepRequest
@@ -71,20 +72,21 @@ def main() -> None:
         tables = {number: str(table) for number, table in names.items()}
         if arguments.s3:
             tables = _upload(folder, names, stack)
+        timer = stack.enter_context(cpu_timer())
         session = stack.enter_context(spark_session("local[2]"))
         engine = SparkEngine(session)
 
         def run(number: int) -> tuple[float, float]:
             """CPU seconds of a sweep, and wall seconds of its reading."""
             out = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=folder)))
-            progress, cpu, begun = _Reading(), cpu_of_all_s(), time.monotonic()
+            progress, cpu, begun = _Reading(), timer.read_s(), time.monotonic()
             request = SweepRequest(out, (tables[number],))
             summary = sweep(request, engine, progress)
             assert summary.rows >= 0.9 * many * rows
             assert not summary.skipped
             # Finding the exports is reading, too.
             whole = time.monotonic() - begun
-            return cpu_of_all_s() - cpu, whole if arguments.s3 else progress.seconds
+            return timer.read_s() - cpu, whole if arguments.s3 else progress.seconds
 
         found = _interleaved(run, many, few)
     if arguments.s3:

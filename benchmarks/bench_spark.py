@@ -32,7 +32,8 @@ from pyspark.sql.functions import col, collect_list, struct, udf
 from pyspark.sql.types import LongType
 
 from benchmarks.bench_sweep import NullProgress
-from benchmarks.measure import Report, Samples, cpu_of_all_s, memory_peaks
+from benchmarks.measure import Report, Samples
+from benchmarks.process_tree import CpuTimer, cpu_timer, memory_peaks
 from benchmarks.tables import make_table
 from merkle.columns import fold_blocks, fold_root
 from merkle.tree import block_checksum, container_checksum
@@ -93,10 +94,12 @@ def main() -> None:
             )
         )
         half = Table(few.folder, few.rows // 2, share=2)
-        with spark_session("local[2]", settings={"spark.driver.memory": "5g"}) as session:
+        settings = {"spark.driver.memory": "5g"}
+        with cpu_timer() as timer, spark_session("local[2]", settings=settings) as session:
             # As in production, the large table makes planning and compiling negligible.
             costs = _rounds(
                 session,
+                timer,
                 {
                     "file-wise": (file_wise, large),
                     "whole sweep": (whole_sweep, large),
@@ -109,6 +112,7 @@ def main() -> None:
             )
             tenth = _rounds(
                 session,
+                timer,
                 {
                     "file-wise": (file_wise, few),
                     "collect_list + UDF": (by_udf, few),
@@ -344,6 +348,7 @@ def _pairs(found: pa.Table) -> Roots:
 
 def _rounds(
     session: SparkSession,
+    timer: CpuTimer,
     variants: Mapping[str, tuple[Callable[[SparkSession, Table], Roots], Table]],
     rounds: int,
 ) -> dict[str, Cost]:
@@ -361,10 +366,10 @@ def _rounds(
         for name, (variant, table) in variants.items():
             shuffled = _shuffled(session)
             with memory_peaks() as peaks:
-                cpu, wall = cpu_of_all_s(), time.perf_counter()
+                cpu, wall = timer.read_s(), time.perf_counter()
                 variant(session, table)
                 costs[name].wall_s.append(time.perf_counter() - wall)
-                costs[name].cpu_s.append(cpu_of_all_s() - cpu)
+                costs[name].cpu_s.append(timer.read_s() - cpu)
             costs[name].shuffled_bytes = _shuffled(session) - shuffled
             costs[name].worker_bytes = max(costs[name].worker_bytes, peaks["worker"])
             print(f"{name}: {costs[name].cpu_s[-1]:.1f} s of CPU", file=sys.stderr)

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from admin.demo.synthetic import SyntheticCluster, synthetic
 from benchmarks.bench_sweep import NullProgress
-from benchmarks.measure import cpu_of_all_s, memory_peaks
+from benchmarks.process_tree import cpu_timer, memory_peaks
 from runtime.progress import ProgressSink
 from spark.engine import SparkEngine
 from spark.session import spark_session
@@ -70,6 +70,7 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
     assert os.waitpid(child, 0)[1] == 0
     progress: ProgressSink = _Stages()
     with ExitStack() as stack:
+        timer = stack.enter_context(cpu_timer())
         if engine == "spark":
             settings = {"spark.driver.memory": "2g"}
             session = stack.enter_context(spark_session(f"local[{THREADS}]", settings=settings))
@@ -80,9 +81,9 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
             ours = LocalEngine(Gatherer(folder / "spill", threads=THREADS))
         request = SweepRequest(folder / "out", (str(folder / "table"),))
         with memory_peaks() as peaks:
-            cpu, wall = cpu_of_all_s(), time.monotonic()
+            cpu, wall = timer.read_s(), time.monotonic()
             summary = sweep(request, ours, progress)
-            cpu, wall = cpu_of_all_s() - cpu, time.monotonic() - wall
+            cpu, wall = timer.read_s() - cpu, time.monotonic() - wall
     tables = sum(path.stat().st_size for path in (folder / "out").rglob("*.parquet"))
     return {
         "engine": engine,

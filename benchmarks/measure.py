@@ -11,13 +11,10 @@ import os
 import platform
 import statistics
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -205,46 +202,3 @@ def _short(number: float) -> str:
 
 def _machine() -> str:
     return f"{platform.machine()}, {os.cpu_count()} cores, load at the end {os.getloadavg()[0]:.1f}"
-
-
-def cpu_of_all_s() -> float:
-    """CPU seconds of this process and its descendants, including ended ones, without
-    those of `memory_peaks`.
-    """
-    ours, total = psutil.Process(), -sum(_sampling_s.values())
-    for process in (ours, *ours.children(recursive=True)):
-        try:
-            total += sum(process.cpu_times()[:4])
-        except psutil.NoSuchProcess:
-            continue
-    return total
-
-
-# CPU seconds of each thread that sampled memory: on a slow run they are a third of all.
-_sampling_s: dict[int, float] = {}
-
-
-@contextmanager
-def memory_peaks() -> Iterator[dict[str, int]]:
-    """The peaks of memory, in bytes: of this process, of its JVM, of any worker."""
-    peaks, done = {"driver": 0, "JVM": 0, "worker": 0}, threading.Event()
-
-    def look() -> None:
-        ours = psutil.Process()
-        while not done.wait(0.1):
-            for process in (ours, *ours.children(recursive=True)):
-                try:
-                    name = "JVM" if "java" in process.name() else "worker"
-                    name = "driver" if process == ours else name
-                    peaks[name] = max(peaks[name], process.memory_full_info().uss)
-                except psutil.Error:
-                    continue
-            _sampling_s[threading.get_ident()] = time.thread_time()
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    try:
-        yield peaks
-    finally:
-        done.set()
-        thread.join()

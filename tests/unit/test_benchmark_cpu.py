@@ -1,0 +1,107 @@
+"""Benchmarks count the CPU time of all processes that they start, also when nobody
+waited for them.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.process_tree import (
+    AncestorClock,
+    CgroupClock,
+    Clock,
+    CpuTimer,
+    LostTimeError,
+    cpu_timer,
+)
+from tests.support.waiting import wait_until
+
+BURNT_S = 0.4
+# Ends when its input does.
+WORKER = f"""\
+import sys, time
+while time.process_time() < {BURNT_S}:
+    pass
+sys.stdin.read()
+"""
+# The kernel adds the time of children whose end is ignored to nobody's.
+IGNORING_PARENT = f"""\
+import signal, subprocess, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+subprocess.Popen([sys.executable, "-c", {WORKER!r}]).wait()
+"""
+LEAVING_PARENT = f"""\
+import subprocess, sys
+subprocess.Popen([sys.executable, "-c", {WORKER!r}])
+"""
+
+
+def cgroup_clock() -> Clock:
+    try:
+        return CgroupClock()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made: {error}")
+
+
+def burn(parent: str, timer: CpuTimer) -> int:
+    """Run a parent whose child takes BURNT_S of CPU, until both have ended; the child's
+    process ID.
+    """
+    before = timer.poll()
+    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE) as process:
+        wait_until(lambda: timer.poll() - before > BURNT_S, "the worker's CPU time")
+        descendants = psutil.Process().children(recursive=True)
+        worker = max(descendants, key=lambda one: one.cpu_times().user)
+        assert process.stdin
+        process.stdin.close()
+        wait_until(lambda: has_ended(worker), "the worker's end")
+    return worker.pid
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.parametrize("make", [cgroup_clock, AncestorClock])
+def test_an_orphan_counts_after_its_end(make: Callable[[], Clock]) -> None:
+    with cpu_timer(make) as timer:
+        before = timer.read_s()
+        orphan = burn(LEAVING_PARENT, timer)
+        assert timer.read_s() - before > BURNT_S
+    # Unless it had another reaper.
+    with suppress(ChildProcessError):
+        os.waitpid(orphan, 0)
+
+
+def test_a_worker_whose_end_is_ignored_counts() -> None:
+    with cpu_timer(cgroup_clock) as timer:
+        before = timer.read_s()
+        burn(IGNORING_PARENT, timer)
+        assert timer.read_s() - before > BURNT_S
+
+
+def test_time_that_nobody_counted_is_an_error() -> None:
+    with cpu_timer(AncestorClock) as timer:
+        burn(IGNORING_PARENT, timer)
+        with pytest.raises(LostTimeError, match="were counted"):
+            timer.read_s()
+
+
+def cgroup() -> str:
+    return Path("/proc/self/cgroup").read_text()
+
+
+def test_a_timer_leaves_no_cgroup() -> None:
+    ours = cgroup()
+    with cpu_timer(cgroup_clock):
+        assert cgroup() != ours
+    assert cgroup() == ours
