@@ -14,7 +14,7 @@ from replicator.ledger import LedgerRow
 from replicator.stores.port import ObjectFacts
 
 # Default ACLs in a row from which on they are expected.
-_DEFAULT_IN_A_ROW = 64
+DEFAULT_IN_A_ROW = 64
 # While so many are to be read, others are read before they are copied.
 _ASSUMED_MAX = 4_000
 
@@ -30,9 +30,16 @@ class Settling(Protocol):
 class AssumedAcls:
     """The keys of one pair whose ACLs are to be read. Thread-safe."""
 
-    def __init__(self) -> None:
-        """Nothing is assumed before somebody promises to read it: `is_watched`."""
+    def __init__(
+        self, *, default_in_a_row: int = DEFAULT_IN_A_ROW, assumed_max: int = _ASSUMED_MAX
+    ) -> None:
+        """After so many default ACLs in a row they are expected, while fewer than
+        `assumed_max` are to be read. Nothing is assumed before somebody promises to
+        read it: `is_watched`.
+        """
         self.is_watched = False
+        self._default_in_a_row = default_in_a_row
+        self._assumed_max = assumed_max
         self._lock = threading.Lock()
         self._in_a_row = 0
         # The versions that were copied, the first copy first.
@@ -45,8 +52,8 @@ class AssumedAcls:
     @property
     def may_assume(self) -> bool:
         """Whether the next object may be copied without its ACL."""
-        has_room = len(self._copied) < _ASSUMED_MAX
-        return self.is_watched and self._in_a_row >= _DEFAULT_IN_A_ROW and has_room
+        has_room = len(self._copied) < self._assumed_max
+        return self.is_watched and self._in_a_row >= self._default_in_a_row and has_room
 
     @property
     def oldest_ms(self) -> int | None:

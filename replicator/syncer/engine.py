@@ -206,6 +206,7 @@ class ReplicationEngine:
             fails_alone=self._fails_alone,
             copier_limits=self._limits.copier,
             copy_limits=self._limits.copy,
+            default_acls_in_a_row=self._limits.default_acls_in_a_row,
             verifier=self._verifier,
             proofs=self._proofs,
         )

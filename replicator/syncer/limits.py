@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from replicator.assumed_acls import DEFAULT_IN_A_ROW
 from replicator.copier import CopierLimits
 from replicator.copy_task import CopyLimits
 from runtime.retry import Backoff
@@ -24,7 +25,8 @@ class EngineLimits:
     Without `deletes_extras` a comparison deletes only what was copied before. `wait_s`
     is how long one unit of work waits for copies that run. `superseded_wait_s`: so long
     a key that only the target has changed is left to the other direction of a pair.
-    `page_keys`: of a listing, so many keys are read at a time.
+    `page_keys`: of a listing, so many keys are read at a time. `default_acls_in_a_row`:
+    after so many, objects are copied before their ACL is read.
     """
 
     copier: CopierLimits = field(default_factory=follower_copies)
@@ -35,3 +37,4 @@ class EngineLimits:
     wait_s: float = 0.1
     superseded_wait_s: float = 86_400.0
     page_keys: int = 1_000
+    default_acls_in_a_row: int = DEFAULT_IN_A_ROW

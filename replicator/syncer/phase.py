@@ -56,6 +56,7 @@ class Tools:
     fails_alone: Callable[[StoreError], bool]
     copier_limits: CopierLimits
     copy_limits: CopyLimits
+    default_acls_in_a_row: int
     verifier: "TargetVerifier | None" = None
     proofs: "IndexProofs | None" = None
 
@@ -99,7 +100,8 @@ class SyncPhase:
         self.crossing = crossing = tools.crossing(options)
         # Where both sides are written to, each copy is to be as its source at once.
         reads_later = crossing.acl and not options.newest_wins
-        self.acls = AssumedAcls() if reads_later else None
+        in_a_row = tools.default_acls_in_a_row
+        self.acls = AssumedAcls(default_in_a_row=in_a_row) if reads_later else None
         """Objects that are copied before their ACL is read."""
         tools.ledger.save_crossing(crossing)
         self._copier = Copier(

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from replicator import assumed_acls
-from replicator.assumed_acls import AssumedAcls
+from replicator.assumed_acls import DEFAULT_IN_A_ROW, AssumedAcls
 from replicator.crossing import Crossing
 from replicator.ledger import LedgerRow
 from replicator.replication import ReplicationOptions
@@ -34,20 +33,10 @@ STEPS = 250
 SEEDS = 4
 
 
-@pytest.fixture(autouse=True)
-def _assumes_acls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run sets how many default ACLs in a row are enough: a bucket of 64 objects
-    would take long. After a test it is what it was.
-    """
-    monkeypatch.setattr(assumed_acls, "_DEFAULT_IN_A_ROW", 0)
-
-
 class Rounds:
     """One source, one target, and what happens to them by one seed."""
 
     def __init__(self, seed: int, folder: Path) -> None:
-        # By every other seed objects are copied before their ACL is read.
-        vars(assumed_acls)["_DEFAULT_IN_A_ROW"] = 0 if seed % 2 else 64
         self.rng = random.Random(seed)
         self.clock = StepClock()
         self.later = LaterExecutor()
@@ -68,6 +57,9 @@ class Rounds:
             limits=replace(
                 step_limits(),
                 page_keys=self.rng.choice((3, 1_000)),
+                # By every other seed objects are copied before their ACL is read: a
+                # bucket of more would take long.
+                default_acls_in_a_row=0 if seed % 2 else DEFAULT_IN_A_ROW,
                 # Comparisons mend what rounds do not see.
                 prove_every_s=4.0 if seed % 3 == 1 else 3_600.0,
             ),

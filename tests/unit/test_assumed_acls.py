@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import pytest
 
 from proof.item import EvidenceLevel
-from replicator import assumed_acls
 from replicator.assumed_acls import AssumedAcls
 from replicator.copy_requests import AclSeen, CopyResult, ObjectStamp
 from replicator.ledger import LedgerRow
@@ -107,9 +106,9 @@ def test_another_version_is_the_matter_of_its_own_copy(acls: AssumedAcls) -> Non
     assert acls.oldest_ms is None
 
 
-def test_only_so_many_wait(acls: AssumedAcls, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(assumed_acls, "_ASSUMED_MAX", 2)
-    monkeypatch.setattr(assumed_acls, "_DEFAULT_IN_A_ROW", 0)
+def test_only_so_many_wait() -> None:
+    acls = AssumedAcls(default_in_a_row=0, assumed_max=2)
+    acls.is_watched = True
     for key in "ab":
         assert acls.may_assume
         acls.note(copied(key, 1))
