@@ -126,7 +126,7 @@ class ChangeSchedule:
         self._pending = dict[tuple[int, int], Work]()
         self._orders = 0
         # Numbers that are not done, ascending, and those that are, out of order.
-        self._open = list[int]()
+        self._open = deque[int]()
         self._done = set[int]()
         self._done_through = 0
         # Changes whose keys are gone, until a later change says so.
@@ -165,12 +165,12 @@ class ChangeSchedule:
 
     def add(self, queued: QueuedChange, *, now_ms: int) -> None:
         """Take in the next change. `now_ms` counts where nobody knows its time."""
-        heapq.heappush(self._open, queued.number)
+        self._note_number(queued.number)
         self._add(queued.change, [queued.number], queued.change.time_ms or now_ms)
 
     def pass_over(self, number: int) -> None:
         """Note a change of the queue that concerns no key of the replication."""
-        heapq.heappush(self._open, number)
+        self._note_number(number)
         self._done.add(number)
         self._advance()
 
@@ -179,6 +179,11 @@ class ChangeSchedule:
         work = self._add(change, [], change.time_ms or now_ms)
         work.is_found = True
         return work
+
+    def _note_number(self, number: int) -> None:
+        # One that is taken twice is never done: all behind it waits for ever.
+        assert number > (self._open[-1] if self._open else self._done_through)
+        self._open.append(number)
 
     def _add(self, change: Change, numbers: list[int], since_ms: int) -> Work:
         merged = self._merge(change, numbers)
@@ -363,7 +368,7 @@ class ChangeSchedule:
 
     def _advance(self) -> None:
         while self._open and self._open[0] in self._done:
-            self._done_through = heapq.heappop(self._open)
+            self._done_through = self._open.popleft()
             self._done.remove(self._done_through)
 
     def _merge(self, change: Change, numbers: list[int]) -> Work | None:

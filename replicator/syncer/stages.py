@@ -431,8 +431,9 @@ class StageMachine:
 def queued(
     pending: Iterable[Request], found: Sequence[Request], *, left_live: bool
 ) -> list[Request]:
-    """What is to be done, in order: first what the machine has asked for just now, then
-    what was `pending`. `left_live`: the stage was LIVE before.
+    """What is to be done, in order: a capture that was to begin, then what the machine
+    has asked for just now, then what was `pending`. `left_live`: the stage was LIVE
+    before.
     """
     if left_live:
         # What was begun beside the log is of no use any more.
@@ -440,7 +441,11 @@ def queued(
     if any(isinstance(one, StartCapture) for one in found):
         # Another capture was to end, of a wish that was withdrawn meanwhile.
         pending = [one for one in pending if not isinstance(one, StopCapture)]
-    return [*found, *pending]
+    # A comparison may take hours, in which nothing would be read of the log. And what
+    # had been taken of the queue before it begins would be taken twice.
+    begins = [one for one in pending if isinstance(one, StartCapture)]
+    rest = [one for one in pending if not isinstance(one, StartCapture)]
+    return [*begins, *found, *rest]
 
 
 class _Changes(TypedDict, total=False):

@@ -82,15 +82,21 @@ class World:
             self.tell(GapFound(self.data.draw(st.booleans())))
         elif self.todo:
             self.do(self.todo.pop(0))
+            if self.machine.is_live and self.saved.stage is Stage.LIVE:
+                # What is queued is applied between any two requests.
+                self.check_captured()
         elif self.machine.is_live:
-            at = self.machine.checkpoint.position
-            assert at is not None
-            assert self.captured_from is not None
-            # Every change after what is applied is queued.
-            assert self.captured_from <= at.index
+            self.check_captured()
             events = (ChangesApplied(FeedPosition("log", self.index)), IntervalPassed())
             self.tell(self.data.draw(st.sampled_from(events)))
         assert len(self.alive) <= 3
+
+    def check_captured(self) -> None:
+        """Every change after what is applied is queued."""
+        at = self.machine.checkpoint.position
+        assert at is not None
+        assert self.captured_from is not None
+        assert self.captured_from <= at.index
 
     def tell(self, event: Event) -> None:
         """Tell the machine."""
@@ -171,3 +177,10 @@ def test_a_capture_that_begins_anew_is_not_ended_by_what_was_asked_before() -> N
     left = queued([StopCapture(), AwaitInterval()], [begin], left_live=False)
     assert left == [begin, AwaitInterval()]
     assert queued(left, [StopCapture()], left_live=True) == [StopCapture()]
+
+
+def test_a_capture_begins_before_what_is_compared_beside_the_log() -> None:
+    """OZ-161: prefixes that are wanted before it has begun do not come first."""
+    begin = StartCapture(FeedPosition("log", 1))
+    compare = CompareStores(None, "", ("a/",))
+    assert queued([begin], [compare], left_live=False) == [begin, compare]

@@ -17,7 +17,7 @@ from replicator.stores.port import ChangeBatch, ChangeFeed, FeedPosition, Object
 from runtime.errors import BusyError
 from tests.support.bucket_sync import LIMITS
 from tests.support.memory_store import UNPROVEN, MemoryStore
-from tests.support.replications import Replication, failing, held
+from tests.support.replications import LaterExecutor, Replication, failing, held
 
 BIG = bytes(LIMITS.part_bytes * 4)
 
@@ -286,6 +286,44 @@ def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -
     source.write("out/d", b"d")
     replication.run(30)
     assert held(target) == held(source)
+
+
+def test_prefixes_that_change_at_the_start_hold_up_neither_log_nor_queue(tmp_path: Path) -> None:
+    """OZ-084, OZ-161: the log is captured before what was added is compared."""
+    source, target, replication = live(tmp_path)
+    replication.change(prefixes=("a", "b"))
+    replication.step()
+    for key in ("a", "b"):
+        source.write(key, b"new")
+    replication.engine.receive()
+    before = replication.engine.report()
+    assert before.queued == 2
+    replication.kill()
+    again = Replication(
+        source.store(),
+        target.store(),
+        tmp_path,
+        prefixes=("a", "b"),
+        checkpoint=before.checkpoint,
+        later=(later := LaterExecutor()),
+    )
+    again.change(prefixes=("a", "b", "c"))
+    again.engine.work()
+    source.write("c", b"new")
+    again.engine.receive()
+    assert again.engine.report().queued == 3
+    for _ in range(10):
+        # The first key takes longer than all others.
+        while len(later.waiting) > 1:
+            later.run(1)
+        again.step()
+    for _ in range(30):
+        while later.waiting:
+            later.run()
+        again.step()
+    assert held(target) == held(source)
+    assert again.engine.report().queued == 0
+    assert again.engine.report().checkpoint.position == FeedPosition("memory", source.newest_index)
 
 
 def test_what_is_queued_and_not_applied_is_not_acknowledged_at_the_end(tmp_path: Path) -> None:
