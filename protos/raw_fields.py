@@ -10,6 +10,8 @@ from google.protobuf.message import DecodeError
 
 # A message below this becomes no more than some 50 MiB when parsed.
 _SMALL_BYTES = 1 << 20
+# No field has fewer: a tag, and a number or a length.
+_FIELD_BYTES_MIN = 2
 
 
 def raw_fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
@@ -21,7 +23,9 @@ def raw_fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """
     at, end = 0, len(raw)
     while at < end:
-        tag, at = _varint(raw, at)
+        # Most tags are one byte.
+        tag = raw[at]
+        tag, at = (tag, at + 1) if tag < 0x80 else _varint(raw, at)
         length = 0
         match tag & 7:
             case 0:
@@ -43,10 +47,10 @@ def raw_fields(raw: memoryview) -> Iterator[tuple[int, int, memoryview]]:
 
 def exceeds_count(raw: bytes, *path: int, count_max: int) -> bool:
     """Whether a serialised message, and those inside it along this path of field
-    numbers, have more than `count_max` fields. A small message never has; bytes that
-    are not a message always have.
+    numbers, have more than `count_max` fields. A small message never has; more bytes
+    that are not a message always have.
     """
-    if len(raw) < _SMALL_BYTES:
+    if len(raw) < max(_SMALL_BYTES, _FIELD_BYTES_MIN * count_max):
         return False
     try:
         return _count_left(memoryview(raw), path, count_max) < 0

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from functools import cache
 
 import jinja2
 import pyarrow as pa
@@ -249,6 +250,12 @@ def report_of(
 
 def render(report: SweepReport) -> str:
     """The HTML page."""
+    return _template().render(report=report)
+
+
+@cache
+def _template() -> jinja2.Template:
+    """Compiled once: that takes longer than to render it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("sweep", "data"),
         autoescape=True,
@@ -258,7 +265,7 @@ def render(report: SweepReport) -> str:
     environment.globals.update(
         cells=list(HeatmapCell), bad=[verdict.value for verdict in DIVERGED_VERDICTS]
     )
-    return environment.get_template("report.html.j2").render(report=report)
+    return environment.get_template("report.html.j2")
 
 
 def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -> ContainerLine:

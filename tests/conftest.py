@@ -5,7 +5,8 @@ import os
 import signal
 import tempfile
 from collections.abc import Generator
-from types import FunctionType
+from functools import cache
+from types import FunctionType, ModuleType
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,9 @@ settings.register_profile(
     "long", settings.get_profile("shared"), derandomize=False, max_examples=500, database=None
 )
 settings.load_profile("shared")
+
+# What collection makes is no garbage before it ends: to look took a sixth of its time.
+gc.set_threshold(200_000)
 
 # Of every Spark that a test starts, in whichever process.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_options())
@@ -79,13 +83,17 @@ def pytest_runtest_protocol() -> Generator[None, object, object]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that reach a kernel."""
     for item in items:
-        module = item.getparent(pytest.Module)
-        functions = (v for v in vars(module.obj).values() if isinstance(v, FunctionType))
-        if any(
-            function.__module__ in _KERNEL_CALLERS and function.__name__ not in _MAKERS_OF_INPUT
-            for function in functions
-        ):
+        if _reaches_a_kernel(item.getparent(pytest.Module).obj):
             item.add_marker(pytest.mark.kernels)
+
+
+@cache
+def _reaches_a_kernel(module: ModuleType) -> bool:
+    functions = (value for value in vars(module).values() if isinstance(value, FunctionType))
+    return any(
+        function.__module__ in _KERNEL_CALLERS and function.__name__ not in _MAKERS_OF_INPUT
+        for function in functions
+    )
 
 
 def pytest_collection_finish() -> None:

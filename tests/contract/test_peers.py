@@ -218,13 +218,15 @@ def test_more_chunks_than_a_request_may_bring_are_refused(
     likes.
     """
     blocks = RECORDS_CHUNKS_MAX // BLOCK_CHUNKS_MAX + 1
-    one = replica_of(CONTAINER, {1: BLOCK_CHUNKS_MAX}, window_bytes=1, chunk_bytes=1)
+    one = replica_of(CONTAINER, {1: 1}, window_bytes=1, chunk_bytes=1)
     record = one.records[BlockId(1)]
+    (chunk,) = record.chunks
     # Each has its own name, and none that of a block.
-    chunks = tuple(replace(chunk, name=f"c{chunk.offset}") for chunk in record.chunks)
-    record = replace(record, chunks=chunks)
+    chunks = tuple(replace(chunk, offset=i, name=f"c{i}") for i in range(BLOCK_CHUNKS_MAX))
     for number in range(1, blocks + 1):
-        one.records[BlockId(number)] = replace(record, block_id=BlockId(number))
+        # The last block brings one chunk more than allowed.
+        brought = chunks if number < blocks else chunks[:1]
+        one.records[BlockId(number)] = replace(record, block_id=BlockId(number), chunks=brought)
     source.replicas[CONTAINER] = one
     with closing(connect(kind, server.address)) as peer:
         allowed = [BlockId(number) for number in range(1, blocks)]

@@ -92,11 +92,11 @@ def test_a_copy_is_equal_and_what_changes_is_found_and_copied(
         ("extra", "extra"),
     }
     assert (found.last["equal"], found.last["differences"]) == (False, 3)
-    kept = command.run("sync", *pair, "--json")
+    kept = command.call("sync", *pair, "--json")
     assert kept.status == 3
     assert (kept.last["copied"], kept.last["metadataOnly"], kept.last["deleted"]) == (1, 1, 0)
     assert (kept.last["equal"], kept.last["differences"]) == (False, 1)
-    last = command.run("sync", *pair, "--delete", "--json")
+    last = command.call("sync", *pair, "--delete", "--json")
     assert (last.status, last.last["deleted"], last.last["root"]) == (0, 1, root)
 
 
@@ -107,7 +107,7 @@ def test_a_dry_run_leaves_nothing_and_is_the_plan_that_is_executed(
     assert (dry.status, dry.last["dryRun"]) == (0, True)
     assert not (tmp_path / "target").exists()
     assert not (tmp_path / "home").exists()
-    done = command.run("sync", *pair, "--json")
+    done = command.call("sync", *pair, "--json")
     assert done.last["copied"] == dry.last["copies"] == len(dry.documents) - 1
     assert done.last["bytes"] == dry.last["bytes"]
 
@@ -125,18 +125,18 @@ def test_damage_behind_the_index_is_found_by_reading_only_and_then_replaced(
 ) -> None:
     command.run("sync", *pair)
     flip_a_bit(tmp_path / "target", FILE_BODY)
-    recorded = command.run("verify", *pair, "--json")
+    recorded = command.call("verify", *pair, "--json")
     assert (recorded.status, recorded.last["equal"]) == (0, True)
     assert "only" in recorded.stderr
-    read = command.run("verify", *pair, "--level", "read", "--json")
+    read = command.call("verify", *pair, "--level", "read", "--json")
     assert (read.status, read.documents[0]) == (
         3,
         {"kind": "damaged", "key": "file", "level": "read"},
     )
     assert len(read.documents) == 2
-    assert command.run("verify", *pair).status == 3
-    assert command.run("sync", *pair, "--json").last["copied"] == 1
-    assert command.run("verify", *pair, "--level", "read").status == 0
+    assert command.call("verify", *pair).status == 3
+    assert command.call("sync", *pair, "--json").last["copied"] == 1
+    assert command.call("verify", *pair, "--level", "read").status == 0
     assert bodies_in(tmp_path / "target")["file"] == FILE_BODY
 
 
@@ -178,14 +178,14 @@ def test_an_emulator_gets_a_copy_and_gives_it_back(s3_bucket: S3Bucket, tmp_path
     there = command.run("sync", source, remote, "--json")
     assert (there.status, there.last["equal"], there.last["failed"]) == (0, True, [])
     assert "ACLs" in there.stderr
-    assert command.run("verify", source, remote, "--level", "read", "--json").status == 0
-    assert command.run("sync", remote, back).status == 0
-    listed = command.run("verify", remote, back, "--level", "listed", "--json")
+    assert command.call("verify", source, remote, "--level", "read", "--json").status == 0
+    assert command.call("sync", remote, back).status == 0
+    listed = command.call("verify", remote, back, "--level", "listed", "--json")
     assert (listed.status, listed.last["roundTrips"] != 0) == (0, True)
     assert bodies_in(tmp_path / "back") == bodies_in(tmp_path / "source")
     # A pair that nobody has synced is compared by what both stores say.
     fresh = BucketCommand(tmp_path / "other", endpoint.environment)
-    checked = fresh.run("verify", source, remote, "--json")
+    checked = fresh.call("verify", source, remote, "--json")
     assert (checked.status, checked.last["differences"]) == (0, 0)
 
 
@@ -207,34 +207,34 @@ def test_a_verifier_proves_equality_with_less_than_a_kilobyte(
         assert isinstance(crossed, int)
         assert crossed < 1_000
         flip_a_bit(tmp_path / "target", FILE_BODY)
-        assert command.run("verify", *pair, *verifier).status == 0
+        assert command.call("verify", *pair, *verifier).status == 0
         damaged = {"kind": "damaged", "key": "file", "level": "read"}
-        read = command.run("verify", *pair, *verifier, "--level", "read", "--json")
+        read = command.call("verify", *pair, *verifier, "--level", "read", "--json")
         assert (read.status, read.documents[:-1]) == (3, [damaged])
         # It is known from then on, whatever is read again.
-        later = command.run("verify", *pair, *verifier, "--json")
+        later = command.call("verify", *pair, *verifier, "--json")
         assert (later.status, later.documents[0]["kind"]) == (3, "damaged")
-        text = command.run("verify", *pair, *verifier)
+        text = command.call("verify", *pair, *verifier)
         assert "damaged    file" in text.stdout
         assert "1 damaged" in text.stdout
         # A change is not damage.
         write(tmp_path / "source", {"changed": b"before"})
-        command.run("sync", *pair, *verifier)
+        command.call("sync", *pair, *verifier)
         write(tmp_path / "source", {"changed": b"after"})
-        kinds = command.run("verify", *pair, *verifier, "--json").documents[:-1]
+        kinds = command.call("verify", *pair, *verifier, "--json").documents[:-1]
         assert [(one["kind"], one["key"]) for one in kinds] == [("changed", "changed")]
-        command.run("sync", *pair, *verifier)
-        assert command.run("verify", *pair, *verifier, "--level", "read").status == 0
+        command.call("sync", *pair, *verifier)
+        assert command.call("verify", *pair, *verifier, "--level", "read").status == 0
         flip_a_bit(tmp_path / "source", FILE_BODY)
-        read = command.run("verify", *pair, *verifier, "--level", "read", "--json")
+        read = command.call("verify", *pair, *verifier, "--level", "read", "--json")
         assert (read.status, read.documents[:-1]) == (3, [damaged])
-        other = command.run("verify", pair[0], f"local:{tmp_path}/other", *verifier)
+        other = command.call("verify", pair[0], f"local:{tmp_path}/other", *verifier)
         assert (other.status, "is of" in other.stderr) == (2, True)
-        busy = command.run("index", pair[1], "--state", f"{tmp_path}/verifier")
+        busy = command.call("index", pair[1], "--state", f"{tmp_path}/verifier")
         assert busy.status == 8
         assert process.stop(signal.SIGTERM) == 0
-    checked = command.run("index", pair[1], "--state", f"{tmp_path}/verifier", "--check", "--json")
+    checked = command.call("index", pair[1], "--state", f"{tmp_path}/verifier", "--check", "--json")
     assert checked.last["indexDamage"] == []
     assert checked.last["objects"] == len(BODIES) + 2 + len(ODD_KEYS)
-    down = command.run("verify", *pair, *verifier)
+    down = command.call("verify", *pair, *verifier)
     assert down.status == 7

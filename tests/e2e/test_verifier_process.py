@@ -284,5 +284,5 @@ def test_either_process_killed_in_a_batch_is_continued(tmp_path: Path, killed: s
         assert again.last["equal"] is True
         assert again.last["copied"] <= 300 - written
         assert held(target.store()) == held(source.store())
-    receipts = command.run("receipts", "verify", str(tmp_path / "pair" / "receipts.jsonl"))
+    receipts = command.call("receipts", "verify", str(tmp_path / "pair" / "receipts.jsonl"))
     assert receipts.status == 0, receipts.stderr
