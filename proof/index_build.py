@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
 
 from merkle.checksum import RunningFingerprint
@@ -41,17 +40,12 @@ from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.progress import ProgressSink
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 # Objects in one range: a task holds them, with some hundred bytes each.
 RANGE_ROWS = 1 << 17
 # Shares of hashes are told apart in 64 bits.
 _RANGES_MAX = 1 << 16
 # Tasks at a time that wait for a store.
 _WAITING_THREADS = 16
-# Rows that the local engine sorts into ranges at once.
-_SPILLED_ROWS = 1 << 19
 _FORMAT = 1
 
 
@@ -217,24 +211,10 @@ def _spill(
     job: IndexJob, wanted: frozenset[int], folder: Path, number: int, part: ListingPart
 ) -> list[Path]:
     """Sort the objects of a part into slices of files, one for each range."""
-    paths, rows, numbers, count = list[Path](), list[pa.Table](), list["NDArray[np.int32]"](), 0
-
-    def write() -> None:
-        path = folder / f"{number:06}-{len(paths):06}.arrow"
-        write_slices(path, pa.concat_tables(rows), np.concatenate(numbers), job.ranges)
-        paths.append(path)
-        rows.clear()
-        numbers.clear()
-
-    for some, ranges in ranged_rows(part, job.bounds, wanted):
-        rows.append(some)
-        numbers.append(ranges)
-        count += some.num_rows
-        if count >= _SPILLED_ROWS:
-            write()
-            count = 0
-    if count:
-        write()
+    paths = list[Path]()
+    for rows, ranges in ranged_rows(part, job.bounds, wanted):
+        paths.append(folder / f"{number:06}-{len(paths):06}.arrow")
+        write_slices(paths[-1], rows, ranges, job.ranges)
     return paths
 
 

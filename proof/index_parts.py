@@ -48,6 +48,8 @@ _HASH_BITS = 8 * KEY_HASH_BYTES
 # A task reads a slice of each range for each share: fewer shares are fewer slices.
 _RANGES_PER_SHARE = 4
 _TOKEN_BYTES, _PLACE_BYTES = 8, 8
+# Rows that are cut into ranges at once: with more of them, slices are fewer and larger.
+_SLICED_ROWS = 1 << 19
 _NAMES_SCHEMA = pa.schema([("hash", pa.uint64()), ("key", pa.binary())])
 _ORDER = ("key", "modified_ms", "version", "etag", "size_bytes", "etag_is_md5")
 
@@ -257,7 +259,7 @@ class IndexJob:
 def ranged_rows(
     part: ListingPart, bounds: Sequence[bytes], wanted: frozenset[int]
 ) -> Iterator[tuple[pa.Table, "NDArray[np.int32]"]]:
-    """The objects of a part in the wanted ranges, some at a time, and the number of the
+    """The objects of a part in the wanted ranges, many at a time, and the number of the
     range of each.
 
     Raises:
@@ -265,11 +267,19 @@ def ranged_rows(
     """
     is_wanted = np.zeros(len(bounds) + 1, np.bool_)
     is_wanted[list(wanted)] = True
+    held, held_numbers, count = list[pa.Table](), list["NDArray[np.int32]"](), 0
     for batch in part.rows():
         numbers = range_numbers(batch.column(0), bounds)
         keep = is_wanted[numbers]
         rows = pa.Table.from_batches([batch])
-        yield (rows, numbers) if keep.all() else (rows.filter(pa.array(keep)), numbers[keep])
+        held.append(rows if keep.all() else rows.filter(pa.array(keep)))
+        held_numbers.append(numbers[keep])
+        count += len(held_numbers[-1])
+        if count >= _SLICED_ROWS:
+            yield pa.concat_tables(held), np.concatenate(held_numbers)
+            held, held_numbers, count = [], [], 0
+    if count:
+        yield pa.concat_tables(held), np.concatenate(held_numbers)
 
 
 def current_objects(listed: pa.Table) -> pa.Table:
@@ -288,6 +298,17 @@ def current_objects(listed: pa.Table) -> pa.Table:
     return listed.filter(pa.array(is_last)).combine_chunks()
 
 
+def slices(rows: pa.Table, numbers: "NDArray[np.int32]", count: int) -> Iterator[pa.RecordBatch]:
+    """The rows with each number below `count`, ascending; some have none."""
+    order = np.argsort(numbers, kind="stable")
+    ends = np.searchsorted(numbers[order], np.arange(count), "right").tolist()
+    batches = rows.take(pa.array(order)).combine_chunks().to_batches()
+    assert len(batches) <= 1
+    whole = batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
+    for start, end in zip([0, *ends], ends, strict=False):
+        yield whole.slice(start, end - start)
+
+
 def write_slices(path: Path, rows: pa.Table, numbers: "NDArray[np.int32]", count: int) -> None:
     """Write rows to a file as `count` slices: each row goes to the one with its number.
     Where each slice begins and ends stands behind them, so that a reader of one need
@@ -296,17 +317,12 @@ def write_slices(path: Path, rows: pa.Table, numbers: "NDArray[np.int32]", count
     Raises:
         DiskError: it cannot be written.
     """
-    order = np.argsort(numbers, kind="stable")
-    ends = np.searchsorted(numbers[order], np.arange(count), "right").tolist()
-    batches = rows.take(pa.array(order)).combine_chunks().to_batches()
-    assert len(batches) <= 1
-    whole = batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
     places = [0]
     try:
         with path.open("wb") as file:
-            for start, end in zip([0, *ends], ends, strict=False):
-                if end > start:
-                    file.write(whole.slice(start, end - start).serialize())
+            for one in slices(rows, numbers, count):
+                if one.num_rows:
+                    file.write(one.serialize())
                 places.append(file.tell())
             file.write(np.array(places, "<i8").tobytes())
     except OSError as error:

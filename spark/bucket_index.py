@@ -5,13 +5,16 @@
     write the entries by hash of each share
     merge the sums, some ranges a task
 
-Rows travel in typed columns. Results are files in a folder that executors and driver
-share, and rows of small numbers; of sums, which are 600 kB, the driver gets one for
-each 64 ranges.
+Spark converts Arrow to rows and back, one value at a time. So objects of one range
+travel as one row: thousands of them, as Arrow stores them. Results are files in a
+folder that executors and driver share, and rows of small numbers; of sums, which are
+600 kB, the driver gets one for each 64 ranges.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -19,17 +22,28 @@ from pyspark import TaskContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from proof.index_parts import IndexJob, IndexSums, ranged_rows
+from proof.index_parts import IndexJob, IndexSums, ranged_rows, slices
 from proof.listing import LISTED_SCHEMA, SAMPLE_SCHEMA, ListingPart, sample_part
 from runtime.disk import Disk
 from spark.by_range import run_tasks
 from spark.errors import FolderNotSharedError, task_failure
 from spark.jobs import SPARK_ERRORS, watched
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 # Ranges whose sums one task merges.
 _MERGED_RANGES = 64
 _RANGE_NUMBER = "range_number"
-_EXCHANGED_SCHEMA = pa.schema([pa.field(_RANGE_NUMBER, pa.int32(), nullable=False), *LISTED_SCHEMA])
+# `objects` is a batch of LISTED_SCHEMA.
+_EXCHANGED_SCHEMA = pa.schema(
+    [
+        pa.field(_RANGE_NUMBER, pa.int32(), nullable=False),
+        pa.field("objects", pa.binary(), nullable=False),
+    ]
+)
+# Objects that travel in one row, about a megabyte; and rows at once.
+_OBJECTS_MAX, _ROWS_MAX = 1 << 13, 1 << 4
 _DONE_SCHEMA = pa.schema([pa.field("number", pa.int32(), nullable=False)])
 _SUMS_SCHEMA = pa.schema([pa.field("sums", pa.binary(), nullable=False)])
 
@@ -149,12 +163,26 @@ def _sample(parts: Sequence[ListingPart], number: int) -> Iterator[pa.RecordBatc
 def _read(
     job: IndexJob, parts: Sequence[ListingPart], wanted: Sequence[int], part: int
 ) -> Iterator[pa.RecordBatch]:
-    """The objects of a part, each with the place of its range among the wanted ones."""
+    """The objects of a part, with the places of their ranges among the wanted ones."""
     place = np.zeros(job.ranges, np.int32)
     place[list(wanted)] = np.arange(len(wanted))
-    for rows, numbers in ranged_rows(parts[part], job.bounds, frozenset(wanted)):
-        columns = [pa.array(place[numbers]), *rows.combine_chunks().columns]
-        yield from pa.table(columns, schema=_EXCHANGED_SCHEMA).to_batches()
+    for objects, numbers in ranged_rows(parts[part], job.bounds, frozenset(wanted)):
+        rows = _packed(objects, place[numbers], len(wanted))
+        while some := list(islice(rows, _ROWS_MAX)):
+            columns = [pa.array(column) for column in zip(*some, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=_EXCHANGED_SCHEMA)
+
+
+def _packed(
+    objects: pa.Table, numbers: "NDArray[np.int32]", ranges: int
+) -> Iterator[tuple[np.int32, bytes]]:
+    """Rows of _EXCHANGED_SCHEMA that have these objects, each with the number of its
+    range.
+    """
+    for number, one in enumerate(slices(objects, numbers, ranges)):
+        for first in range(0, one.num_rows, _OBJECTS_MAX):
+            data = one.slice(first, _OBJECTS_MAX).serialize()
+            yield np.int32(number), data.to_pybytes()
 
 
 def _index_range(
@@ -163,7 +191,11 @@ def _index_range(
     context = TaskContext.get()
     assert context is not None
     _check_shared(job)
-    held = [batch.select(LISTED_SCHEMA.names).cast(LISTED_SCHEMA) for batch in batches]
+    held = [
+        pa.ipc.read_record_batch(one.as_buffer(), LISTED_SCHEMA)
+        for batch in batches
+        for one in batch["objects"]
+    ]
     if held:
         number = wanted[context.partitionId()]
         job.index_range(number, pa.Table.from_batches(held, LISTED_SCHEMA), Disk())
