@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 from click.testing import CliRunner
 
+from tests.support.s3_servers import S3Endpoint
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -43,6 +45,9 @@ def session() -> Iterator["SparkSession"]:
     with pytest.MonkeyPatch.context() as environment:
         # The server's own Python, by which it plans data sources.
         environment.setenv("PYSPARK_PYTHON", sys.executable)
+        # What a cluster gives its executors; emulators of S3 accept it.
+        for name, value in S3Endpoint("", "test", "test").environment.items():
+            environment.setenv(name, value)
         with spark_session("local[2]", settings=settings) as session:
             environment.undo()
             yield session

@@ -20,7 +20,8 @@ import pytest
 from admin.demo.synthetic import RowOrder, SyntheticCluster, synthetic
 from spark.pack import ARCHIVE, CODE
 from tests.e2e.conftest import free_port
-from tests.support.bucket_command import write
+from tests.support.bucket_command import flip_a_bit, opened, write
+from tests.support.bucket_sync import SyncRunner
 from tests.support.java import spark_options
 from tests.support.waiting import wait_until
 
@@ -171,6 +172,24 @@ def test_a_cluster_with_a_bare_python_lists_and_indexes_a_bucket(
     address = f"local:{tmp_path}/bucket"
     found = driver.run("index_bucket", address=address, folder=tmp_path / "index", shards=3)
     assert found == {"objects": 1_500, "parts": 3, "is_as_local": True}
+
+
+def test_a_cluster_with_a_bare_python_finds_damage_in_a_bucket(
+    tmp_path: Path, driver: Driver
+) -> None:
+    body = b"large" * 10_000
+    # More keys than a page of the listing has, else it is not cut.
+    write(tmp_path / "source", {f"{number:05}": b"x" for number in range(1_001)} | {"b": body})
+    state = tmp_path / "state"
+    with opened(tmp_path / "source") as source, opened(tmp_path / "target") as target:
+        assert SyncRunner(source, target, state)().equal
+        assert not target.writer.delete(["00007"])
+    write(tmp_path / "source", {"00500": b"yy"})
+    flip_a_bit(tmp_path / "target", body)
+    places = {name: f"local:{tmp_path}/{name}" for name in ("source", "target")}
+    found = driver.run("verify_bucket", state=state, **places)
+    lines = [["missing", "00007"], ["changed", "00500"], ["damaged", "b"]]
+    assert found == {"lines": lines, "objects": 1_002, "is_as_local": True}
 
 
 # Blocks of few chunks are sorted, because an aggregate of a block would be wider.

@@ -3,18 +3,19 @@
 import random
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from proof.item import EvidenceLevel
+from proof.receipts import Receipt
 from replicator.copier import CopierLimits, NewExecutor
 from replicator.copy_task import CopyLimits
 from replicator.ledger import PairLedger
 from replicator.stores.port import Store
 from replicator.sync import BucketSync, SyncOptions, SyncPlan, SyncReport
-from replicator.verify import BucketVerification
+from replicator.verify import BucketVerification, VerificationTally, VerifiedKey
 from runtime.rate_limit import SystemClock
 from runtime.retry import Backoff
 
@@ -22,6 +23,7 @@ from runtime.retry import Backoff
 LIMITS = CopyLimits(part_bytes=64 << 10)
 T = TypeVar("T")
 P = ParamSpec("P")
+Known = tuple[str, object, EvidenceLevel, bool, object]
 ONE_THREAD = CopierLimits(objects=1, parts=1, memory_bytes=1 << 20)
 
 
@@ -170,3 +172,25 @@ def bucket_verification(
         backoff=Backoff(attempts_max=1),
         is_cancelled=lambda: False,
     )
+
+
+def known(key: VerifiedKey) -> Known:
+    """What is printed of a key."""
+    return key.key, key.kind, key.level, key.is_unsettled, key.damage
+
+
+def stated(tally: VerificationTally, run: BucketVerification) -> list[object]:
+    """All that a verification says of both sides together."""
+    receipt = run.receipt(tally, "")
+    assert receipt is None or isinstance(receipt, Receipt)
+    unsigned = replace(receipt, time_ms=0) if receipt else None
+    return [
+        *(tally.objects, tally.differences, tally.unsettled, tally.kinds, tally.levels),
+        *(tally.sets.levels, tally.sets.root, tally.sets.level, tally.is_equal),
+        unsigned
+        and replace(
+            unsigned,
+            source=replace(unsigned.source, oldest_read_at_s=None),
+            target=replace(unsigned.target, oldest_read_at_s=None),
+        ),
+    ]

@@ -5,6 +5,7 @@ Each line of its input is a job, and of its output what it found.
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,21 @@ from pyspark.sql import SparkSession
 from admin.engines import open_session
 from proof.index_build import LocalIndexEngine, build_files
 from proof.inventory import ListingScope, read_folder
-from proof.item import HashAlgorithm, Profile
+from proof.item import EvidenceLevel, HashAlgorithm, Profile
 from proof.listed_rows import ListedItemRules
+from replicator.ledger import PairLedger
 from replicator.listing_shards import plan_shards
 from replicator.stores.opening import open_store
+from replicator.verified_ranges import RangedVerification
+from replicator.verify import READERS_MAX, VerificationTally
 from runtime.disk import Disk
 from runtime.progress import ProgressStyle, progress_sink
 from spark.bucket_index import SparkIndexEngine
+from spark.bucket_verify import SparkRangeEngine
 from spark.engine import SparkEngine
 from sweep.engine import SweepRequest
 from sweep.run import sweep
+from tests.support.bucket_sync import Known, bucket_verification, known, stated
 from tests.support.sweeps import Quiet
 
 _RULES = ListedItemRules(Profile(b"s" * 32, HashAlgorithm.MD5, ()), etags_prove=True)
@@ -60,7 +66,38 @@ def index_bucket(
     }
 
 
-_JOBS = {job.__name__: job for job in (sweep_table, index_bucket)}
+def verify_bucket(session: SparkSession, *, source: str, target: str, state: str) -> dict[str, Any]:
+    """Read two buckets in ranges of keys; what differs, and whether one machine says
+    the same, up to the receipt.
+    """
+    level = EvidenceLevel.READ
+    with (
+        open_store(source, may_write=False) as ours,
+        open_store(target, may_write=False) as theirs,
+        PairLedger(Path(state), source=source, target=target) as ledger,
+        ThreadPoolExecutor(READERS_MAX) as readers,
+        progress_sink(ProgressStyle()) as progress,
+    ):
+        by_cluster, by_one = VerificationTally(ledger.secret), VerificationTally(ledger.secret)
+        ranged = RangedVerification(ours, theirs, ledger, level=level)
+        engine = SparkRangeEngine(session)
+        differing = [*ranged.differences(engine, "", by_cluster, progress, ranges=4)]
+        run = bucket_verification(ours, theirs, ledger, level, readers)
+        expected = list[Known]()
+        for one in run.keys(""):
+            by_one.add(one)
+            if one.kind is not None or one.is_unsettled:
+                expected.append(known(one))
+        said = [*map(known, differing)]
+        is_as_local = (said, stated(by_cluster, run)) == (expected, stated(by_one, run))
+    return {
+        "lines": [[key.kind.value, key.key] for key in differing if key.kind],
+        "objects": by_cluster.objects,
+        "is_as_local": is_as_local,
+    }
+
+
+_JOBS = {job.__name__: job for job in (sweep_table, index_bucket, verify_bucket)}
 
 
 def main(master: str, pack: str, *settings: str) -> None:

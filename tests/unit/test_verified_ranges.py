@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proof.item import EvidenceLevel, HashAlgorithm
-from proof.receipts import Receipt
 from replicator.ledger import PairLedger
 from replicator.ledger_view import LedgerView
 from replicator.listing_range import ListingRange
@@ -28,11 +27,11 @@ from replicator.verified_ranges import (
     tally_row,
     verify_range,
 )
-from replicator.verify import BucketVerification, VerificationTally, VerifiedKey
+from replicator.verify import VerificationTally
 from runtime.errors import DiskError, UsageError
 from runtime.progress import ProgressStyle, progress_sink
 from tests.support.bucket_command import flip_a_bit, opened, write
-from tests.support.bucket_sync import SyncRunner, bucket_verification
+from tests.support.bucket_sync import Known, SyncRunner, bucket_verification, known, stated
 from tests.support.memory_store import MEMORY, UNPROVEN, MemoryStore
 
 # Long enough for a file of its own.
@@ -40,29 +39,6 @@ BODY = b"two" * 10_000
 KEYS = ("", "a", "a/", "a/b", "ab", "b", "\uff21", "😀", "z")
 sides = st.tuples(st.sampled_from([b"", b"a", b"b", b"cc"]), st.sampled_from(["p", "q"]))
 buckets = st.dictionaries(st.sampled_from(KEYS[1:]), sides)
-Known = tuple[str, object, EvidenceLevel, bool, object]
-
-
-def known(key: VerifiedKey) -> Known:
-    """What is printed of a key."""
-    return key.key, key.kind, key.level, key.is_unsettled, key.damage
-
-
-def stated(tally: VerificationTally, run: BucketVerification) -> list[object]:
-    """All that a verification says of both sides together."""
-    receipt = run.receipt(tally, "")
-    assert receipt is None or isinstance(receipt, Receipt)
-    unsigned = replace(receipt, time_ms=0) if receipt else None
-    return [
-        *(tally.objects, tally.differences, tally.unsettled, tally.kinds, tally.levels),
-        *(tally.sets.levels, tally.sets.root, tally.sets.level, tally.is_equal),
-        unsigned
-        and replace(
-            unsigned,
-            source=replace(unsigned.source, oldest_read_at_s=None),
-            target=replace(unsigned.target, oldest_read_at_s=None),
-        ),
-    ]
 
 
 @settings(max_examples=40, deadline=None)
