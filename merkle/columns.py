@@ -25,6 +25,10 @@ Bools: TypeAlias = "NDArray[np.bool_]"
 # Work per row, in bytes, for `kernels_for`: encoding a row in plain Python takes about
 # 2 us, as long as the libraries take for the checksum of 20 KB.
 _ROW_BYTES = 20_000
+# Of fewer chunks, the first steps of numpy take longer than plain Python does.
+_ARRAY_CHUNKS_MIN = 256
+# Chunks whose bytes are laid out at a time, each in some hundred bytes.
+_ARRAY_CHUNKS = 1 << 16
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -177,7 +181,12 @@ def encode_tree(tree: ContainerTree) -> bytes:
 def encode_columns(columns: TreeColumns) -> bytes:
     """Like `encode_tree`, from columns."""
     kernel = kernels_for(_ROW_BYTES * (len(columns.block_ids) + len(columns.chunk_offsets)))
-    blocks = _encode_by(kernel, columns) if kernel else library_encode_blocks(columns.to_tree())
+    if kernel:
+        blocks = _encode_by(kernel, columns)
+    elif len(columns.chunk_offsets) >= _ARRAY_CHUNKS_MIN:
+        blocks = array_encode_blocks(columns)
+    else:
+        blocks = library_encode_blocks(columns.to_tree())
     return _checksum_info(columns.container_id, columns.data_checksum, blocks)
 
 
@@ -210,6 +219,75 @@ def library_encode_blocks(tree: ContainerTree) -> bytes:
         joined = b"".join(body)
         out += [b"\x12", _varint(len(joined)), joined]
     return b"".join(out)
+
+
+def array_encode_blocks(columns: TreeColumns) -> bytes:
+    """Like `library_encode_blocks`, with numpy: a tenth of its time for many chunks."""
+    pieces, ends = [], [np.zeros(1, np.int64)]
+    for start in range(0, len(columns.chunk_offsets), _ARRAY_CHUNKS):
+        piece, lengths = _encode_chunks(columns, slice(start, start + _ARRAY_CHUNKS))
+        pieces.append(piece)
+        ends.append(ends[-1][-1] + np.cumsum(lengths))
+    chunks = b"".join(pieces)
+    bounds = np.concatenate(ends)[columns.chunk_starts].tolist()
+    out = []
+    blocks = zip(
+        columns.block_ids.tolist(),
+        columns.block_checksums.tolist(),
+        columns.block_deleted.tolist(),
+        pairwise(bounds),
+        strict=True,
+    )
+    for block_id, checksum, deleted, (start, end) in blocks:
+        head = b"\x08%b\x10%b" % (_varint(block_id), _varint(checksum))
+        length = _varint(len(head) + end - start + 2)
+        out += [b"\x12", length, head, chunks[start:end], b"\x20%c" % deleted]
+    return b"".join(out)
+
+
+def _encode_chunks(columns: TreeColumns, rows: slice) -> tuple[bytes, Int64s]:
+    """These chunks, and the length of each: every byte that one may need in a row of
+    its own, of which those are taken that it does.
+    """
+    matches = columns.chunk_matches[rows]
+    parts, used = [], []
+    for tag, column in (
+        (b"\x08", columns.chunk_offsets),
+        (b"\x10", columns.chunk_lengths),
+        (b"\x18", columns.chunk_checksums),
+    ):
+        number, is_used = _varints(column[rows])
+        parts += [_constant(tag, len(matches)), number]
+        used += [np.ones((len(matches), 1), np.bool_), is_used]
+    # At most 35 bytes, whose number is one byte.
+    lengths = np.hstack(used).sum(axis=1) + 2
+    parts = [
+        _constant(b"\x1a", len(matches)),
+        lengths.astype(np.uint8)[:, None],
+        *parts,
+        _constant(b"\x20", len(matches)),
+        matches.astype(np.uint8)[:, None],
+    ]
+    both = np.ones((len(matches), 2), np.bool_)
+    return np.hstack(parts)[np.hstack([both, *used, both])].tobytes(), lengths + 2
+
+
+def _varints(values: Int64s) -> "tuple[NDArray[np.uint8], Bools]":
+    """Each value in a row of as many bytes as the longest takes, and which of them it
+    does.
+    """
+    words, parts, used = values.astype(np.uint64), [], [np.ones(len(values), np.bool_)]
+    while True:
+        low, words = (words & np.uint64(0x7F)).astype(np.uint8), words >> np.uint64(7)
+        has_more = words > 0
+        parts.append(low | has_more.astype(np.uint8) << 7)
+        if not has_more.any():
+            return np.stack(parts, axis=1), np.stack(used, axis=1)
+        used.append(has_more)
+
+
+def _constant(byte: bytes, count: int) -> "NDArray[np.uint8]":
+    return np.full((count, 1), byte[0], np.uint8)
 
 
 def _encode_tree_blocks(tree: ContainerTree) -> bytes:

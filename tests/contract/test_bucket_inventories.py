@@ -14,6 +14,7 @@ from admin.cli import treefold
 from replicator.stores.opening import open_store
 from tests.support.listings import ListedVersion, write_inventory
 from tests.support.s3_servers import S3Bucket
+from tests.support.stores import fill
 from tests.unit.test_index_build import bits_of
 
 
@@ -115,7 +116,7 @@ def test_an_inventory_makes_the_index_of_a_refresh(
 def test_a_bucket_that_is_listed_in_shards_has_the_index_of_a_refresh(
     bucket: S3Bucket, tmp_path: Path
 ) -> None:
-    put(bucket, [f"data/{number:04}" for number in range(1_100)], b"1")
+    fill(bucket, (f"data/{number:04}" for number in range(1_100)), b"1")
     put(bucket, ["data/ü b+c%", "data/.treefold-scratch/x", "outside"], b"2")
     address = f"s3://{bucket.name}/data?endpoint_url={bucket.endpoint.url}"
     words = (address, "--state", f"{tmp_path}/state")

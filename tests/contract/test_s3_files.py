@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from chunktable.places import resolve_location
 from runtime.errors import UsageError
 from tests.support.s3_servers import S3Bucket, S3Endpoint
+from tests.support.stores import fill
 
 KEYS = ("a/b/one", "a/b/two", "a/three", "a b/ü+%", "top", "marker/")
 LENGTH = 5 << 20
@@ -71,9 +72,7 @@ def test_folders_and_objects_are_those_that_pyarrow_sees(
 
 def test_a_listing_of_several_pages_is_whole(bucket: S3Bucket, ours: pa_fs.FileSystem) -> None:
     names = {f"{i:04}" for i in range(1101)}
-    with bucket.endpoint.client() as client:
-        for name in names:
-            client.put_object(Bucket=bucket.name, Key=f"many/{name}", Body=b"")
+    fill(bucket, (f"many/{name}" for name in names))
     found = ours.get_file_info(pa_fs.FileSelector(f"{bucket.name}/many"))
     assert {one.base_name for one in found} == names
 

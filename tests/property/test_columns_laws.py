@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from merkle.checksum import KERNEL_BYTES_MIN, fold, kernels_for
 from merkle.columns import (
     TreeColumns,
+    array_encode_blocks,
     encode_columns,
     encode_tree,
     fold_blocks,
@@ -64,6 +65,7 @@ def test_bytes_are_those_of_the_protobuf_library(tree: ContainerTree) -> None:
     assert encode_columns(TreeColumns.of(tree)) == expected
     columns, blocks = TreeColumns.of(tree), library_encode_blocks(tree)
     assert expected.endswith(blocks)
+    assert array_encode_blocks(columns) == blocks
     kernel = kernels_for(KERNEL_BYTES_MIN)
     assert kernel is None or blocks == kernel.encode_blocks(
         columns.block_ids,

@@ -1,7 +1,7 @@
 """The stores that the contract suite runs on, each opened empty."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -118,6 +118,13 @@ def s3_client(endpoint: S3Endpoint) -> S3Client:
         credentials=Credentials(endpoint.access_key, endpoint.secret_key),
         backoff=Backoff(first_s=0, most_s=0, jitter_s=0),
     )
+
+
+def fill(bucket: S3Bucket, keys: Iterable[str], body: bytes = b"") -> None:
+    """Write many objects: botocore takes five times as long for one."""
+    with closing(s3_client(bucket.endpoint)) as client:
+        for key in keys:
+            client.request("PUT", bucket.name, key, body=body)
 
 
 @contextmanager

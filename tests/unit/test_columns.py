@@ -9,6 +9,7 @@ import pytest
 from merkle.checksum import KERNEL_BYTES_MIN, implementations, kernels_for
 from merkle.columns import (
     TreeColumns,
+    array_encode_blocks,
     encode_columns,
     encode_tree,
     fold_blocks,
@@ -82,6 +83,27 @@ def test_a_negative_number_takes_ten_bytes() -> None:
     expected = f"0864122408{minus_one}121708{minus_two}10{'80' * 8}402001"
     assert encode_tree(tree).hex() == expected
     assert encode_columns(TreeColumns.of(tree)).hex() == expected
+
+
+def test_many_chunks_have_the_bytes_of_few() -> None:
+    """More than are laid out at a time, with numbers of every length."""
+    chance, total = np.random.default_rng(5), 70_004
+    checksums = chance.integers(-(1 << 63), 1 << 63, total) >> chance.integers(0, 64, total)
+    columns = TreeColumns(
+        ContainerId(1),
+        7,
+        int64s([-1, 2, 3, 1 << 62, (1 << 63) - 1]),
+        int64s([0, 5, -6, 1, 2]),
+        np.array([False, True, False, False, False]),
+        int64s([0, 3, 3, 3, 70_003, 70_004]),
+        np.arange(total) << 30,
+        chance.integers(0, 1 << 31, total),
+        checksums,
+        chance.random(total) < 0.5,
+    )
+    expected = library_encode_blocks(columns.to_tree())
+    assert array_encode_blocks(columns) == expected
+    assert encode_columns(columns).endswith(expected)
 
 
 def test_chunks_under_a_tombstone_are_left_out() -> None:
