@@ -30,6 +30,8 @@ _INT64_MAX = (1 << 63) - 1
 # The base64 text of 64 zero bytes.
 _NO_CHECKSUM = f"checksum: !!binary |-\n  {'A' * 86}==\n"
 _HEAD = f"!<{_TAG}>\n"
+# Brackets inside each other. No field has more than one pair.
+_NESTED_MAX = 100
 
 
 class DescriptorRefusal(StrEnum):
@@ -243,7 +245,15 @@ def _dump(fields: dict[str, object]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes, refuses aliases: a few lines of them can expand to gigabytes."""
+    """Composes nodes, refuses aliases: a few lines of them can expand to gigabytes; and
+    many brackets inside each other, since the time for each grows with their number.
+    """
+
+    def fetch_flow_collection_start(self, kind: type[yaml.Token]) -> None:
+        """The next bracket; raises YAMLError for one inside too many."""
+        if self.flow_level >= _NESTED_MAX:
+            raise yaml.YAMLError(f"more than {_NESTED_MAX} brackets inside each other")
+        super().fetch_flow_collection_start(kind)
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         """The next node; raises DescriptorError for an alias."""
@@ -259,7 +269,7 @@ def _root(raw: bytes) -> yaml.MappingNode:
         node = yaml.compose(raw.decode(), Loader=_Loader)
     except UnicodeDecodeError as error:
         raise _refusal_error(DescriptorRefusal.NOT_YAML, "the descriptor is not UTF-8") from error
-    # RecursionError: thousands of nested brackets. ValueError: invalid characters and
+    # RecursionError: thousands of nested lists. ValueError: invalid characters and
     # versions.
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise _refusal_error(DescriptorRefusal.NOT_YAML, "the descriptor is not YAML") from error

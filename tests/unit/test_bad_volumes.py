@@ -222,6 +222,7 @@ DESCRIPTORS: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ),
     ("2 MiB", lambda raw: raw + b"#" * (2 * DESCRIPTOR_BYTES_MAX), "too_large"),
     ("brackets by the thousand", instead(HEAD + b"a: " + b"[" * 1500), "not_yaml"),
+    ("lists by the thousand", instead(HEAD + b"a:\n " + b"- " * 1500), "not_yaml"),
     ("aliases that double twenty times", instead(BOMB), "alias"),
     ("a mapping in itself", descriptor(b"metadata: {}", b"metadata: &a {a: *a}"), "alias"),
     ("a character beyond all", descriptor(b"state: CLOSED", b'state: "\\U00110000"'), "not_yaml"),
