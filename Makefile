@@ -103,8 +103,13 @@ test-ozone: $(STAMP)  ## the tests against real Ozone clusters on loopback (want
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers
 
-test-peers: setup-peers  ## the tests against two real Ceph stores and PostgreSQL, and of syncers that are killed
-	$(BIN)/python -m pytest -m peers tests/e2e tests/contract
+# Two runs at once: those of syncers wait most of the time.
+PEER_TESTS = $(BIN)/python -m pytest tests/e2e tests/contract -m "peers and
+test-peers: setup-peers  ## the tests against two real Ceph stores, PostgreSQL and a cluster of Spark, and of syncers that are killed
+	@said=$$(mktemp); $(PEER_TESTS) spark" >$$said 2>&1 & \
+	spark=$$!; trap "kill -INT $$spark 2>/dev/null; wait $$spark; rm -f $$said" EXIT; status=0; \
+	$(PEER_TESTS) not spark" || status=1; \
+	wait $$spark || status=1; cat $$said; exit $$status
 
 COMPILE = $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --upgrade
 lock: $(STAMP)  ## resolve requirements.lock anew, and its part that runs in a container

@@ -1,5 +1,5 @@
 """A standalone master with two workers whose Python has nothing of ours: zip and
-archive carry all that tasks need.
+archive carry all that tasks need. Run by `make test-peers`.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.support.bucket_sync import SyncRunner
 from tests.support.java import spark_options
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.peers, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).resolve().parents[2]
 HOME = Path(pyspark.__file__).parent

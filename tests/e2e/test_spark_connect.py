@@ -165,6 +165,7 @@ def test_a_server_reads_data_sources(tmp_path: Path, remote: SparkSession) -> No
     assert counts.rows > len(volumes)
 
 
+@pytest.mark.peers
 def test_the_command_needs_no_java_and_brings_all_that_a_bare_python_lacks(
     tmp_path: Path, server: str, bare: Path, pack: Path
 ) -> None:

@@ -201,7 +201,7 @@ def lost_windows(
     return {place for place in provable if not is_held(*place)}
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.tuples(*[harms("before", "after", "never")] * 3), st.tuples(failures(), failures()))
 def test_what_is_called_unrecoverable_is_held_by_nobody(
     harm: tuple[Harm, ...], failing: tuple[Failing | None, Failing | None]
@@ -211,7 +211,7 @@ def test_what_is_called_unrecoverable_is_held_by_nobody(
     assert outcome_of(replicas, failing).verdict is not Verdict.UNRECOVERABLE or lost
 
 
-@settings(max_examples=500)
+@settings(max_examples=200)
 @given(st.tuples(*[harms("after")] * 3))
 def test_what_nobody_holds_is_called_so_once_everything_was_read(harm: tuple[Harm, ...]) -> None:
     """Of what our own record lists; its owner judges any other record."""

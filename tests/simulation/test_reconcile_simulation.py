@@ -24,7 +24,7 @@ from tests.support.planted_bugs import BUGS, DeletesWhatAPeerDeletedOnDisk
 from tests.support.simulation import cluster_of_seed, simulate
 
 # In parts that run side by side; the first alone reaches every branch that has a mark.
-SEEDS, SEEDS_LONG, SEEDS_AT_ONCE = 300, 5_100, 150
+SEEDS, SEEDS_LONG, SEEDS_AT_ONCE = 150, 5_100, 150
 # Within so many seeds a planted bug must be found: this measures the simulation, not
 # the product.
 SEEDS_TO_FIND = 300
