@@ -48,6 +48,9 @@ os.environ["XDG_STATE_HOME"] = _STATE_HOME.name
 # after it, or that one's assertions would not be rewritten.
 pytest_plugins = ["tests.support.s3_servers", "tests.support.ozone", "tests.support.rgw"]
 
+# Characters of a value in the name of its test.
+_NAMED_MAX = 100
+
 # Tests whose modules import functions of these reach a compiled kernel: they run once
 # more without numba (make test).
 _KERNEL_CALLERS = frozenset(
@@ -66,6 +69,15 @@ _KERNEL_CALLERS = frozenset(
 )
 # What other tests only make their input with: it is too small for a kernel.
 _MAKERS_OF_INPUT = frozenset({"encode_tree", "fingerprint", "state_fingerprint"})
+
+
+def pytest_make_parametrize_id(val: object) -> str | None:
+    """Name a long value by its beginning: a test's name crosses to other processes many
+    times, and some values are a mebibyte.
+    """
+    if isinstance(val, str | bytes) and len(val) > _NAMED_MAX:
+        return f"{val[:_NAMED_MAX]!a} of {len(val)}"
+    return None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -5,6 +5,7 @@ done once.
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from hypothesis import given
@@ -461,16 +462,21 @@ def test_a_cancel_that_is_sent_again_is_executed_again() -> None:
 
 def unrecoverable(container_id: int, text: str) -> JobReport:
     """The end of a job that found as much as it may report."""
+    report = all_that_may_be_reported(text)
+    return JobReport(f"job-{container_id}", ContainerId(container_id), OutcomeState.DONE, report)
+
+
+@cache
+def all_that_may_be_reported(text: str) -> RepairReport:
     facts = tuple(
         Evidence(EvidenceKind.WINDOWS_UNPROVEN, BlockId((1 << 62) + i), i << 22, text)
         for i in range(1000)
     )
     claimed = tuple(BlockId((1 << 62) + i) for i in range(20_000))
     peers = (PeerOutcome(PeerId("dn-2"), "ok", 1 << 60),)
-    report = RepairReport(
+    return RepairReport(
         verdict=Verdict.UNRECOVERABLE, evidence=facts, claimed_deleted=claimed, peers=peers
     )
-    return JobReport(f"job-{container_id}", ContainerId(container_id), OutcomeState.DONE, report)
 
 
 @pytest.mark.parametrize("text", ["windows 3, 7-9: bad everywhere", "\U0001f4a5" * 50_000])
