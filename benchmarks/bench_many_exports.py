@@ -1,5 +1,5 @@
 """What many small exports cost beyond their rows: `python -m
-benchmarks.bench_many_exports [--exports N] [--rows N] [--s3] [--json]`.
+benchmarks.bench_many_exports [--exports N] [--rows N] [--rounds N] [--s3] [--json]`.
 
 Sweeps on a local Spark two tables with the same rows: one of N exports with 20,000 rows
 (--rows) each, and one of N / 100 exports. The difference of their CPU time, of the
@@ -58,6 +58,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--exports", type=int, default=EXPORTS)
     parser.add_argument("--rows", type=int, default=ROWS, help="Rows of an export.")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--s3", action="store_true", help="Read from a bucket 50 ms away.")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> None:
             whole = time.monotonic() - begun
             return timer.read_s() - cpu, whole if arguments.s3 else progress.seconds
 
-        found = _interleaved(run, many, few)
+        found = _interleaved(run, arguments.rounds, many, few)
     if arguments.s3:
         theirs = Samples(f"{few} exports", tuple(1 / wall for _, wall in found[few]))
         ours = Samples("ours", tuple(1 / wall for _, wall in found[many]))
@@ -135,11 +136,11 @@ def _upload(folder: Path, tables: dict[int, Path], stack: ExitStack) -> dict[int
 
 
 def _interleaved(
-    run: Callable[[int], tuple[float, float]], *numbers: int
+    run: Callable[[int], tuple[float, float]], rounds: int, *numbers: int
 ) -> dict[int, list[tuple[float, float]]]:
     """What `run` returns for each number in each round, after one that warms up."""
     found: dict[int, list[tuple[float, float]]] = {number: [] for number in numbers}
-    for each in range(1 + ROUNDS):
+    for each in range(1 + rounds):
         for number in numbers:
             result = run(number)
             if each:

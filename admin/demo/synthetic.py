@@ -9,9 +9,9 @@ generated slab by slab, each some of the blocks, so memory is bounded.
 
 import random
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -32,7 +32,6 @@ from merkle.replica import TreeSource
 from merkle.tree import block_checksum
 
 Int64s = npt.NDArray[np.int64]
-
 Bools = npt.NDArray[np.bool_]
 
 CHUNK_BYTES = 4 << 20
@@ -44,33 +43,23 @@ _SLAB_ROWS = 1 << 19
 
 # Rows of a row group, and the rows buffered by all writers together.
 _GROUP_ROWS = 1 << 20
-
-_PENDING_ROWS = 6 << 20
+_PENDING_ROWS = 24 << 20
 
 _SCANNED_AT_MS = 1_790_000_000_000
-
 _CREATED_AT = datetime.fromtimestamp(_SCANNED_AT_MS / 1000, UTC)
 
 # The ages of the volumes, in turn.
 _AGES_DAYS = (10, 100, 250, 700, 1500, 2200)
-
 _DAY_MS = 86_400_000
 
 # Sequence and token of the one export that each datanode made.
 _SEQUENCE, _TOKEN = 1, "00000000"
-
 _HELD_NAMES = ["container_id", "generation", "rows"]
-
 _FIRST_BLOCK = 113_750_153_625_600_000
-
 _FIRST_CONTAINER = 1
-
 _BLOCKS_DELETED = 0.01
-
 _CONTAINERS_OPEN = 0.01
-
 _CONTAINERS_CODED = 0.01
-
 _CONTAINERS_WITHOUT_TREE = 0.002
 
 _STATES = ("CLOSED", "QUASI_CLOSED", "UNHEALTHY", "OPEN")
@@ -137,7 +126,10 @@ def synthetic(folder: Path, cluster: SyntheticCluster, *, healthy: bool = False)
         for number, ordinals in enumerate(_slabs(layout.blocks_all, slabs, cluster.order)):
             slab = _Slab.of(layout, ordinals, np.random.default_rng((cluster.seed, 1, number)))
             found += () if healthy else slab.damages(layout)
-            rows = [slab.rows(layout, node, healthy=healthy) for node in range(cluster.datanodes)]
+            rows = [
+                slab.held_by(layout, node).rows(layout, node, healthy=healthy)
+                for node in range(cluster.datanodes)
+            ]
             if cluster.order is RowOrder.SHUFFLED:
                 shuffle = np.random.default_rng((cluster.seed, 2, number))
                 all_rows = {name: np.concatenate([one[name] for one in rows]) for name in rows[0]}
@@ -380,22 +372,39 @@ class _Slab:
             )
         return found
 
+    def held_by(self, layout: _Layout, node: int) -> Self:
+        """The blocks of which a datanode has a replica."""
+        held = np.flatnonzero((layout.nodes[self.containers] == node).any(axis=1))
+        counts = np.diff(self.starts)[held]
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        rows = np.arange(starts[-1]) + np.repeat(self.starts[held] - starts[:-1], counts)
+        return replace(
+            self,
+            ordinals=self.ordinals[held],
+            containers=self.containers[held],
+            block_ids=self.block_ids[held],
+            is_deleted=self.is_deleted[held],
+            starts=starts,
+            offsets=self.offsets[rows],
+            lengths=self.lengths[rows],
+            checksums=self.checksums[rows],
+        )
+
     def rows(
         self, layout: _Layout, node: int, *, healthy: bool
     ) -> dict[str, npt.NDArray[np.generic]]:
-        """The rows of these blocks on one datanode, in order. Text columns are indexes
-        into their lists of values.
+        """The rows of these blocks, which a datanode has, in order. Text columns are
+        indexes into their lists of values.
         """
         replica = np.argmax(layout.nodes[self.containers] == node, axis=1)
-        held = (layout.nodes[self.containers] == node).any(axis=1)
         counts = np.diff(self.starts)
-        keep = np.repeat(held, counts)
         offsets, lengths, checksums = (
             self.offsets.copy(),
             self.lengths.copy(),
             self.checksums.copy(),
         )
-        matches, deleted = np.ones(len(offsets), np.bool_), np.repeat(self.is_deleted, counts)
+        matches, keep = np.ones(len(offsets), np.bool_), np.ones(len(offsets), np.bool_)
+        deleted = np.repeat(self.is_deleted, counts)
         of_block = np.repeat(np.arange(len(counts)), counts)
         # The replicas of an erasure-coded container hold different data, and open
         # replicas may differ.
@@ -417,7 +426,7 @@ class _Slab:
         lost = layout.is_without_tree[self.containers] & (replica == 0)
         keep &= ~np.repeat(lost, counts)
         is_first = self.ordinals == layout.starts[self.containers]
-        kept = self.starts[:-1][lost & held & is_first]
+        kept = self.starts[:-1][lost & is_first]
         keep[kept] = True
         offsets[kept], lengths[kept], checksums[kept], deleted[kept] = CONTAINER_ROW, 0, 0, False
         chosen = np.flatnonzero(keep)
@@ -497,6 +506,8 @@ class _Writer:
     def add(self, layout: _Layout, rows: dict[str, npt.NDArray[np.generic]]) -> None:
         """Add rows; a full row group is written."""
         self._layout = layout
+        if not len(rows["node"]):
+            return
         self._pending.append(rows)
         self._waiting += len(rows["node"])
         if self._waiting >= self._group_rows:
@@ -556,7 +567,7 @@ class _Writer:
         node = columns["node"]
         arrays = {
             "datanode": _texts(node, names),
-            "volume": _texts(node, [_volume(name) for name in names]),
+            "volume": _texts(node, names, _volume),
             "state": _texts(columns["state"], _STATES),
             "source": _texts(columns["source"], _SOURCES),
             "scanned_at": pa.array(np.full(len(node), _SCANNED_AT_MS)).cast(
@@ -580,8 +591,10 @@ class _Writer:
         self._pending, self._waiting = [], 0
 
 
-def _texts(codes: npt.NDArray[np.generic], values: Sequence[str]) -> pa.Array:
+def _texts(
+    codes: npt.NDArray[np.generic], values: Sequence[str], form: Callable[[str], str] = str
+) -> pa.Array:
     """The texts, with a dictionary of those alone that occur, as agents write them."""
     used, places = np.unique(codes, return_inverse=True)
-    names = pa.array([values[code] for code in used.tolist()], pa.string())
+    names = pa.array([form(values[code]) for code in used.tolist()], pa.string())
     return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), names)
