@@ -46,7 +46,7 @@ BODIES = {f"data/{number:03}": random.Random(number).randbytes(number * 7) for n
 RULES = ListedItemRules(Profile(b"s" * 32, HashAlgorithm.MD5, ()), etags_prove=True)
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.peers)])
 def test_a_verifier_proves_by_an_index_that_an_inventory_made(tmp_path: Path, engine: str) -> None:
     command = BucketCommand(tmp_path / "home")
     write(tmp_path / "source", BODIES)

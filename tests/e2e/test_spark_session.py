@@ -149,6 +149,7 @@ def test_a_missing_or_old_java_is_named(tmp_path: Path, java: str) -> None:
     assert "openjdk-17-jre-headless" in hint
 
 
+@pytest.mark.peers
 def test_a_java_that_ends_without_a_word_is_started_once_more(tmp_path: Path) -> None:
     """As it does now and then on a busy machine, whatever ails it."""
     java = tmp_path / "bin" / "java"
@@ -175,6 +176,7 @@ exec {shutil.which("java")} "$@"
     assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
 
 
+@pytest.mark.peers
 def test_ctrl_c_ends_a_job_and_the_command(tmp_path: Path) -> None:
     begun = tmp_path / "begun"
     script = f"""
@@ -215,6 +217,7 @@ with spark_session("local[1]") as session:
     assert (process.returncode, out, err) == (0, "no job is left\n", "")
 
 
+@pytest.mark.peers
 def test_ctrl_c_while_spark_starts_is_told_by_nobody_else() -> None:
     script = """
 import os, signal, sys, threading
@@ -246,6 +249,7 @@ except KeyboardInterrupt:
     assert (done.returncode, done.stdout, done.stderr) == (0, "interrupted\n", "")
 
 
+@pytest.mark.peers
 def test_one_process_starts_a_session_after_another() -> None:
     """`sweep demo` has one to see whether Spark comes up, and one to sweep: its own,
     whatever server the environment names.

@@ -309,6 +309,7 @@ def test_errors_of_others_show_their_code_after_a_refusal(
         session.range(1).select(fails("id")).collect()
 
 
+@pytest.mark.peers
 def test_jobs_of_an_unactivated_environment_read_trees(tmp_path: Path, trees: Path) -> None:
     """The first `python3` of the PATH has no packages, as that of the system. A job may
     choose another, as the second one does.

@@ -90,6 +90,7 @@ def left_parts(target: MemoryStore) -> int:
     return sum(len(one.parts) for one in target.uploading.values())
 
 
+@pytest.mark.parametrize("step", [2, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("kind", "case"),
     [
@@ -101,9 +102,9 @@ def left_parts(target: MemoryStore) -> int:
     ],
 )
 def test_killed_at_any_point_it_sends_nothing_twice_but_the_part_on_its_way(
-    kind: str, case: str, tmp_path: Path
+    kind: str, case: str, step: int, tmp_path: Path
 ) -> None:
-    for at in range(POINTS_MAX):
+    for at in range(0, POINTS_MAX, step):
         kinds = STITCHES if case == "stitch" else KINDS
         source = MemoryStore("memory:a")
         target = MemoryStore("memory:b", kinds[kind], takes_pieces=kind.endswith("pieces"))

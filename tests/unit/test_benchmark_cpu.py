@@ -23,9 +23,10 @@ from benchmarks.process_tree import (
 from tests.support.waiting import wait_until
 
 BURNT_S = 0.4
-# Ends when its input does.
+# Says which process it is, and ends when its input does.
 WORKER = f"""\
-import sys, time
+import os, sys, time
+print(os.getpid(), flush=True)
 while time.process_time() < {BURNT_S}:
     pass
 sys.stdin.read()
@@ -54,11 +55,12 @@ def burn(parent: str, timer: CpuTimer) -> int:
     process ID.
     """
     before = timer.poll()
-    with subprocess.Popen([sys.executable, "-c", parent], stdin=subprocess.PIPE) as process:
-        wait_until(lambda: timer.poll() - before > BURNT_S, "the worker's CPU time")
-        descendants = psutil.Process().children(recursive=True)
-        worker = max(descendants, key=lambda one: one.cpu_times().user)
+    command = [sys.executable, "-c", parent]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin
+        assert process.stdout
+        worker = psutil.Process(int(process.stdout.readline()))
+        wait_until(lambda: timer.poll() - before > BURNT_S, "the worker's CPU time")
         process.stdin.close()
         wait_until(lambda: has_ended(worker), "the worker's end")
     return worker.pid
