@@ -115,6 +115,7 @@ class CpuTimer:
         # The last figure of each process.
         self._clock, self._seen = clock, dict[psutil.Process, float]()
         self._before = frozenset(_descendants())
+        self._before_s = time.process_time()
         self._lock = threading.Lock()
 
     def read_s(self) -> float:
@@ -125,7 +126,8 @@ class CpuTimer:
         """
         seen = self.poll()
         counted = self._clock.read_s()
-        if counted < seen * (1 - _ROUNDING) - _ROUNDING_S:
+        since_s = seen - self._before_s
+        if counted - self._before_s < since_s * (1 - _ROUNDING) - _ROUNDING_S:
             raise LostTimeError(
                 f"processes took at least {seen:.1f} s of CPU, of which {counted:.1f} s were"
                 " counted: run it as root, or by systemd-run --user --scope -p Delegate=yes"
