@@ -45,7 +45,7 @@ SEEDS = 15
 @pytest.mark.parametrize(
     "start",
     [
-        *range(0, 2 * SEEDS, SEEDS),
+        *range(0, 3 * SEEDS, SEEDS),
         *(pytest.param(start, marks=pytest.mark.long) for start in range(1_000, 4_000, SEEDS)),
     ],
 )
