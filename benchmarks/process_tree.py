@@ -9,6 +9,7 @@ that, because it sees a part of all time: less than this part is an error, not a
 
 import ctypes
 import os
+import select
 import sys
 import threading
 import time
@@ -26,7 +27,7 @@ _ROUNDING, _ROUNDING_S = 0.01, 0.1
 _MOUNTS, _OURS = Path("/proc/self/mounts"), Path("/proc/self/cgroup")
 _PR_SET_CHILD_SUBREAPER = 36
 # Processes that leave a cgroup while others start in it.
-_MOVES_MAX = 100
+_MOVES_MAX, _LEAVING_MS = 100, 10
 
 # CPU seconds of each thread that polls: on a slow run they are a third of all.
 _polling_s: dict[int, float] = {}
@@ -73,15 +74,21 @@ class CgroupClock:
 
     def close(self) -> None:
         """See Clock. A JVM outlives its session, and so leaves the cgroup here."""
-        for _ in range(_MOVES_MAX):
-            for pid in (self._folder / "cgroup.procs").read_text().split():
-                # Some end meanwhile.
-                with suppress(ProcessLookupError):
-                    _move(int(pid), self._parent)
-            with suppress(OSError):
-                self._folder.rmdir()
-                return
-            time.sleep(0.01)
+        with (self._folder / "cgroup.events").open() as events:
+            change = select.poll()
+            change.register(events, select.POLLPRI)
+            for _ in range(_MOVES_MAX):
+                events.seek(0)
+                events.read()
+                for pid in (self._folder / "cgroup.procs").read_text().split():
+                    # Some end meanwhile.
+                    with suppress(ProcessLookupError):
+                        _move(int(pid), self._parent)
+                with suppress(OSError):
+                    self._folder.rmdir()
+                    return
+                # The kernel tells when the last one has left.
+                change.poll(_LEAVING_MS)
         raise TimeoutError(f"{self._folder} still has processes")
 
 
