@@ -46,7 +46,10 @@ SEEDS = 15
     "start",
     [
         *range(0, 3 * SEEDS, SEEDS),
-        *(pytest.param(start, marks=pytest.mark.long) for start in range(1_000, 4_000, SEEDS)),
+        *(
+            pytest.param(start, marks=pytest.mark.long)
+            for start in (3 * SEEDS, *range(1_000, 4_000, SEEDS))
+        ),
     ],
 )
 def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
