@@ -103,8 +103,8 @@ test-ozone: $(STAMP)  ## the tests against real Ozone clusters on loopback (want
 setup-peers: $(STAMP)  ## Ceph and PostgreSQL, which only test-peers runs (Debian packages; wants root)
 	@sh tools/setup.sh peers
 
-# Two runs at once: those of syncers wait most of the time. All tests of `make test` share one Spark: those that start
-# another are here.
+# Two runs at once: those of syncers wait most of the time. All tests of `make test` share one Spark on one machine: those
+# of its server and of its clusters are here.
 PEER_TESTS = $(BIN)/python -m pytest tests/e2e tests/contract -m "peers and
 test-peers: setup-peers  ## the tests against two real Ceph stores, PostgreSQL and a cluster of Spark, and of syncers that are killed
 	@said=$$(mktemp); $(PEER_TESTS) spark" >$$said 2>&1 & \

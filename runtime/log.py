@@ -10,11 +10,18 @@ import sys
 from collections.abc import MutableMapping
 from enum import StrEnum
 
-import structlog
-from structlog.typing import FilteringBoundLogger, Processor
+# structlog imports rich where it finds it, for coloured tracebacks that this log never
+# has: a tenth of the start of an agent.
+_HIDES_RICH = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
 
-from merkle.errors import ReconcileError
-from runtime.json_numbers import EXACT_MAX, exact
+import structlog  # noqa: E402
+from structlog.typing import FilteringBoundLogger, Processor  # noqa: E402
+
+from merkle.errors import ReconcileError  # noqa: E402
+from runtime.json_numbers import EXACT_MAX, exact  # noqa: E402
+
+if _HIDES_RICH:
+    del sys.modules["rich"]
 
 # Events of any process. A package lists its own in its events.py.
 PROCESS_EVENTS = frozenset({

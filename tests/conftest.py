@@ -20,7 +20,7 @@ settings.register_profile(
     "shared",
     deadline=None,
     derandomize=True,
-    max_examples=20,
+    max_examples=12,
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )

@@ -93,6 +93,7 @@ def test_a_verifier_proves_by_an_index_that_an_inventory_made(tmp_path: Path, en
         assert process.stop(signal.SIGTERM) == 0
 
 
+@pytest.mark.peers
 def test_a_server_of_spark_connect_lists_and_indexes_a_bucket(tmp_path: Path, server: str) -> None:
     write(tmp_path / "source", BODIES)
     words = ["bucket", "index", f"local:{tmp_path}/source", "--state", str(tmp_path / "state")]

@@ -17,7 +17,7 @@ from sweep.run import sweep
 from tests.support.s3_servers import S3Bucket
 from tests.support.sweeps import Killed, Quiet, packed_trees, run, table_of
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.peers]
 
 TABLES = (SweepTable.ROOTS, SweepTable.VERDICTS, SweepTable.FINDINGS, SweepTable.UNSEEN)
 

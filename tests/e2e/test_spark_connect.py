@@ -37,7 +37,7 @@ from tests.support.volumes import unpack
 from tests.support.waiting import wait_until
 from tests.support.watched_tasks import reports_of_two_tasks
 
-pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.spark, pytest.mark.peers]
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = {"spark.pyspark.python": sys.executable, "spark.sql.shuffle.partitions": "2"}
@@ -165,7 +165,6 @@ def test_a_server_reads_data_sources(tmp_path: Path, remote: SparkSession) -> No
     assert counts.rows > len(volumes)
 
 
-@pytest.mark.peers
 def test_the_command_needs_no_java_and_brings_all_that_a_bare_python_lacks(
     tmp_path: Path, server: str, bare: Path, pack: Path
 ) -> None:

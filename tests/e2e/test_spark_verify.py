@@ -21,7 +21,7 @@ from spark.bucket_verify import SparkRangeEngine
 from spark.errors import FolderNotSharedError, SparkFailedError
 from tests.support.bucket_command import flip_a_bit, opened, write
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.peers]
 
 # More keys than a page of the listing has, else it is not cut.
 KEYS = [

@@ -16,7 +16,7 @@ from admin.cli import treefold
 from tests.support.decaying_link import DecayingLink
 from tests.support.s3_servers import S3Bucket, S3Endpoint
 
-pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.e2e, pytest.mark.spark, pytest.mark.peers]
 
 # More keys than a page of the listing has, else it is not cut.
 KEYS = [f"many/{number * 7919 % 4096:03x}" for number in range(1_001)]

@@ -113,6 +113,8 @@ def test_killed_processes_lose_nothing_and_less_crosses(
     with site(tmp_path / "verified", ministack_server) as verified:
         option = ("--verifier", verified.to_verifier.address)
         with verified.verifier() as process:
+            # Who asks one that does not listen yet, writes without it.
+            process.address()
             with verified.watching(*option) as watcher:
                 verified.write(0, 80)
                 wait_until(lambda: verified.count() > 20, "some objects", timeout_s=PATIENCE_S)
@@ -122,7 +124,9 @@ def test_killed_processes_lose_nothing_and_less_crosses(
                 wait_until(lambda: verified.count() > 100, "more objects", timeout_s=PATIENCE_S)
                 process.process.kill()
                 verified.await_count(160)
-        with verified.verifier(), verified.watching(*option):
+        with verified.verifier() as process, ExitStack() as watched:
+            process.address()
+            watched.enter_context(verified.watching(*option))
             verified.write(160, OBJECTS - 160)
             verified.source.store().writer.delete(["k00000"])
             verified.await_count(OBJECTS - 1)

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from admin.bucket import bucket
 from admin.lazy_commands import LazyGroup
 from tests.support.s3_servers import S3Bucket
@@ -82,3 +84,13 @@ def test_a_summary_is_that_of_the_command() -> None:
     assert isinstance(bucket, LazyGroup)
     for name, lazy in bucket.lazy.items():
         assert lazy.load().get_short_help_str(200) == lazy.summary, name
+
+
+@pytest.mark.parametrize("module", ["dnagent.cli", "scm.cli", "replicator.cli", "replicator.master.cli"])
+def test_the_log_of_a_server_brings_no_coloured_tracebacks(module: str) -> None:
+    code = (
+        f"import sys, {module}\nprint(*{{'rich', 'structlog'}} & set(sys.modules))\n"
+        "import rich.console"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["structlog"]
