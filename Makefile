@@ -6,7 +6,7 @@ STAMP := .venv/.installed
 # Without bytecode on disk each worker of the tests, and each process that they start, compiles all of them anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup setup-tests demo test test-long check format lint types protos man dashboard image wheel bench pictures test-ozone setup-peers test-peers lock clean
+.PHONY: help setup setup-tests demo test test-crashes test-long check format lint types protos man dashboard image wheel bench pictures test-ozone setup-peers test-peers lock clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -32,8 +32,11 @@ IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 80
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	@$(IN_MEMORY) said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
 	again=$$!; trap "kill $$again 2>/dev/null; rm -f $$said" EXIT; status=0; \
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not ozone and not peers and not long" tests || status=1; \
+	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not crashes and not ozone and not peers and not long" tests || status=1; \
 	wait $$again || status=1; cat $$said; exit $$status
+
+test-crashes: setup-tests  ## what a crash or a kill at any moment leaves, and whether storms find planted bugs
+	@$(IN_MEMORY) $(BIN)/python -m pytest -n 4 --dist loadgroup -m "crashes and not ozone and not peers and not long" tests
 
 # The second part where `make test-ozone` can run, too.
 test-long: $(STAMP)  ## 100,000 nearly valid inputs for every parser and port, laws by new examples; 200 kills between real Ozone clusters

@@ -9,10 +9,12 @@ results.
 import sys
 from collections.abc import MutableMapping
 from enum import StrEnum
+from types import ModuleType
 
 # structlog imports rich where it finds it, for coloured tracebacks that this log never
 # has: a tenth of the start of an agent.
-_HIDES_RICH = sys.modules.setdefault("rich", None) is None  # type: ignore[arg-type]
+_NO_RICH = ModuleType("rich")
+_IS_HIDDEN = sys.modules.setdefault("rich", _NO_RICH) is _NO_RICH
 
 import structlog  # noqa: E402
 from structlog.typing import FilteringBoundLogger, Processor  # noqa: E402
@@ -20,7 +22,7 @@ from structlog.typing import FilteringBoundLogger, Processor  # noqa: E402
 from merkle.errors import ReconcileError  # noqa: E402
 from runtime.json_numbers import EXACT_MAX, exact  # noqa: E402
 
-if _HIDES_RICH:
+if _IS_HIDDEN:
     del sys.modules["rich"]
 
 # Events of any process. A package lists its own in its events.py.

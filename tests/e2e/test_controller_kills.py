@@ -20,7 +20,7 @@ from tests.support.processes import TreefoldProcess, controller
 from tests.support.reporting_agents import CALL_S, ReportingAgent
 from tests.support.waiting import wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.crashes]
 DNS = ("dn-1", "dn-2", "dn-3")
 # Of container IDs: the two that run hold both slots of each datanode.
 ENDED, RUNNING, CANCELLED, QUEUED, ORDERED = 1, 2, 3, 4, 5

@@ -154,6 +154,7 @@ def test_diverged_containers_of_real_volumes_are_listed_compared_and_healed(tmp_
         assert [one["replicasMatch"] for one in json.loads(status.stdout)] == [True, True]
 
 
+@pytest.mark.crashes
 def test_a_controller_that_is_killed_goes_on_with_its_jobs(tmp_path: Path) -> None:
     with cluster(tmp_path, "detected") as made:
         address = made.address

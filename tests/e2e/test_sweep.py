@@ -214,6 +214,7 @@ def test_a_folder_that_cannot_be_made_has_a_name(
     )
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
 def test_killed_or_interrupted_the_same_command_goes_on(
     tmp_path: Path, end: signal.Signals

@@ -161,6 +161,7 @@ class DyingDisk(Disk):
 
 
 # Every change of a sweep is one of these.
+@pytest.mark.crashes
 @pytest.mark.parametrize(
     "first", [0, *(pytest.param(first, marks=pytest.mark.long) for first in range(1, 4))]
 )
@@ -252,6 +253,7 @@ def test_a_sweep_whose_place_was_taken_writes_no_more(
         assert table_of(out, table, taken[0]) == table_of(tmp_path / "whole", table, whole.sweep_id)
 
 
+@pytest.mark.crashes
 @pytest.mark.timeout(180)
 def test_a_killed_process_is_resumed_after_its_lease(out: ObjectPath, tmp_path: Path) -> None:
     synthetic(tmp_path / "table", SyntheticCluster(seed=4, datanodes=8, containers=2000))

@@ -29,7 +29,7 @@ from tests.support.stores import ANYTHING, content
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.crashes]
 
 PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
 # The longest that one run may work before it is killed, and how often it is.

@@ -23,7 +23,7 @@ from tests.support.verifiers import held
 from tests.support.waiting import wait_until
 from tests.support.wan import WanLink
 
-pytestmark = pytest.mark.e2e
+pytestmark = [pytest.mark.e2e, pytest.mark.crashes]
 
 OBJECTS = 240
 PATIENCE_S = 120.0

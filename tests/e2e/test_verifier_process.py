@@ -206,6 +206,7 @@ def test_sigterm_in_a_scrub_keeps_what_was_read(tmp_path: Path) -> None:
         assert evidence.read + evidence.recorded == 41
 
 
+@pytest.mark.crashes
 def test_a_verifier_killed_in_a_batch_loses_nothing(tmp_path: Path) -> None:
     chance = random.Random(1)
     with buckets(tmp_path) as (source, target):
@@ -253,6 +254,7 @@ def words(folder: Path, address: str, *others: str) -> tuple[str, ...]:
     return ("sync", *sides, "--verifier", address, "--state", str(folder / "pair"), *others)
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("killed", ["sync", "verifier"])
 def test_either_process_killed_in_a_batch_is_continued(tmp_path: Path, killed: str) -> None:
     chance, command = random.Random(2), BucketCommand(tmp_path / "home")

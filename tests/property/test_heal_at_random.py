@@ -32,7 +32,7 @@ from tests.support.volumes import (
 )
 
 NAMES = ("dn1", "dn2", "dn3")
-SEEDS = 12
+SEEDS, SEEDS_LONG = 6, 12
 DELETED = BlockId(90)
 # Window sizes of no round number among them, and one larger than a whole chunk.
 CONTAINERS = {
@@ -162,7 +162,10 @@ def _look(roots: Mapping[str, Path], scratch: Path) -> dict[int, dict[str, Seen]
     return found
 
 
-@pytest.mark.parametrize("seed", range(SEEDS))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(SEEDS), *(pytest.param(n, marks=pytest.mark.long) for n in range(SEEDS, SEEDS_LONG))],
+)
 def test_whatever_is_left_anywhere_comes_back_everywhere(
     whole: dict[str, Path], tmp_path: Path, seed: int
 ) -> None:

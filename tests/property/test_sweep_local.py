@@ -113,7 +113,9 @@ def write(rng: random.Random, folder: Path, rows: list[dict[str, Any]]) -> None:
         )
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize(
+    "seed", [*range(8), *(pytest.param(n, marks=pytest.mark.long) for n in range(8, 24))]
+)
 def test_a_sweep_says_what_the_plan_of_a_repair_says(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
     rows = cluster(rng)

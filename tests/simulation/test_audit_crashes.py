@@ -4,9 +4,13 @@ next start continues the chain.
 
 from pathlib import Path
 
+import pytest
+
 from runtime.audit_chain import AuditFile
 from tests.support.audit_files import audit_lines, check_folder, write_lines
 from tests.support.disk import ImagingDisk
+
+pytestmark = pytest.mark.crashes
 
 
 def test_a_crash_at_any_operation_leaves_a_chain_that_goes_on(tmp_path: Path) -> None:

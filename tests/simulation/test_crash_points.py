@@ -45,6 +45,8 @@ from tests.support.volumes import (
     write_block,
 )
 
+pytestmark = pytest.mark.crashes
+
 SEVEN = ContainerId(7)
 ONE, TWO, THREE, FOUR = (BlockId(i) for i in (1, 2, 3, 4))
 LENGTHS: Mapping[BlockId, tuple[int, ...]] = {ONE: (4096, 1000), TWO: (3000,), THREE: (2048,)}

@@ -21,6 +21,8 @@ from runtime.disk import Disk, Operation
 from tests.support.disk import ImagingDisk
 from tests.support.tables import MemoryWalk, blocks, current_rows, replica, trees_of
 
+pytestmark = pytest.mark.crashes
+
 LOCAL = pa_fs.LocalFileSystem()
 # So small that an export closes files, joins old ones and has several pieces of events
 # and faults.

@@ -256,6 +256,7 @@ BUGS: dict[str, tuple[type, str, object]] = {
 }
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("bug", list(BUGS))
 def test_a_planted_bug_is_found(bug: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, name, wrong = BUGS[bug]

@@ -22,6 +22,8 @@ from runtime.disk import Disk
 from tests.support.disk import ImagingDisk
 from tests.support.handmade import NODE, STORAGE, VolumeMaker, whole
 
+pytestmark = pytest.mark.crashes
+
 TOMBSTONE = BlockTree.tombstone(BlockId(21), 99)
 
 

@@ -19,6 +19,8 @@ from proof.stored_index import StoredIndex
 from tests.support.index_writer import batch
 from tests.support.stored_indexes import Model, assert_is, changed, open_index, openers_of
 
+pytestmark = pytest.mark.crashes
+
 KILLS = 6
 
 

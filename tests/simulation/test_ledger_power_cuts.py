@@ -26,6 +26,8 @@ from tests.support.kill_points import KilledError
 from tests.support.memory_store import MEMORY, UNGUARDED, MemoryStore
 from tests.support.replications import Replication, StepClock, held
 
+pytestmark = pytest.mark.crashes
+
 LARGE_BYTES = int(2.5 * LIMITS.part_bytes)
 RED = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
 BLUE = replace(RED, tags=(("team", "blue"),))

@@ -32,6 +32,8 @@ from runtime.disk import Disk, Operation
 from tests.support.disk import Crash, ImagingDisk
 from tests.support.stores import ANYTHING, NOTHING, changes_after, content, current, put
 
+pytestmark = pytest.mark.crashes
+
 # Bytes in a row, so that small bodies take both ways.
 ROW_BYTES = 100
 BLUE = ObjectProperties(metadata=(("colour", "blue"),))

@@ -15,6 +15,8 @@ from tests.support.kill_points import KilledError
 from tests.support.memory_store import StoreFaults
 from tests.support.proven_storm import LIMITS, ProvenStorm
 
+pytestmark = pytest.mark.crashes
+
 PROPERTIES = ObjectProperties(metadata=(("owner", "ann"),), tags=(("team", "red"),))
 OTHERS = ObjectProperties(metadata=(("owner", "bob"),))
 MIB = 1 << 20

@@ -97,6 +97,7 @@ FOUND_AT = {
 }
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("name", FOUND_AT)
 def test_the_storm_finds_each_planted_bug(name: str, memory_folder: Path) -> None:
     def storms() -> None:

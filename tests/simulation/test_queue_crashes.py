@@ -5,11 +5,15 @@ more than was let go of is missing.
 import errno
 from pathlib import Path
 
+import pytest
+
 from merkle.errors import ReconcileError
 from replicator.stores.port import Change, ChangeBatch, ChangeKind, FeedPosition
 from replicator.syncer.queue import ChangeQueue
 from runtime.disk import Operation
 from tests.support.disk import FailingDisk, ImagingDisk
+
+pytestmark = pytest.mark.crashes
 
 SEGMENT_BYTES = 400
 

@@ -129,6 +129,7 @@ def test_the_same_holds_over_replicas_on_real_volumes(tmp_path: Path) -> None:
     assert not {mark for mark in MARKS_ON_VOLUMES if not marks[mark]}
 
 
+@pytest.mark.crashes
 def test_a_bug_of_the_store_is_caught_on_real_volumes(tmp_path: Path) -> None:
     def run() -> None:
         for seed in SEEDS_WITH_TOMBSTONES:
@@ -145,6 +146,7 @@ def test_a_seed_tells_the_same_story_twice(seed: int) -> None:
     assert simulate(seed).world.trace.events == simulate(seed).world.trace.events
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("bug", BUGS)
 def test_the_simulation_catches_a_planted_bug(bug: str) -> None:
     seeds = SEEDS_TO_FIND_SOON if bug in FOUND_SOON else SEEDS_TO_FIND

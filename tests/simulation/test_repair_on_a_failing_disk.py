@@ -24,6 +24,8 @@ from tests.support.disk import PAGE_BYTES, BadSectorDisk, CountingDisk, FailingD
 from tests.support.in_process import datanodes, reconcile
 from tests.support.volumes import container_folder, new_volume, owned, tree_of_files, write_block
 
+pytestmark = pytest.mark.crashes
+
 CONTAINER = ContainerId(9)
 
 

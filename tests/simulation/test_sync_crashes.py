@@ -24,6 +24,8 @@ from tests.support.memory_store import (
     StoreFaults,
 )
 
+pytestmark = pytest.mark.crashes
+
 PART = LIMITS.part_bytes
 KINDS = {
     "md5": MEMORY,

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from chunktable.files import Files
 from sweep.output import write_atomically
 from tests.support.disk import ImagingDisk
+
+pytestmark = pytest.mark.crashes
 
 TABLE = pa.table({"container_id": pa.array(range(1000), pa.int64())})
 

@@ -105,6 +105,7 @@ FIRST_SEEDS = {
 }
 
 
+@pytest.mark.crashes
 @pytest.mark.parametrize("names", ["ab", "abc"])
 @pytest.mark.parametrize("bug", list(BUGS))
 def test_a_planted_bug_is_found(

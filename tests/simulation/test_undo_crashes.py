@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from dnagent.undo_jobs import next_undo_id, plan_undo, put_back
 from dnagent.volumes import ManagedVolume
 from merkle.record import BlockRecord, ChunkRecord
@@ -20,6 +22,8 @@ from runtime.disk import Disk
 from tests.support.audit_files import audit_lines, check_folder
 from tests.support.disk import ImagingDisk
 from tests.support.volumes import UNDO_BYTES_MAX, Owned, content, new_volume, owned, write_block
+
+pytestmark = pytest.mark.crashes
 
 SEVEN = ContainerId(7)
 ONE, TWO = BlockId(1), BlockId(2)

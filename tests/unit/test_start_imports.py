@@ -86,7 +86,9 @@ def test_a_summary_is_that_of_the_command() -> None:
         assert lazy.load().get_short_help_str(200) == lazy.summary, name
 
 
-@pytest.mark.parametrize("module", ["dnagent.cli", "scm.cli", "replicator.cli", "replicator.master.cli"])
+@pytest.mark.parametrize(
+    "module", ["dnagent.cli", "scm.cli", "replicator.cli", "replicator.master.cli"]
+)
 def test_the_log_of_a_server_brings_no_coloured_tracebacks(module: str) -> None:
     code = (
         f"import sys, {module}\nprint(*{{'rich', 'structlog'}} & set(sys.modules))\n"
