@@ -1,4 +1,4 @@
-"""RocksDB databases of our own: bytes by key, with the block format of a datanode's.
+"""RocksDB databases of our own: bytes by key.
 
 Rows can also be written in order to files, which a database takes over by links: so
 many processes make one database.
@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from rocksdict import (
+    BlockBasedOptions,
     DBCompressionType,
     DBRecoveryMode,
     IngestExternalFileOptions,
@@ -23,7 +24,6 @@ from rocksdict import (
 )
 
 from ozone.rocks import (
-    block_options,
     remove_stray,
     require_database,
     rows_from,
@@ -33,6 +33,8 @@ from ozone.rocks import (
 # Table files that a database keeps open. One that was made of sorted files has hundreds
 # of them, and a process may often open 1,024 in all.
 _OPEN_FILES_MAX = 256
+# As in a datanode's databases: half the size of the default's index.
+_BLOCK_BYTES = 16 << 10
 _TAKEN = ".taken"
 
 
@@ -205,5 +207,8 @@ def _own_options() -> Options:
     options = Options(raw_mode=True)
     options.set_max_open_files(_OPEN_FILES_MAX)
     options.set_compression_type(DBCompressionType.zstd())
-    options.set_block_based_table_factory(block_options())
+    # No filters: they would serve look-ups, and ours are all seeks.
+    blocks = BlockBasedOptions()
+    blocks.set_block_size(_BLOCK_BYTES)
+    options.set_block_based_table_factory(blocks)
     return options

@@ -6,11 +6,14 @@ first byte. RocksDB checks its blocks when it reads them.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ozone.key_values import KeyScanner, KeyValues, write_sorted
-from proof.columns import ByteColumn, NameColumns
+from proof.columns import ByteColumn, NameColumns, gathered
 from proof.errors import IndexDamagedError
 from proof.item import KEY_HASH_BYTES
 from proof.tables import ItemRow, JournalRow, RowColumns, TableBatch
@@ -18,7 +21,6 @@ from runtime.disk import Disk
 from runtime.errors import DatabaseError
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 _ROW, _HASH, _JOURNAL, _VALUE = b"i", b"h", b"j", b"v"
@@ -114,9 +116,10 @@ def write_rows_file(path: Path, keys: ByteColumn, rows: ByteColumn) -> None:
     Raises:
         DatabaseError: it cannot be written.
     """
-    names = (_ROW + name for name in _escaped(keys))
-    held = (row for some in rows.pieces(_TOGETHER) for row in some.texts())
-    write_sorted(path, zip(names, held, strict=True))
+    heads = np.full((len(keys), 1), ord(_ROW), np.uint8)
+    held = (some.texts() for some in rows.pieces(_TOGETHER))
+    pairs = (zip(*both, strict=True) for both in zip(_names(heads, keys), held, strict=True))
+    write_sorted(path, chain.from_iterable(pairs))
 
 
 def write_hashes_file(path: Path, hashes: "NDArray[np.uint64]", keys: ByteColumn) -> None:
@@ -126,21 +129,32 @@ def write_hashes_file(path: Path, hashes: "NDArray[np.uint64]", keys: ByteColumn
     Raises:
         DatabaseError: it cannot be written.
     """
-    width = hashes.dtype.itemsize
-    packed = hashes.astype(">u8").tobytes()
-    places = range(width - KEY_HASH_BYTES, len(packed), width)
-    names = (
-        _HASH + packed[at : at + KEY_HASH_BYTES] + name
-        for at, name in zip(places, _escaped(keys), strict=True)
-    )
-    write_sorted(path, ((name, b"") for name in names))
+    heads = hashes.astype(">u8").view(np.uint8).reshape(len(hashes), -1)
+    heads = np.ascontiguousarray(heads[:, -KEY_HASH_BYTES - len(_HASH) :])
+    heads[:, 0] = ord(_HASH)
+    write_sorted(path, zip(chain.from_iterable(_names(heads, keys)), repeat(b"")))
 
 
-def _escaped(keys: ByteColumn) -> Iterator[bytes]:
-    """The names of rows without versions, as they stand behind the first byte."""
-    has_zeros = b"\0" in keys.data.tobytes()
-    for key in (key for some in keys.pieces(_TOGETHER) for key in some.texts()):
-        yield (key.replace(b"\0", b"\0\xff") if has_zeros else key) + _END
+def _names(heads: "NDArray[np.uint8]", keys: ByteColumn) -> Iterator[list[bytes]]:
+    """The names of rows without versions, or of their entries by hash, _TOGETHER at a
+    time. Each begins with a row of `heads`.
+    """
+    has_zeros, width, first = not keys.data.all(), heads.shape[1], 0
+    for some in keys.pieces(_TOGETHER):
+        if has_zeros:
+            some = ByteColumn.of([key.replace(b"\0", b"\0\xff") for key in some.texts()])
+        ours = heads[first : first + len(some)].reshape(-1)
+        first += len(some)
+        # Of each name its head, its key and the end.
+        starts = np.zeros((len(some), 3), np.int64)
+        lengths = np.full((len(some), 3), (width, 0, len(_END)))
+        lengths[:, 1] = some.lengths
+        starts[:, 0] = np.arange(0, len(ours), width)
+        starts[:, 1] = some.ends - some.lengths + len(ours)
+        starts[:, 2] = len(ours) + len(some.data)
+        data = np.concatenate((ours, some.data, np.frombuffer(_END, np.uint8)))
+        found = gathered(data, starts.reshape(-1), lengths.reshape(-1))
+        yield ByteColumn(found.data, found.ends[2::3]).texts()
 
 
 class _RocksView:
