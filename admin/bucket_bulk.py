@@ -27,6 +27,7 @@ from replicator.verifier.state import locked_state, open_index
 from runtime.disk import Disk
 from runtime.errors import ConfigError, UsageError
 from runtime.eta import duration_text
+from runtime.freed_memory import keep_freed_memory
 from runtime.output import JsonObject, print_json, print_line
 from runtime.progress import ProgressSink
 from runtime.rate_limit import SystemClock
@@ -220,6 +221,7 @@ def _open_empty(folder: Path, store: Store, address: str) -> Iterator[IndexedBuc
 @contextmanager
 def _open_engine(build: IndexBuild) -> Iterator[IndexEngine]:
     if build.engine == LOCAL:
+        keep_freed_memory()
         yield LocalIndexEngine(Disk())
         return
     with open_session(build.settings, build.master, build.pack) as session:

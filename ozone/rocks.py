@@ -414,11 +414,11 @@ def _open(path: Path, access: AccessType) -> Rdict:
     tables = {name: stored.get(name) or _table_options() for name in names}
     for table in tables.values():
         # Set again, since the options file does not restore all of it.
-        table.set_block_based_table_factory(block_options())
+        table.set_block_based_table_factory(_block_options())
     return Rdict(str(path), options=options, column_families=tables, access_type=access)
 
 
-def block_options() -> BlockBasedOptions:
+def _block_options() -> BlockBasedOptions:
     """The block format of a datanode's table files, the same in all of its profiles."""
     blocks = BlockBasedOptions()
     # RocksDB 7, in Ozone up to 2.2, cannot read version 6, our library's default.
@@ -433,7 +433,7 @@ def block_options() -> BlockBasedOptions:
 def _table_options() -> Options:
     """A datanode's table options (its DISK profile), as far as they affect files."""
     options = Options(raw_mode=True)
-    options.set_block_based_table_factory(block_options())
+    options.set_block_based_table_factory(_block_options())
     options.set_compression_type(DBCompressionType.snappy())
     options.set_level_compaction_dynamic_level_bytes(True)
     options.set_write_buffer_size(128 << 20)

@@ -29,8 +29,9 @@ _OUT_PLACES = types.Array(types.int64, 1, "C")
 _WORDS = types.Array(types.uint64, 1, "C")
 # Tables of a word: a byte by how many bytes follow it.
 _TABLE_BYTES = 8
-_BYTE, _8 = np.uint64(255), np.uint64(8)
-_ONES = np.uint64(0xFFFF_FFFF)
+_BYTE, _8, _0 = np.uint64(255), np.uint64(8), np.uint64(0)
+# A CRC-32's register before the first byte; the same bits are inverted at its end.
+CRC_ONES = np.uint64(0xFFFF_FFFF)
 
 
 def _tables() -> "NDArray[np.uint64]":
@@ -99,8 +100,15 @@ def first_words(data: "NDArray[np.uint8]", ends: "NDArray[np.int64]") -> "NDArra
     return words
 
 
+@jit(U64(U64, U64))
+def crc_of_byte(register: np.uint64, byte: np.uint64) -> np.uint64:
+    """A CRC-32's register after one byte more."""
+    further: np.uint64 = register >> _8 ^ _TABLES[np.int64((register ^ byte) & _BYTE)]
+    return further
+
+
 @jit(U64(U64, U64, types.int64))
-def _crc(register: np.uint64, address: np.uint64, length: int) -> np.uint64:
+def crc_of_bytes(register: np.uint64, address: np.uint64, length: int) -> np.uint64:
     """A CRC-32's register after so many bytes more."""
     at = 0
     while at + _TABLE_BYTES <= length:
@@ -111,8 +119,7 @@ def _crc(register: np.uint64, address: np.uint64, length: int) -> np.uint64:
             word >>= _8
         at += _TABLE_BYTES
     while at < length:
-        byte = load8(address + U64(at))
-        register = register >> _8 ^ _TABLES[np.int64((register ^ byte) & _BYTE)]
+        register = crc_of_byte(register, load8(address + U64(at)))
         at += 1
     return register
 
@@ -131,12 +138,12 @@ def row_checksums(
     found = np.empty(len(row_ends), np.uint64)
     key_at, version_at, row_at = 0, 0, 0
     for n in range(len(row_ends)):
-        register = _crc(_ONES, U64(keys.ctypes.data) + U64(key_at), key_ends[n] - key_at)
-        register = register >> _8 ^ _TABLES[np.int64(register & _BYTE)]
+        register = crc_of_bytes(CRC_ONES, U64(keys.ctypes.data) + U64(key_at), key_ends[n] - key_at)
+        register = crc_of_byte(register, _0)
         address = U64(versions.ctypes.data) + U64(version_at)
-        register = _crc(register, address, version_ends[n] - version_at)
-        register = _crc(register, U64(rows.ctypes.data) + U64(row_at), row_ends[n] - row_at)
-        found[n] = register ^ _ONES
+        register = crc_of_bytes(register, address, version_ends[n] - version_at)
+        register = crc_of_bytes(register, U64(rows.ctypes.data) + U64(row_at), row_ends[n] - row_at)
+        found[n] = register ^ CRC_ONES
         key_at, version_at, row_at = key_ends[n], version_ends[n], row_ends[n]
     return found
 

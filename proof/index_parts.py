@@ -33,7 +33,14 @@ from proof.listing import LISTED_SCHEMA, ListingPart, byte_array, byte_column, r
 from proof.rocks_index import write_hashes_file, write_rows_file
 from proof.root import SetRoot
 from proof.spans import SPAN_ITEMS, SpanSums
-from proof.symbols import KEPT_SYMBOLS, SYMBOL_BYTES, CodedSymbols, key_hashes
+from proof.symbols import (
+    KEPT_SYMBOLS,
+    KERNEL_IDS_MIN,
+    SYMBOL_BYTES,
+    CodedSymbols,
+    kernels_for,
+    key_hashes,
+)
 from runtime.disk import Disk, disk_error
 
 if TYPE_CHECKING:
@@ -198,6 +205,9 @@ class IndexJob:
             DatabaseError, DiskError: a file cannot be written.
         """
         objects = current_objects(listed)
+        # All ranges have about as many.
+        if objects.num_rows * self.ranges >= KERNEL_IDS_MIN:
+            kernels_for(KERNEL_IDS_MIN)
         items = encode_listed(objects, self.rules)
         with _written(self.rows_path(number), disk) as path:
             if len(items.keys):
@@ -300,8 +310,10 @@ def current_objects(listed: pa.Table) -> pa.Table:
 
 def slices(rows: pa.Table, numbers: "NDArray[np.int32]", count: int) -> Iterator[pa.RecordBatch]:
     """The rows with each number below `count`, ascending; some have none."""
-    order = np.argsort(numbers, kind="stable")
-    ends = np.searchsorted(numbers[order], np.arange(count), "right").tolist()
+    # Numbers of 16 bits are sorted by their digits, which needs no comparing.
+    assert count <= 1 << 16
+    order = np.argsort(numbers.astype(np.uint16), kind="stable")
+    ends = np.cumsum(np.bincount(numbers, minlength=count)).tolist()
     batches = rows.take(pa.array(order)).combine_chunks().to_batches()
     assert len(batches) <= 1
     whole = batches[0] if batches else pa.RecordBatch.from_pylist([], rows.schema)
@@ -369,7 +381,7 @@ def _written(path: Path, disk: Disk) -> Iterator[Path]:
 
 def _by_hash(hashes: "NDArray[np.uint64]", keys: ByteColumn) -> "NDArray[np.intp]":
     """The places of entries by hash, and of twins of one hash by key."""
-    order = np.argsort(hashes, kind="stable")
+    order = np.argsort(hashes)
     ordered = hashes[order]
     is_twin = np.flatnonzero(ordered[1:] == ordered[:-1])
     if len(is_twin):

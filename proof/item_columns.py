@@ -12,7 +12,14 @@ import numpy as np
 from proof.columns import ByteColumn, NameColumns, numbers_of
 from proof.index import IndexedItem, ItemEvidence, ItemFacts
 from proof.item import ID_BYTES, EvidenceLevel, Item, ItemHasher, ItemId, Profile
-from proof.symbols import Ids, ids_from_bytes, ids_from_hashes, ids_to_bytes, kernels_for
+from proof.symbols import (
+    Ids,
+    ids_from_bytes,
+    ids_from_hashes,
+    ids_from_parts,
+    ids_to_bytes,
+    kernels_for,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -211,8 +218,7 @@ class ColumnHasher:
             items.properties.ends,
             whole,
         )
-        hashes = np.stack((keys, whole), 1).astype(">u8").view(np.uint8)
-        return ids_from_hashes(hashes.reshape(-1, 2, 8)[:, :, 2:].tobytes())
+        return ids_from_parts(keys, whole)
 
 
 def _parts(names: NameColumns) -> tuple["NDArray[Any]", ...]:

@@ -60,10 +60,21 @@ def _mix(word: np.uint64) -> np.uint64:
     return word ^ (word >> _31)
 
 
+@jit(U64(U64, U64))
+def _check(high: np.uint64, low: np.uint64) -> np.uint64:
+    return _mix(high ^ _mix((low >> _32) + _STEP)) & _CHECK
+
+
 @jit(types.boolean(U64, U64))
 def _is_id(high: np.uint64, low: np.uint64) -> bool:
-    check = _mix(high ^ _mix((low >> _32) + _STEP)) & _CHECK
-    return bool(check == low & _CHECK)
+    return bool(_check(high, low) == low & _CHECK)
+
+
+@jit(types.void(_WORDS))
+def set_checks(ids: "NDArray[np.uint64]") -> None:
+    """Set the check bits of IDs, which are zeros."""
+    for i in range(len(ids)):
+        ids[i, 1] |= _check(ids[i, 0], ids[i, 1])
 
 
 @jit(types.float64(types.float64, U64))
@@ -152,12 +163,14 @@ def _self_test() -> None:
     """
     from proof.item import check_bits
 
-    ids = np.array([[7 * i, i << 32 | check_bits(7 * i, i << 32)] for i in (1, 2, 3)], np.uint64)
+    ids = np.array([[7 * i, i << 32] for i in (1, 2, 3)], np.uint64)
+    set_checks(ids)
     sums, counts = np.zeros((32, 2), np.uint64), np.zeros(32, np.int16)
     add(ids, _0, 1, sums, counts)
     found, signs = np.zeros_like(sums), np.zeros(32, np.int8)
     if (
-        counts[0] != 3
+        int(ids[0, 1]) != 1 << 32 | check_bits(7, 1 << 32)
+        or counts[0] != 3
         or peel(_0, sums, counts, found, signs) != 3
         or {*map(tuple, found[:3].tolist())} != {*map(tuple, ids.tolist())}
     ):

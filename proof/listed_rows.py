@@ -1,38 +1,30 @@
 """Listed objects as rows of an index: the same bytes as `proof.rows` gives for items
-that a refresh made of the same objects, without a Python object for each.
+that a refresh made of the same objects.
 
-Nearly all ETags are an MD5, or that of an upload in parts. Rows with one of these are
-put together as arrays; the few others are encoded one by one.
+The compiled kernels (proof.row_kernels, the extra `fast`) need no Python object for
+each. Without them rows are encoded one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
-from zlib import crc32
+from functools import cache
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 import pyarrow as pa
 
-from proof.columns import ByteColumn, NameColumns, column_kernels
-from proof.index import ItemEvidence, Stamp, StampedItem
-from proof.item import HASHES_BYTES, EvidenceLevel, HashAlgorithm, Item, Profile
+from proof.columns import ByteColumn, NameColumns
+from proof.index import Stamp, StampedItem
+from proof.item import HASHES_BYTES, ID_BYTES, EvidenceLevel, HashAlgorithm, Profile
 from proof.item_columns import HAS_CONTENT, ColumnHasher, ItemColumns
 from proof.listing import byte_column
-from proof.rows import ETAG_IS_CONTENT, ETAG_IS_HEX, VERSIONED, content_shape, encode_row
-from proof.symbols import Ids, ids_to_bytes
+from proof.rows import encode_row, from_hex
+from proof.symbols import Ids, ids_to_bytes, kernels_for
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _MD5_BYTES = 16
-# Longer texts are encoded one by one: a row has one byte for their length, and arrays
-# have room for the longest in each row.
-_TEXT_MAX = 64
-# Rows that are put together at once: bounds the memory.
-_BLOCK_ROWS = 1 << 15
-_NO_DIGIT = 255
-_DIGITS = np.full(256, _NO_DIGIT, np.uint8)
-_DIGITS[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,191 +59,89 @@ class ListedItemRules:
         return self.etags_prove and self.profile.algorithm is HashAlgorithm.MD5
 
 
+class _RowKernels(Protocol):
+    """The interface of the module proof.row_kernels, which documents it."""
+
+    def md5_contents(
+        self,
+        etags: "NDArray[np.uint8]",
+        ends: "NDArray[np.int64]",
+        is_wanted: "NDArray[np.bool_]",
+    ) -> tuple["NDArray[np.uint8]", "NDArray[np.int64]", "NDArray[np.bool_]"]:
+        """The MD5s that some ETags are, and which."""
+
+    def listed_rows(
+        self, *columns: "NDArray[Any]"
+    ) -> tuple["NDArray[np.uint8]", "NDArray[np.int64]"]:
+        """Rows with their checksums."""
+
+
 def encode_listed(listed: pa.Table, rules: ListedItemRules) -> EncodedItems:
     """The items of objects in columns of LISTED_SCHEMA, in the same order."""
     keys, etags = byte_column(listed["key"]), byte_column(listed["etag"])
     versions = byte_column(listed["version"])
-    packed, is_md5 = _md5s(etags)
-    has_content = is_md5 & listed["etag_is_md5"].to_numpy() & rules.takes_md5
-    level = np.where(has_content, EvidenceLevel.RECORDED, EvidenceLevel.LISTED).astype(np.uint8)
-    contents = ByteColumn(packed[has_content].reshape(-1), np.cumsum(has_content) * _MD5_BYTES)
+    kernels = _kernels_for(len(keys))
+    is_wanted = listed["etag_is_md5"].to_numpy() & rules.takes_md5
+    contents, has_content = _md5_contents(kernels, etags, is_wanted)
     none = ByteColumn(np.empty(0, np.uint8), np.zeros(len(keys), np.int64))
+    recorded, plain = EvidenceLevel.RECORDED | HAS_CONTENT, EvidenceLevel.LISTED
+    flags = np.where(has_content, np.uint8(recorded), np.uint8(plain))
     sizes = listed["size_bytes"].to_numpy().astype(np.uint64)
-    flags = level | np.where(has_content, HAS_CONTENT, 0).astype(np.uint8)
     zeros = np.zeros(len(keys), np.uint64)
     items = ItemColumns(NameColumns(keys, none), flags, sizes, contents, none, zeros)
     ids = ColumnHasher(rules.profile).ids(items)
-    columns = _Columns(
-        ids=np.frombuffer(ids_to_bytes(ids), np.uint8).reshape(-1, ids.itemsize * 2),
-        level=level,
-        sizes=sizes,
-        modified=listed["modified_ms"].to_numpy().astype(np.uint64),
-        packed=packed,
-        is_md5=is_md5,
-        has_content=has_content,
-        etags=etags,
-        versions=versions,
-    )
-    rows = _joined([columns.rows(first, keys) for first in range(0, len(keys), _BLOCK_ROWS)])
-    recorded = int(has_content.sum())
-    return EncodedItems(keys, ids, rows, (len(keys) - recorded, recorded, 0))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Columns:
-    """All that rows are made of. `packed` has an MD5 for each row, where `is_md5`."""
-
-    ids: "NDArray[np.uint8]"
-    level: "NDArray[np.uint8]"
-    sizes: "NDArray[np.uint64]"
-    modified: "NDArray[np.uint64]"
-    packed: "NDArray[np.uint8]"
-    is_md5: "NDArray[np.bool_]"
-    has_content: "NDArray[np.bool_]"
-    etags: ByteColumn
-    versions: ByteColumn
-
-    def rows(self, first: int, keys: ByteColumn) -> ByteColumn:
-        """The rows of one block, with their checksums."""
-        places = np.arange(first, min(first + _BLOCK_ROWS, len(keys)))
-        keys, etags, versions = (one.taken(places) for one in (keys, self.etags, self.versions))
-        is_md5, has_content = self.is_md5[places], self.has_content[places]
-        etag_bytes, version_bytes = etags.lengths, versions.lengths
-        is_short = (etag_bytes <= _TEXT_MAX) & (version_bytes <= _TEXT_MAX)
-        is_plain = is_md5.copy()
-        others = np.flatnonzero(~is_md5)
-        is_plain[others] = _is_text(etags.taken(others))
-        is_plain &= is_short
-        parts = _Parts(len(places))
-        parts.add(self.ids[places, :HASHES_BYTES])
-        flags = self.level[places] | np.where(has_content, ETAG_IS_CONTENT, 0).astype(np.uint8)
-        flags |= np.where(is_md5 & ~has_content, ETAG_IS_HEX, 0).astype(np.uint8)
-        flags |= np.where(version_bytes > 0, VERSIONED, 0).astype(np.uint8)
-        sizes = self.sizes[places].astype("<u8").view(np.uint8).reshape(-1, 8)
-        widths = _significant(sizes)
-        shape = widths | np.where(has_content, content_shape(_MD5_BYTES), content_shape(None))
-        parts.add(flags[:, np.newaxis], shape.astype(np.uint8)[:, np.newaxis])
-        modified = self.modified[places].astype("<u8").view(np.uint8).reshape(-1, 8)
-        parts.add(modified[:, :6])
-        parts.add_some(sizes, widths)
-        # The content, which the ETag is; or the length of an ETag, and that.
-        length = np.where(is_md5, _MD5_BYTES, etag_bytes).astype(np.uint8)
-        parts.add_some(length[:, np.newaxis], np.where(has_content, 0, 1))
-        parts.add_some(self.packed[places], np.where(is_md5, _MD5_BYTES, 0))
-        parts.add_texts(etags, is_plain & ~is_md5)
-        if version_bytes.any():
-            counted = version_bytes.astype(np.uint8)[:, np.newaxis]
-            parts.add_some(counted, np.where(version_bytes > 0, 1, 0))
-            parts.add_texts(versions, is_plain)
-        rows = _checked(keys, parts.column())
-        others = np.flatnonzero(~is_plain)
-        if not len(others):
-            return rows
-        texts = rows.texts()
-        for at in others.tolist():
-            texts[at] = self._row(first + at, keys.text(at))
-        return ByteColumn.of(texts)
-
-    def _row(self, at: int, key: bytes) -> bytes:
-        content = self.packed[at].tobytes() if self.has_content[at] else None
-        stamp = Stamp(
-            self.versions.text(at).decode(), self.etags.text(at).decode(), int(self.modified[at])
-        )
-        item = Item(key.decode(), int(self.sizes[at]), content)
-        stamped = StampedItem(item, ItemEvidence(EvidenceLevel(int(self.level[at]))), stamp)
-        return encode_row(self.ids[at, :HASHES_BYTES].tobytes(), stamped)
-
-
-class _Parts:
-    """Rows of bytes that are put together from left to right."""
-
-    def __init__(self, rows: int) -> None:
-        self._lengths = np.zeros(rows, np.int64)
-        self._data = list["NDArray[np.uint8]"]()
-        self._masks = list["NDArray[np.bool_]"]()
-
-    def add(self, *columns: "NDArray[np.uint8]") -> None:
-        """Add bytes that every row has; shape (rows, bytes)."""
-        for data in columns:
-            self._lengths += data.shape[1]
-            self._data.append(data)
-            self._masks.append(np.ones(data.shape, np.bool_))
-
-    def add_some(self, data: "NDArray[np.uint8]", lengths: "NDArray[np.int64]") -> None:
-        """Add the first so many bytes of each row."""
-        self._lengths += lengths
-        self._data.append(data)
-        self._masks.append(np.arange(data.shape[1]) < lengths[:, np.newaxis])
-
-    def add_texts(self, texts: ByteColumn, is_added: "NDArray[np.bool_]") -> None:
-        """Add the whole text to some rows."""
-        lengths = np.where(is_added, texts.lengths, 0)
-        self._lengths += lengths
-        width = int(lengths.max(initial=0))
-        mask = np.arange(width) < lengths[:, np.newaxis]
-        data = np.zeros(mask.shape, np.uint8)
-        data[mask] = texts.taken(np.flatnonzero(is_added)).data
-        self._data.append(data)
-        self._masks.append(mask)
-
-    def column(self) -> ByteColumn:
-        """What each row has."""
-        data = np.hstack(self._data)[np.hstack(self._masks)]
-        return ByteColumn(data, np.cumsum(self._lengths))
-
-
-def _md5s(etags: ByteColumn) -> tuple["NDArray[np.uint8]", "NDArray[np.bool_]"]:
-    """ETags of 32 hexadecimal digits as 16 bytes, and which have that form."""
-    is_md5 = etags.lengths == 2 * _MD5_BYTES
-    digits = _DIGITS[etags.taken(np.flatnonzero(is_md5)).data].reshape(-1, 2 * _MD5_BYTES)
-    are_digits = (digits != _NO_DIGIT).all(1)
-    packed = np.zeros((len(etags), _MD5_BYTES), np.uint8)
-    packed[is_md5] = digits[:, ::2] << 4 | digits[:, 1::2] & 15
-    is_md5[is_md5] = are_digits
-    return packed, is_md5
-
-
-def _is_text(etags: ByteColumn) -> "NDArray[np.bool_]":
-    """Which have something else than hexadecimal digits, and are stored as they are."""
-    others = np.cumsum(_DIGITS[etags.data] == _NO_DIGIT)
-    counted = np.concatenate((np.zeros(1, np.int64), others))
-    found: NDArray[np.bool_] = counted[etags.ends] > counted[etags.ends - etags.lengths]
-    return found
-
-
-def _significant(numbers: "NDArray[np.uint8]") -> "NDArray[np.int64]":
-    """How many of the eight bytes of each number, least first, are needed for it."""
-    places = np.where(numbers != 0, np.arange(1, 9), 0)
-    found: NDArray[np.int64] = places.max(1)
-    return found
-
-
-def _checked(keys: ByteColumn, rows: ByteColumn) -> ByteColumn:
-    """The rows with the checksum of key and row behind each (`proof.rows`)."""
-    kernels = column_kernels()
+    modified = listed["modified_ms"].to_numpy().astype(np.uint64)
     if kernels is not None:
-        none = np.zeros(len(keys), np.int64)
-        checks = kernels.row_checksums(
-            keys.data, keys.ends, np.empty(0, np.uint8), none, rows.data, rows.ends
-        )
+        columns = (one for column in (etags, versions, contents) for one in _parts(column))
+        rows = ByteColumn(*kernels.listed_rows(*_parts(keys), ids, sizes, modified, *columns))
     else:
-        pairs = zip(keys.texts(), rows.texts(), strict=True)
-        found = [crc32(row, crc32(key + b"\0")) for key, row in pairs]
-        checks = np.array(found, np.uint64)
-    ends = rows.ends + 4 * np.arange(1, len(rows) + 1)
-    data = np.empty(len(rows.data) + 4 * len(rows), np.uint8)
-    is_row = np.ones(len(data), np.bool_)
-    places = (ends - 4)[:, np.newaxis] + np.arange(4)
-    is_row[places] = False
-    data[places] = checks.astype("<u4").view(np.uint8).reshape(-1, 4)
-    data[is_row] = rows.data
-    return ByteColumn(data, ends)
+        stamps = zip(versions.texts(), etags.texts(), modified.tolist(), strict=True)
+        rows = ByteColumn.of(list(_encoded(items, ids, stamps)))
+    count = int(has_content.sum())
+    return EncodedItems(keys, ids, rows, (len(keys) - count, count, 0))
 
 
-def _joined(columns: Sequence[ByteColumn]) -> ByteColumn:
-    """All of them, one behind the other."""
-    if not columns:
-        return ByteColumn.of([])
-    starts = np.cumsum([0, *(len(one.data) for one in columns)])
-    ends = [one.ends + start for one, start in zip(columns, starts, strict=False)]
-    return ByteColumn(np.concatenate([one.data for one in columns]), np.concatenate(ends))
+def _md5_contents(
+    kernels: _RowKernels | None, etags: ByteColumn, is_wanted: "NDArray[np.bool_]"
+) -> tuple[ByteColumn, "NDArray[np.bool_]"]:
+    """The MD5s that wanted ETags are, nothing for others, and which these are."""
+    if kernels is not None:
+        data, ends, is_md5 = kernels.md5_contents(*_parts(etags), is_wanted)
+        return ByteColumn(data, ends), is_md5
+    places = np.flatnonzero(is_wanted & (etags.lengths == 2 * _MD5_BYTES))
+    contents, is_md5 = [b""] * len(etags), np.zeros(len(etags), np.bool_)
+    for at, etag in zip(places.tolist(), etags.taken(places).texts(), strict=True):
+        contents[at] = from_hex(etag.decode()) or b""
+        is_md5[at] = len(contents[at]) > 0
+    return ByteColumn.of(contents), is_md5
+
+
+def _encoded(
+    items: ItemColumns, ids: Ids, stamps: Iterable[tuple[bytes, bytes, int]]
+) -> Iterator[bytes]:
+    """The rows of items, one by one; stamps are versions, ETags and modified times."""
+    data = ids_to_bytes(ids)
+    for number, (facts, stamp) in enumerate(zip(items, stamps, strict=True)):
+        version, etag, modified_ms = stamp
+        stored = Stamp(version.decode(), etag.decode(), modified_ms)
+        start = number * ID_BYTES
+        hashes = data[start : start + HASHES_BYTES]
+        yield encode_row(hashes, StampedItem(facts.item, facts.evidence, stored))
+
+
+def _parts(column: ByteColumn) -> tuple["NDArray[np.uint8]", "NDArray[np.int64]"]:
+    return column.data, column.ends
+
+
+def _kernels_for(items: int) -> _RowKernels | None:
+    """The kernels for so many items, under the terms of `proof.symbols.kernels_for`."""
+    return _load() if kernels_for(items) is not None else None
+
+
+@cache
+def _load() -> _RowKernels | None:
+    try:
+        from proof import row_kernels as loaded
+    except ImportError:
+        return None
+    return cast(_RowKernels, loaded)

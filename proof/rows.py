@@ -24,7 +24,7 @@ ETAG_IS_CONTENT, ETAG_IS_HEX = 16, 32
 _DAMAGED = 64
 # The next byte: how many bytes the size has, whether there are properties, and the
 # length of the content as a place in this list.
-_SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
+SIZE_MASK, _PROPERTIES, _CONTENT_SHIFT = 7, 8, 4
 _CONTENT_BYTES = (None, 0, 4, 8, 16, 20, 32, 48, 64)
 _CONTENT_LENGTHS = np.array([length or 0 for length in _CONTENT_BYTES], np.int64)
 _HEAD = struct.Struct("<BBHI")
@@ -36,9 +36,9 @@ _ROW_BYTES_MIN = HASHES_BYTES + _HEAD.size + _CHECK.size
 # The modified time has 48 bits, in ms.
 _LOW_BITS = 16
 _LOW_MASK = (1 << _LOW_BITS) - 1
-_MODIFIED_MAX = 1 << 48
-_LENGTH_MAX = 1 << 16
-_LONG = 255
+MODIFIED_MAX = 1 << 48
+LENGTH_MAX = 1 << 16
+LONG_LENGTH = 255
 
 
 def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
@@ -49,7 +49,7 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     item, stamp, evidence = stamped.item, stamped.stamp, stamped.evidence
     flags, size = int(evidence.level), item.size_bytes
     size_bytes = (size.bit_length() + 7) // 8
-    assert size_bytes <= _SIZE_MASK
+    assert size_bytes <= SIZE_MASK
     shape = size_bytes | content_shape(None if item.content is None else len(item.content))
     if item.properties:
         assert len(item.properties) == PROPERTIES_DIGEST_BYTES
@@ -59,7 +59,7 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     if stamped.is_damaged:
         flags |= _DAMAGED
     tail = [size.to_bytes(size_bytes, "little"), item.content or b"", item.properties]
-    packed = _from_hex(stamp.etag)
+    packed = from_hex(stamp.etag)
     if packed is None:
         tail.append(_counted(stamp.etag.encode()))
     elif packed == item.content:
@@ -73,7 +73,7 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     assert (evidence.level is EvidenceLevel.READ) == (evidence.read_at_s is not None)
     if evidence.read_at_s is not None:
         tail.append(_READ_AT.pack(evidence.read_at_s))
-    assert 0 <= stamp.modified_ms < _MODIFIED_MAX
+    assert 0 <= stamp.modified_ms < MODIFIED_MAX
     head = _HEAD.pack(flags, shape, stamp.modified_ms & _LOW_MASK, stamp.modified_ms >> _LOW_BITS)
     row = b"".join((hashes, head, *tail))
     return row + _CHECK.pack(crc32(row, _key_crc(item.key.encode(), item.version.encode())))
@@ -82,6 +82,16 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
 def content_shape(length_bytes: int | None) -> int:
     """How a row says that its content has so many bytes; None is no content."""
     return _CONTENT_BYTES.index(length_bytes) << _CONTENT_SHIFT
+
+
+def from_hex(text: str) -> bytes | None:
+    """The bytes that this text is, in small hexadecimal digits; None if it is not."""
+    try:
+        packed = bytes.fromhex(text)
+    except ValueError:
+        return None
+    # It also takes spaces and capitals.
+    return packed if packed.hex() == text else None
 
 
 def checked_hashes(key: bytes, version: bytes, row: bytes) -> bytes:
@@ -104,7 +114,7 @@ def decode_row(key: bytes, version: bytes, row: bytes) -> StampedItem:
     checked_hashes(key, version, row)
     flags, shape, modified_low, modified_high = _HEAD.unpack_from(row, HASHES_BYTES)
     at = HASHES_BYTES + _HEAD.size
-    size, at = int.from_bytes(row[at : (end := at + (shape & _SIZE_MASK))], "little"), end
+    size, at = int.from_bytes(row[at : (end := at + (shape & SIZE_MASK))], "little"), end
     content, length = None, _CONTENT_BYTES[shape >> _CONTENT_SHIFT]
     if length is not None:
         content, at = row[at : at + length], at + length
@@ -147,9 +157,9 @@ def decode_rows(rows: RowColumns) -> FoundItems:
     starts = whole.ends - lengths
     hashes = whole.data[starts[:, np.newaxis] + np.arange(HASHES_BYTES)]
     held, shape = whole.data[starts + HASHES_BYTES], whole.data[starts + HASHES_BYTES + 1]
-    at, width = starts + HASHES_BYTES + _HEAD.size, (shape & _SIZE_MASK).astype(np.int64)
+    at, width = starts + HASHES_BYTES + _HEAD.size, (shape & SIZE_MASK).astype(np.int64)
     sizes = np.zeros(len(rows), np.uint64)
-    for place in range(_SIZE_MASK):
+    for place in range(SIZE_MASK):
         digits = whole.data[np.minimum(at + place, len(whole.data) - 1)].astype(np.uint64)
         sizes |= np.where(place < width, digits, np.uint64(0)) << np.uint64(8 * place)
     at = at + width
@@ -184,26 +194,16 @@ def _damaged(text: str) -> IndexDamagedError:
     return IndexDamagedError(text, hint="Rebuild the index from a listing of the bucket.")
 
 
-def _from_hex(text: str) -> bytes | None:
-    """The bytes that are written as this text in hexadecimal, if any."""
-    try:
-        packed = bytes.fromhex(text)
-    except ValueError:
-        return None
-    # It also takes spaces and capitals.
-    return packed if packed.hex() == text else None
-
-
 def _counted(data: bytes) -> bytes:
     length = len(data)
-    assert length < _LENGTH_MAX
-    if length < _LONG:
+    assert length < LENGTH_MAX
+    if length < LONG_LENGTH:
         return bytes((length,)) + data
-    return bytes((_LONG,)) + length.to_bytes(2, "little") + data
+    return bytes((LONG_LENGTH,)) + length.to_bytes(2, "little") + data
 
 
 def _counted_at(row: bytes, at: int) -> tuple[bytes, int]:
     length, at = row[at], at + 1
-    if length == _LONG:
+    if length == LONG_LENGTH:
         length, at = int.from_bytes(row[at : at + 2], "little"), at + 2
     return row[at : at + length], at + length

@@ -65,6 +65,9 @@ class SymbolKernels(Protocol):
     ) -> None:
         """Put IDs into symbols, in place; `sign` -1 takes them out again."""
 
+    def set_checks(self, ids: Ids) -> None:
+        """Set the check bits of IDs, in place."""
+
     def peel(
         self,
         salt: "np.uint64",
@@ -178,7 +181,16 @@ def ids_from_hashes(hashes: bytes) -> Ids:
     ids = np.empty((len(words), 2), np.uint64)
     ids[:, 0] = words[:, 0] << np.uint64(32) | words[:, 1]
     ids[:, 1] = words[:, 2] << np.uint64(32)
-    ids[:, 1] |= _check_arrays(ids)
+    _set_checks(ids)
+    return ids
+
+
+def ids_from_parts(key_hashes: "NDArray[np.uint64]", item_hashes: "NDArray[np.uint64]") -> Ids:
+    """The same from 48 bits of the hash of each key, and of each whole item."""
+    ids = np.empty((len(key_hashes), 2), np.uint64)
+    ids[:, 0] = key_hashes << _KEY_SHIFT | item_hashes >> np.uint64(32)
+    ids[:, 1] = item_hashes << np.uint64(32)
+    _set_checks(ids)
     return ids
 
 
@@ -276,10 +288,14 @@ def _mix_arrays(words: "NDArray[np.uint64]") -> "NDArray[np.uint64]":
     return words ^ (words >> np.uint64(31))
 
 
-def _check_arrays(ids: Ids) -> "NDArray[np.uint64]":
-    """The check bits that belong to each ID."""
+def _set_checks(ids: Ids) -> None:
+    """Set the check bits of IDs, which are zeros."""
+    kernels = kernels_for(0)
+    if kernels is not None:
+        kernels.set_checks(ids)
+        return
     inner = _mix_arrays((ids[:, 1] >> np.uint64(32)) + np.uint64(MIX_STEP))
-    return _mix_arrays(ids[:, 0] ^ inner) & np.uint64(CHECK_MASK)
+    ids[:, 1] |= _mix_arrays(ids[:, 0] ^ inner) & np.uint64(CHECK_MASK)
 
 
 def _add_plain(ids: Ids, symbols: CodedSymbols, sign: int) -> None:

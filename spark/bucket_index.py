@@ -13,8 +13,6 @@ folder that executors and driver share, and rows of small numbers; of sums, whic
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +27,6 @@ from spark.by_range import run_tasks
 from spark.errors import FolderNotSharedError, task_failure
 from spark.jobs import SPARK_ERRORS, watched
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 # Ranges whose sums one task merges.
 _MERGED_RANGES = 64
 _RANGE_NUMBER = "range_number"
@@ -42,8 +37,8 @@ _EXCHANGED_SCHEMA = pa.schema(
         pa.field("objects", pa.binary(), nullable=False),
     ]
 )
-# Objects that travel in one row, about a megabyte; and rows at once.
-_OBJECTS_MAX, _ROWS_MAX = 1 << 13, 1 << 4
+# Objects that travel in one row, about a megabyte.
+_OBJECTS_MAX = 1 << 13
 _DONE_SCHEMA = pa.schema([pa.field("number", pa.int32(), nullable=False)])
 _SUMS_SCHEMA = pa.schema([pa.field("sums", pa.binary(), nullable=False)])
 
@@ -167,22 +162,17 @@ def _read(
     place = np.zeros(job.ranges, np.int32)
     place[list(wanted)] = np.arange(len(wanted))
     for objects, numbers in ranged_rows(parts[part], job.bounds, frozenset(wanted)):
-        rows = _packed(objects, place[numbers], len(wanted))
-        while some := list(islice(rows, _ROWS_MAX)):
-            columns = [pa.array(column) for column in zip(*some, strict=True)]
-            yield pa.RecordBatch.from_arrays(columns, schema=_EXCHANGED_SCHEMA)
+        for number, one in enumerate(slices(objects, place[numbers], len(wanted))):
+            for first in range(0, one.num_rows, _OBJECTS_MAX):
+                yield _packed(number, one.slice(first, _OBJECTS_MAX))
 
 
-def _packed(
-    objects: pa.Table, numbers: "NDArray[np.int32]", ranges: int
-) -> Iterator[tuple[np.int32, bytes]]:
-    """Rows of _EXCHANGED_SCHEMA that have these objects, each with the number of its
-    range.
-    """
-    for number, one in enumerate(slices(objects, numbers, ranges)):
-        for first in range(0, one.num_rows, _OBJECTS_MAX):
-            data = one.slice(first, _OBJECTS_MAX).serialize()
-            yield np.int32(number), data.to_pybytes()
+def _packed(number: int, objects: pa.RecordBatch) -> pa.RecordBatch:
+    """A row of _EXCHANGED_SCHEMA. It is alone in its batch: so it is not copied."""
+    data = objects.serialize()
+    buffers = [None, pa.py_buffer(np.array([0, data.size], np.int32)), data]
+    columns = [pa.array([number], pa.int32()), pa.Array.from_buffers(pa.binary(), 1, buffers)]
+    return pa.RecordBatch.from_arrays(columns, schema=_EXCHANGED_SCHEMA)
 
 
 def _index_range(

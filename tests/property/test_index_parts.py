@@ -2,7 +2,10 @@
 
 import random
 from bisect import bisect_right
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -13,9 +16,11 @@ from proof.index_parts import IndexSums, current_objects
 from proof.item import EvidenceLevel, HashAlgorithm, Item, ItemHasher, Profile
 from proof.listed_rows import ListedItemRules, encode_listed
 from proof.listing import LISTED_SCHEMA, KeySample, range_numbers
+from proof.rocks_index import RocksTables, write_hashes_file, write_rows_file
 from proof.root import SetRoot
 from proof.rows import encode_row
-from proof.symbols import each_id
+from proof.symbols import KERNEL_IDS_MIN, each_id, kernels_for, key_hashes
+from proof.tables import ItemRow
 
 RULES = ListedItemRules(Profile(b"s" * 32, HashAlgorithm.MD5, ()), etags_prove=True)
 HASHER = ItemHasher(RULES.profile)
@@ -24,20 +29,29 @@ ETAGS = st.one_of(
     st.binary(min_size=16, max_size=16).map(lambda one: f"{one.hex()}-7"),
     st.text(st.characters(exclude_categories=["Cs"]), max_size=70),
     st.text("0123456789abcdefABCDEF-", max_size=70),
+    st.integers(0, 520).map(lambda length: "0f" * (length // 2) + "a" * (length % 2)),
+    st.sampled_from(['"' * 254, "-" * 255, "é" * 200]),
 )
 ROWS = st.lists(
     st.tuples(
-        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20),
+        st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=20)
+        | st.text("\0\1a", min_size=1, max_size=4),
         st.integers(0, (1 << 56) - 1),
         st.integers(0, (1 << 48) - 1),
         ETAGS,
-        st.sampled_from(["", "v", "null", "w" * 65, "x" * 300]),
+        st.sampled_from(["", "v", "null", "w" * 65, "x" * 254, "y" * 255, "z" * 300]),
         st.booleans(),
     ),
     max_size=60,
     unique_by=lambda row: row[0],
 )
 Row = tuple[str, int, int, str, str, bool]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _kernels() -> None:
+    """They are used where there are any."""
+    kernels_for(KERNEL_IDS_MIN)
 
 
 def table_of(rows: list[Row]) -> pa.Table:
@@ -68,6 +82,30 @@ def test_listed_objects_are_the_rows_that_a_refresh_writes(rows: list[Row]) -> N
     assert each_id(found.ids) == [HASHER.id(one.item) for one in items]
     levels = [one.evidence.level for one in items]
     assert found.levels == tuple(levels.count(level) for level in EvidenceLevel)
+
+
+@given(rows=ROWS)
+def test_files_of_rows_are_the_tables_that_a_refresh_writes(rows: list[Row]) -> None:
+    """Also of keys with zeros, whose names are escaped."""
+    rows.sort(key=lambda row: row[0].encode())
+    found = encode_listed(table_of(rows), RULES)
+    hashes = key_hashes(found.ids)
+    order = np.argsort(hashes)
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        tables = RocksTables(folder / "tables", building=True)
+        if rows:
+            write_rows_file(folder / "rows", found.keys, found.rows)
+            write_hashes_file(folder / "hashes", hashes[order], found.keys.taken(order))
+            tables.take_files([folder / "rows", folder / "hashes"])
+        with tables.view() as view:
+            assert not view.damage()
+            held = list(view.rows(b"", None))
+            by_hash = view.by_hash(hashes)
+        tables.close()
+    expected = zip(found.keys.texts(), found.rows.texts(), strict=True)
+    assert held == [ItemRow(key, b"", row) for key, row in expected]
+    assert by_hash.names.keys.texts() == found.keys.texts()
 
 
 @given(rows=ROWS, seed=st.integers(0, 1 << 20))

@@ -27,6 +27,7 @@ UNTYPED_ADAPTERS = {
     "merkle/kernels.py": "numba and llvmlite have no types",
     "proof/columns.py": "the kernels' module stands for a protocol",
     "proof/item_columns.py": "the kernels' module stands for a protocol",
+    "proof/listed_rows.py": "the kernels' module stands for a protocol",
     "proof/page_kernels.py": "numba has no types",
     "proof/sqlite_pages.py": "the kernels' module stands for a protocol",
     "proof/symbols.py": "the kernels' module stands for a protocol",
