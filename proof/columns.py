@@ -2,10 +2,10 @@
 once goes through these, because a Python object of each would cost more than the work.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, Self, cast
 
 import numpy as np
 
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _WORD_BYTES = 8
-_Text = TypeVar("_Text", str, bytes)
 
 
 class _ColumnKernels(Protocol):
@@ -73,8 +72,25 @@ class ByteColumn:
         return not ((firsts & 0xC0) == 0x80).any()
 
     def order(self) -> "NDArray[np.intp]":
-        """Their places in ascending order."""
-        return ascending(self.data, self.ends, self.texts)
+        """Their places in ascending order. Most differ in one word: the first that is
+        not the same in all. Those that do not are compared whole.
+        """
+        kernels = column_kernels()
+        find = kernels.first_words if kernels else _first_words
+        words = find(self.data, self.ends)
+        places = np.argsort(words)
+        words = words[places]
+        is_same = np.zeros(len(words) + 1, np.bool_)
+        is_same[1:-1] = words[1:] == words[:-1]
+        edges = np.flatnonzero(is_same[1:] != is_same[:-1]).reshape(-1, 2)
+        tied = places[is_same[1:] | is_same[:-1]]
+        texts, first_tied = self.taken(tied).texts(), 0
+        for first, last in edges.tolist():
+            end_tied = first_tied + last + 1 - first
+            order = sorted(range(first_tied, end_tied), key=texts.__getitem__)
+            places[first : last + 1] = tied[order]
+            first_tied = end_tied
+        return places
 
     def texts(self) -> list[bytes]:
         """All of them."""
@@ -144,28 +160,6 @@ class NameColumns:
             UnicodeDecodeError: one is not UTF-8.
         """
         return _decoded(self.keys), _decoded(self.versions)
-
-
-def ascending(
-    data: "NDArray[np.uint8]", ends: "NDArray[np.int64]", texts: Callable[[], Sequence[_Text]]
-) -> "NDArray[np.intp]":
-    """The places of texts, joined in `data`, in the order of their bytes. Most differ
-    in one word: the first that is not the same in all. Those that do not are compared
-    whole, and only then `texts` is called.
-    """
-    kernels = column_kernels()
-    words = kernels.first_words(data, ends) if kernels else _first_words(data, ends)
-    places = np.argsort(words)
-    words = words[places]
-    is_same = np.zeros(len(words) + 1, np.bool_)
-    is_same[1:-1] = words[1:] == words[:-1]
-    edges = np.flatnonzero(is_same[1:] != is_same[:-1])
-    if len(edges):
-        known = texts()
-        for first, last in edges.reshape(-1, 2).tolist():
-            some = places[first : last + 1].tolist()
-            places[first : last + 1] = sorted(some, key=known.__getitem__)
-    return places
 
 
 def _first_words(data: "NDArray[np.uint8]", ends: "NDArray[np.int64]") -> "NDArray[np.uint64]":
