@@ -59,7 +59,7 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
     if stamped.is_damaged:
         flags |= _DAMAGED
     tail = [size.to_bytes(size_bytes, "little"), item.content or b"", item.properties]
-    packed = from_hex(stamp.etag)
+    packed = _from_hex(stamp.etag)
     if packed is None:
         tail.append(_counted(stamp.etag.encode()))
     elif packed == item.content:
@@ -82,16 +82,6 @@ def encode_row(hashes: bytes, stamped: StampedItem) -> bytes:
 def content_shape(length_bytes: int | None) -> int:
     """How a row says that its content has so many bytes; None is no content."""
     return _CONTENT_BYTES.index(length_bytes) << _CONTENT_SHIFT
-
-
-def from_hex(text: str) -> bytes | None:
-    """The bytes that this text is, in small hexadecimal digits; None if it is not."""
-    try:
-        packed = bytes.fromhex(text)
-    except ValueError:
-        return None
-    # It also takes spaces and capitals.
-    return packed if packed.hex() == text else None
 
 
 def checked_hashes(key: bytes, version: bytes, row: bytes) -> bytes:
@@ -192,6 +182,16 @@ def _key_crc(key: bytes, version: bytes) -> int:
 
 def _damaged(text: str) -> IndexDamagedError:
     return IndexDamagedError(text, hint="Rebuild the index from a listing of the bucket.")
+
+
+def _from_hex(text: str) -> bytes | None:
+    """The bytes that this text is, in small hexadecimal digits; None if it is not."""
+    try:
+        packed = bytes.fromhex(text)
+    except ValueError:
+        return None
+    # It also takes spaces and capitals.
+    return packed if packed.hex() == text else None
 
 
 def _counted(data: bytes) -> bytes:
