@@ -142,7 +142,10 @@ class Replications:
 
         def is_settled() -> bool:
             report = self.client.replication(PolicyId(name)).state.report
-            position = report.checkpoint.position if report else None
+            # Before that the position says from where the log is followed.
+            if report is None or report.checkpoint.stage is not Stage.LIVE:
+                return False
+            position = report.checkpoint.position
             return position is not None and position.index >= newest
 
         wait_until(is_settled, f"{name} has everything", timeout_s=_SETTLE_S)
