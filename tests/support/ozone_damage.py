@@ -35,11 +35,14 @@ def flip(path: Path, offset: int, length: int = 1) -> None:
 
 
 def scanned_ms(cluster: OzoneCluster, datanode: int, container_id: int) -> int:
-    """When a datanode has scanned a replica's data, by its descriptor; 0 for never."""
+    """When a datanode has scanned a replica's data, by its descriptor; 0 for never, and
+    while the descriptor is replaced.
+    """
     folder = f"hdds/*/current/containerDir*/{container_id}/metadata/{container_id}.container"
-    [path] = cluster.volume(datanode).glob(folder)
-    found = re.search(r"dataScanTimestamp: (\d+)", path.read_text())
-    return int(found[1]) if found else 0
+    for path in cluster.volume(datanode).glob(folder):
+        found = re.search(r"dataScanTimestamp: (\d+)", path.read_text())
+        return int(found[1]) if found else 0
+    return 0
 
 
 def damage_and_reconcile_twice(
