@@ -34,6 +34,8 @@ class ConnectionWatch:
         """Watch no more; from then on the channel may be closed."""
         self._has_looked.wait(_FIRST_LOOK_S)
         self._channel.unsubscribe(self._note)
+        # gRPC tells nobody when its thread has ended, and hands out none to join: all
+        # that is known of it is how long it waits.
         time.sleep(_LAST_LOOK_S)
 
     def _note(self, state: grpc.ChannelConnectivity) -> None:
