@@ -9,6 +9,7 @@ is the range over all rounds.
 import json
 import os
 import platform
+import random
 import statistics
 import sys
 import time
@@ -175,16 +176,20 @@ def interleaved(
     processes `amount` units.
 
     Use `time.process_time` as the clock for work on one core: other load disturbs it
-    less. Each variant is first called once without measuring, to warm up.
+    less. Each variant is first called once without measuring, to warm up. The order
+    changes from round to round: what a call leaves behind, such as freed memory, does
+    not always meet the same one.
     """
     rates: dict[str, list[float]] = {name: [] for name in variants}
     for run in variants.values():
         run()
-    for _ in range(rounds):
-        for name, run in variants.items():
+    for number in range(rounds):
+        order = list(variants)
+        random.Random(number).shuffle(order)
+        for name in order:
             start = clock()
             for _ in range(repeat):
-                run()
+                variants[name]()
             rates[name].append(amount * repeat / (clock() - start))
     return {name: Samples(name, tuple(values)) for name, values in rates.items()}
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numba.core import types
 
+from chunktable.schema import REPLICA_COLUMNS
 from merkle.intrinsics import jit, load8, load32, load64
 
 if TYPE_CHECKING:
@@ -58,6 +59,10 @@ _WORDS = types.Array(types.int64, 1, "C")
 _FLAGS = types.Array(types.boolean, 1, "C")
 _MATRIX = types.Array(types.int64, 2, "C")
 _PAIR = types.UniTuple(_I64, 2)
+# The columns of one of `stretches`.
+_RAWS, _TABLES, _DICTIONARIES, _SIZES = (
+    types.UniTuple(kind, len(REPLICA_COLUMNS)) for kind in (RAW, SEGMENTS, _IN_WORDS, _I64)
+)
 
 
 @jit(_PAIR(RAW, _I64, _I64))
@@ -415,3 +420,54 @@ def values_at(rows: "Int64s", starts: "Int64s", values: "Int64s", out: "Int64s")
         while run + 1 < starts.size and starts[run + 1] <= rows[i]:
             run += 1
         out[i] = values[run]
+
+
+@jit(types.Tuple((_WORDS, _MATRIX))(_RAWS, _TABLES, _DICTIONARIES, _SIZES, _I64))
+def stretches(
+    raws: "tuple[Raw, ...]",
+    segments: "tuple[NDArray[np.int64], ...]",
+    values: "tuple[Int64s, ...]",
+    sizes: tuple[int, ...],
+    rows: Int,
+) -> "tuple[Int64s, NDArray[np.int64]]":
+    """The stretches of rows that are equal in all of these columns: the first row of
+    each, and the values, with a row for each column. No stretches if a page has an
+    index that its dictionary has not. See `fill` for the rest.
+    """
+    columns = len(raws)
+    bounds = np.zeros(columns + 1, np.int64)
+    starts, found = np.empty(0, np.int64), np.empty(0, np.int64)
+    for k in range(columns):
+        room, table = bounds[k], segments[k]
+        for i in range(table.shape[0] - 1):
+            is_constant = table[i, _SEGMENT_WIDTH] == _CONSTANT
+            room += 1 if is_constant else table[i + 1, _SEGMENT_ROW] - table[i, _SEGMENT_ROW]
+        if starts.size < room:
+            held, starts = starts, np.empty(room, np.int64)
+            starts[: bounds[k]] = held[: bounds[k]]
+            held, found = found, np.empty(room, np.int64)
+            found[: bounds[k]] = held[: bounds[k]]
+        own = starts[bounds[k] :], found[bounds[k] :]
+        used = runs(raws[k], table, values[k], sizes[k], rows, own[0], own[1])
+        if used == BAD:
+            return np.empty(0, np.int64), np.empty((columns, 0), np.int64)
+        bounds[k + 1] = bounds[k] + used
+    merged = np.empty(min(bounds[columns], rows), np.int64)
+    at = bounds[:columns] + 1
+    row, count = np.int64(0), 0
+    while row < rows:
+        merged[count] = row
+        count += 1
+        following = rows
+        for k in range(columns):
+            if at[k] < bounds[k + 1] and starts[at[k]] == row:
+                at[k] += 1
+            if at[k] < bounds[k + 1]:
+                following = min(following, starts[at[k]])
+        row = following
+    merged = merged[:count].copy()
+    out = np.empty((columns, count), np.int64)
+    for k in range(columns):
+        own = starts[bounds[k] : bounds[k + 1]], found[bounds[k] : bounds[k + 1]]
+        values_at(merged, own[0], own[1], out[k])
+    return merged, out

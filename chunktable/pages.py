@@ -13,9 +13,9 @@ None, and pyarrow reads it or says what is wrong.
 import operator
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, compress
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -121,6 +121,22 @@ class EncodedColumn:
             raise PageError
         found = Runs(starts[:used].copy(), values[:used].copy())
         return found if self.levels is None else _with_nulls(found, self.levels.runs())
+
+    def without_levels(self) -> Self:
+        """The column with null as a value.
+
+        Raises:
+            PageError: an index is not in the dictionary.
+        """
+        if self.levels is None:
+            return self
+        runs = self.runs()
+        segments = np.zeros((len(runs.starts) + 1, 3), np.int64)
+        segments[:-1, 0], segments[:-1, 2] = runs.starts, np.arange(len(runs.starts))
+        segments[-1, 0] = self.levels.count
+        return replace(
+            self, segments=segments, values=runs.values, size=len(runs.values), levels=None
+        )
 
     def fill(self, begin: int, out: "Int64s") -> None:
         """Fill `out` with the values of the rows from `begin` on.

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from chunktable.pages import (
     EncodedColumn,
+    PageError,
     RowRanges,
     constant_column,
     encoded_columns,
@@ -120,17 +121,24 @@ def _stretches(
     """The first row of each stretch of rows that are equal in REPLICA_COLUMNS, and its
     text and integers.
     """
-    runs = {name: columns[name].runs() for name in REPLICA_COLUMNS}
-    changes = np.zeros(count, np.bool_)
-    for found in runs.values():
-        changes[found.starts] = True
-    starts = np.flatnonzero(changes)
+    from chunktable import page_kernels
+
+    ours = [columns[name].without_levels() for name in REPLICA_COLUMNS]
+    starts, found = page_kernels.stretches(
+        tuple(column.raw for column in ours),
+        tuple(column.segments for column in ours),
+        tuple(column.values for column in ours),
+        tuple(column.size for column in ours),
+        count,
+    )
+    if count and not len(starts):
+        raise PageError
     text, integers = dict[str, TextColumn](), dict[str, Int64s]()
-    for name, found in runs.items():
+    for name, column, values in zip(REPLICA_COLUMNS, ours, found, strict=True):
         if name in TEXT:
-            text[name] = TextColumn(found.at(starts).astype(np.int32), columns[name].texts)
+            text[name] = TextColumn(values.astype(np.int32), column.texts)
         else:
-            integers[name] = found.at(starts)
+            integers[name] = values
     return starts, text, integers
 
 

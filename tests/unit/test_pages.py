@@ -5,6 +5,8 @@ happens.
 
 import io
 import random
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from chunktable.pages import NULL, EncodedColumn, PageError, RowRanges, encoded_columns
+from chunktable.pages import (
+    NULL,
+    EncodedColumn,
+    PageError,
+    RowRanges,
+    constant_column,
+    encoded_columns,
+)
+from chunktable.schema import REPLICA_COLUMNS
 from merkle.checksum import KERNEL_BYTES_MIN, kernels_for
 
 pytestmark = pytest.mark.skipif(
@@ -246,3 +256,46 @@ def test_a_page_that_lies_is_refused_or_read(kind: str, is_packed: bool) -> None
         except (PageError, OSError, ValueError):
             outcomes.add("refused")
     assert {"read", "left to pyarrow"} <= outcomes
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_stretches_are_equal_in_all_columns(seed: int) -> None:
+    rng = random.Random(seed)
+    lists = [
+        column_of(rng.choice(("constant", "runs", "cycle", "ascending")), seed=rng.randrange(99))
+        for _ in REPLICA_COLUMNS[1:]
+    ]
+    nulls = [rng.choice((None, 4)) for _ in range(6) for _ in range(500)]
+    rows = list(zip(*lists, nulls, strict=True))
+    fields = [INT64] * len(lists) + [pa.field("c", pa.int64())]
+    arrays = [pa.array(one, pa.int64()) for one in (*lists, nulls)]
+    ours = [encoded(stored(*pair)) for pair in zip(arrays, fields, strict=True)]
+
+    starts, values = stretches([one for one in ours if one is not None])
+
+    expected = [i for i in range(ROWS) if not i or rows[i] != rows[i - 1]]
+    assert starts == expected
+    assert values == [[NULL if one is None else one for one in rows[i]] for i in expected]
+
+
+def test_an_index_past_its_dictionary_has_no_stretch() -> None:
+    packed = np.array([0x21, 0x3F] + [0] * page_kernels.PADDING_BYTES, np.uint8)
+    table = np.array([[0, 4, 0], [4, 0, 0]])
+    wrong = EncodedColumn(packed, table, np.zeros(16, np.int64), size=4)
+    good = constant_column(7, 4)
+    columns = [good] * (len(REPLICA_COLUMNS) - 1)
+    assert stretches([*columns, wrong]) == ([], [])
+    assert stretches([*columns, replace(wrong, size=16)]) == ([0], [[7] * len(columns) + [0]])
+
+
+def stretches(columns: Sequence[EncodedColumn]) -> tuple[list[int], list[list[int]]]:
+    """The first row of each stretch, and its values."""
+    flat = [one.without_levels() for one in columns]
+    starts, found = page_kernels.stretches(
+        tuple(one.raw for one in flat),
+        tuple(one.segments for one in flat),
+        tuple(one.values for one in flat),
+        tuple(one.size for one in flat),
+        flat[0].count,
+    )
+    return starts.tolist(), found.T.tolist()
