@@ -259,10 +259,6 @@ OPENERS: dict[str, Opener] = {
     "memory_unguarded": partial(memory_store, capabilities=UNGUARDED),
     "memory_declaring": partial(memory_store, capabilities=DECLARING),
     "local": local_store,
-    "ministack": partial(emptied_store, "ministack_server", lacks=_MINISTACK),
-    "ministack_versions": partial(
-        emptied_store, "signing_ministack_server", keeps_versions=True, lacks=_MINISTACK
-    ),
     "moto": partial(emptied_store, "moto_server", lacks=_MOTO, prefix="a%20b/c"),
     "moto_versions": partial(emptied_store, "moto_server", keeps_versions=True, lacks=_MOTO),
 }
@@ -319,8 +315,16 @@ def ozone_twin_store(
 OPENERS["ozone_twin"] = partial(ozone_twin_store, BucketLayout.OBJECT_STORE)
 OPENERS["ozone_twin_fso"] = partial(ozone_twin_store, BucketLayout.FILE_SYSTEM_OPTIMIZED)
 _RGW = ContractLacks(completes_some_parts=False)
-# Real stores, by the mark of the tests that run on them.
+# Real stores and a second emulator, by the mark of the tests that run on them.
 PEERS: dict[str, tuple[pytest.MarkDecorator, Opener]] = {
+    "ministack": (
+        pytest.mark.peers,
+        partial(emptied_store, "ministack_server", lacks=_MINISTACK),
+    ),
+    "ministack_versions": (
+        pytest.mark.peers,
+        partial(emptied_store, "signing_ministack_server", keeps_versions=True, lacks=_MINISTACK),
+    ),
     "rgw": (pytest.mark.peers, partial(emptied_store, "rgw_endpoint", lacks=_RGW)),
     "rgw_versions": (
         pytest.mark.peers,

@@ -203,6 +203,7 @@ def test_first_use_by_many_threads_and_without_a_cache_folder(kernel: Kernels) -
     assert said.startswith("{'cbf43926'} numba")
 
 
+@pytest.mark.crashes
 def test_a_torn_cache_is_survived(kernel: Kernels, tmp_path: Path) -> None:
     """Of a kernel its index, its code or both, which end early or are empty."""
     code = "from merkle.checksum import implementations; print(implementations()['CRC32'])"
