@@ -1,11 +1,12 @@
-"""What a whole sweep of small replicas costs: `python -m benchmarks.bench_sweep_memory
-[--replicas N] [--engine spark|local] [--json]`.
+"""What a whole sweep of many replicas costs: `python -m benchmarks.bench_sweep_memory
+[--replicas N] [--blocks N] [--chunks N] [--largest-blocks N] [--engine spark|local]
+[--json]`.
 
-A replica has two chunks, the least that a sweep has to do per replica. Prints the CPU
-seconds of the whole process tree, and the peak memory of the driver's Python, of its
-JVM and of the largest Python worker. Memory is unique to the process (USS), sampled ten
-times a second. Each size wants a process of its own: memory that a process took once
-may stay with it.
+By itself a replica has two chunks, the least that a sweep has to do per replica. Prints
+the CPU seconds of the whole process tree, and the peak memory of the driver's Python,
+of its JVM and of the largest Python worker. Memory is unique to the process (USS),
+sampled ten times a second. Each size and shape wants a process of its own: memory that
+a process took once may stay with it.
 """
 
 import argparse
@@ -46,11 +47,22 @@ class _Stages(NullProgress):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=REPLICAS)
+    parser.add_argument("--blocks", type=int, default=2, help="Of a replica, on average.")
+    parser.add_argument("--chunks", type=int, default=1, help="Of each block.")
+    parser.add_argument("--largest-blocks", type=int, default=0, help="Of the first container.")
     parser.add_argument("--engine", choices=("spark", "local"), default="spark")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = measure(Path(folder), arguments.replicas, arguments.engine)
+        cluster = SyntheticCluster(
+            containers=arguments.replicas // 3,
+            blocks=arguments.blocks,
+            chunks=arguments.chunks,
+            largest_blocks=arguments.largest_blocks,
+            full=1,
+            datanodes=DATANODES,
+        )
+        found = measure(Path(folder), cluster, arguments.engine)
     if arguments.json:
         print(json.dumps(found, indent=1))
     else:
@@ -58,11 +70,8 @@ def main() -> None:
             print(f"{name:24} {value}")
 
 
-def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
-    """Make a cluster of this size and sweep it once."""
-    cluster = SyntheticCluster(
-        containers=replicas // 3, blocks=2, chunks=1, full=1, datanodes=DATANODES
-    )
+def measure(folder: Path, cluster: SyntheticCluster, engine: str) -> dict[str, object]:
+    """Make this cluster and sweep it once."""
     # In a process of its own: generating takes more memory than the sweep.
     if (child := os.fork()) == 0:
         synthetic(folder / "table", cluster)
@@ -88,6 +97,7 @@ def measure(folder: Path, replicas: int, engine: str) -> dict[str, object]:
     return {
         "engine": engine,
         "replicas": summary.replicas,
+        "rows": summary.rows,
         "diverged": len(summary.diverged),
         "CPU s": round(cpu, 1),
         "CPU us a replica": round(1e6 * cpu / summary.replicas, 2),

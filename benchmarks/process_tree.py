@@ -29,8 +29,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Processes that leave a cgroup while others start in it.
 _MOVES_MAX, _LEAVING_MS = 100, 10
 
-# CPU seconds of each thread that polls: on a slow run they are a third of all.
-_polling_s: dict[int, float] = {}
+# CPU seconds of each thread that has polled: on a slow run they are a third of all. Its
+# number is no key, since the next thread may get the same one.
+_polling_s: dict[object, float] = {}
 
 
 class LostTimeError(Exception):
@@ -159,7 +160,7 @@ def cpu_timer(make: Callable[[], Clock] | None = None) -> Iterator[CpuTimer]:
     clock = (make or _best_clock)()
     timer = CpuTimer(clock)
     try:
-        with _polled(timer.poll, _POLL_S):
+        with polled(timer.poll, _POLL_S):
             yield timer
     finally:
         clock.close()
@@ -178,19 +179,19 @@ def memory_peaks() -> Iterator[dict[str, int]]:
                 name = "driver" if process == ours else name
                 peaks[name] = max(peaks[name], process.memory_full_info().uss)
 
-    with _polled(look, _MEMORY_POLL_S):
+    with polled(look, _MEMORY_POLL_S):
         yield peaks
 
 
 @contextmanager
-def _polled(look: Callable[[], object], interval_s: float) -> Iterator[None]:
-    """Call `look` again and again in a thread, whose time is noted."""
-    done = threading.Event()
+def polled(look: Callable[[], object], interval_s: float) -> Iterator[None]:
+    """Call `look` again and again in a thread, whose time is not counted."""
+    done, ours = threading.Event(), object()
 
     def run() -> None:
         while not done.wait(interval_s):
             look()
-            _polling_s[threading.get_ident()] = time.thread_time()
+            _polling_s[ours] = time.thread_time()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

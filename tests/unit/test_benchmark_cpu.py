@@ -5,6 +5,8 @@ waited for them.
 import os
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +21,7 @@ from benchmarks.process_tree import (
     CpuTimer,
     LostTimeError,
     cpu_timer,
+    polled,
 )
 from tests.support.waiting import wait_until
 
@@ -114,3 +117,20 @@ def test_a_timer_leaves_no_cgroup() -> None:
     with cpu_timer():
         assert (cgroup() != ours) == makes
     assert cgroup() == ours
+
+
+def test_looks_do_not_count_whichever_thread_makes_them() -> None:
+    """The second thread may have the number of the first."""
+    with cpu_timer() as timer:
+        before = timer.read_s()
+        for _ in range(2):
+            looked = threading.Event()
+
+            def look(looked: threading.Event = looked) -> None:
+                while not looked.is_set() and time.thread_time() < BURNT_S:
+                    pass
+                looked.set()
+
+            with polled(look, 0.01):
+                assert looked.wait(60)
+        assert timer.read_s() - before < BURNT_S
