@@ -106,6 +106,7 @@ def main() -> None:
                     "SQL": (by_sql, large),
                     "sort + mapInArrow": (by_sort, large),
                     "file-wise, small": (file_wise, small),
+                    "whole sweep, small": (whole_sweep, small),
                     "SQL, small": (by_sql, small),
                 },
                 arguments.rounds,
@@ -146,14 +147,15 @@ def main() -> None:
             _one("sort + mapInArrow", sort.shuffled_bytes / 2**20),
         )
         report.add(f"shuffled, {name}", "MiB", ours, theirs, most=0.05)
-    at_large, at_small = (
-        Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
-        for name, cost, table in (
-            ("large", costs["file-wise"], large),
-            ("small", costs["file-wise, small"], small),
+    for job in ("file-wise", "whole sweep"):
+        at_large, at_small = (
+            Samples(name, tuple(cpu / table.rows * 1e6 for cpu in cost.cpu_s))
+            for name, cost, table in (
+                ("large table", costs[job], large),
+                ("small table", costs[f"{job}, small"], small),
+            )
         )
-    )
-    report.add("CPU of a million rows, large to small table", "s", at_large, at_small, most=1.15)
+        report.add(f"CPU of a million rows, {job}", "s", at_large, at_small, most=1.1)
     worker = _one("file-wise, large table", costs["file-wise"].worker_bytes / 2**20)
     report.add("peak memory of a Python worker", "MiB", worker, _one("a GiB", 1024.0), most=1)
     report.show(as_json=arguments.json)
