@@ -283,11 +283,12 @@ def test_a_chunk_that_our_record_lacks_is_written_whole_or_not_at_all() -> None:
     assert (outcome.verdict, _offsets(at)) == (Verdict.UNRECOVERABLE, [0])
 
 
-def test_a_chunk_is_not_laid_over_another_that_only_our_record_has() -> None:
+@pytest.mark.parametrize("offset", [CHUNK + WINDOW, 2 * CHUNK - 1], ids=["a window", "one byte"])
+def test_a_chunk_is_not_laid_over_another_that_only_our_record_has(offset: int) -> None:
     """Our file ends before it, so that no tree of ours shows the overlap."""
     at = world(A)
     ours, whole = at.ours.stored, at.ours.stored.records[A]
-    later = replace(whole.chunks[1], offset=CHUNK + WINDOW, checksum_type=ChecksumType.CRC32)
+    later = replace(whole.chunks[1], offset=offset, checksum_type=ChecksumType.CRC32)
     ours.records[A] = replace(whole, chunks=(whole.chunks[0], later))
     del ours.files[A][CHUNK:]
     scan(ours)
