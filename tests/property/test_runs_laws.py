@@ -280,11 +280,14 @@ def test_parts_of_different_states_of_a_replica_are_not_joined(other: Mapping[st
     """
     blocks = [BlockTree.live(BlockId(n), [ChunkTree(0, 4, n)]) for n in range(1, 5)]
     held = rows({(1, "a", "v"): blocks, (2, "a", "v"): blocks})
-    parts = [folded(held[:2]), folded([row | other for row in held[2:4]]), folded(held[4:])]
+    changed = [{**row, **other} for row in held[2:4]]
+    parts = [folded(held[:2]), folded(changed), folded(held[4:])]
     for order in (parts, parts[::-1]):
         settled = settle(pa.concat_tables(order))
         assert settled.exact.tolist() == [1]
         assert settled.replicas["container_id"].to_pylist() == [2]
+    # Nor within one batch of rows.
+    assert settle(folded([*held[:2], *changed, *held[4:]])).exact.tolist() == [1]
     same = settle(pa.concat_tables([folded(held[:2]), folded(held[2:])]))
     assert same.replicas["container_id"].to_pylist() == [1, 2]
 

@@ -442,16 +442,28 @@ def test_two_changes_of_one_tree_at_a_time_are_both_in_it(owner: Owned, change: 
 
     def delete_block(block_id: int) -> None:
         if change == "update":
-            trees.update(CONTAINER, container(deleted(block_id, 7)))
+            files.update(CONTAINER, container(deleted(block_id, 7)))
         else:
-            trees.add_tombstones(CONTAINER, records(block_id))
+            files.add_tombstones(CONTAINER, records(block_id))
 
     disk = _MeetingDisk(lambda: delete_block(2))
-    trees = TreeFiles(owner.volume, disk)
+    files = TreeFiles(owner.volume, disk)
     delete_block(1)
     assert disk.thread is not None
     disk.thread.join()
-    assert tombstones(trees.read(CONTAINER).tree) == [1, 2]
+    assert tombstones(files.read(CONTAINER).tree) == [1, 2]
+
+
+def test_a_deletion_while_earlier_ones_are_copied_is_copied_too(owner: Owned) -> None:
+    path = owner.trees.path(CONTAINER)
+    path.write_bytes(encode_tree(container(deleted(1, 7))))
+    disk = _MeetingDisk(lambda: files.add_tombstones(CONTAINER, records(2)))
+    files = TreeFiles(owner.volume, disk)
+    files.remember(files.read(CONTAINER))
+    assert disk.thread is not None
+    disk.thread.join()
+    path.unlink()
+    assert tombstones(files.read(CONTAINER).known) == [1, 2]
 
 
 def _padded(tree: ContainerTree, *, spoilt: bool = False) -> bytes:
