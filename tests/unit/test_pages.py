@@ -278,6 +278,17 @@ def test_stretches_are_equal_in_all_columns(seed: int) -> None:
     assert values == [[NULL if one is None else one for one in rows[i]] for i in expected]
 
 
+@pytest.mark.parametrize("changing", range(len(REPLICA_COLUMNS)), ids=REPLICA_COLUMNS)
+def test_a_change_in_one_column_alone_begins_a_stretch(changing: int) -> None:
+    kinds = ["runs" if i == changing else "constant" for i in range(len(REPLICA_COLUMNS))]
+    lists = [column_of(kind, seed=changing) for kind in kinds]
+    ours = [encoded(stored(pa.array(one), INT64)) for one in lists]
+    starts, _ = stretches([one for one in ours if one is not None])
+    column = lists[changing]
+    assert starts == [i for i in range(ROWS) if not i or column[i] != column[i - 1]]
+    assert len(starts) > 1
+
+
 def test_an_index_past_its_dictionary_has_no_stretch() -> None:
     packed = np.array([0x21, 0x3F] + [0] * page_kernels.PADDING_BYTES, np.uint8)
     table = np.array([[0, 4, 0], [4, 0, 0]])
