@@ -34,8 +34,8 @@ class ChunkFault(Enum):
 class ChunkRepair:
     """One chunk to repair here; `sources` hold it healthy, best first.
 
-    `partial_sources` hold it corrupt. If no replica is known to hold it whole, they
-    also include peers whose file may have outlived its record.
+    `partial_sources` hold it corrupt, or have it in no tree: their file may have
+    outlived its record. They are asked last.
     """
 
     offset: int
@@ -155,7 +155,7 @@ def _chunk_repair(
     sources = [names[i - 1] for i in slot.healthy]
     # A copy that is corrupt exactly as ours has no good window that ours lacks.
     partial = [names[i - 1] for i in slot.corrupt if i > 0 and slot.copies[i] != own]
-    unrecorded = [names[i - 1] for i in slot.absent if i > 0 and not slot.healthy]
+    unrecorded = [names[i - 1] for i in slot.absent if i > 0]
     if not (sources or partial or unrecorded):
         return None
     ranked, rest = (

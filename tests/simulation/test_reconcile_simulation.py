@@ -54,8 +54,8 @@ SEEDS_TO_BEGIN_WITH = {
 # Over the job store on disk, which is slower than its twin in memory.
 SEEDS_ON_DISK = 12
 # Replicas on volumes are some twenty times slower than those in memory.
-SEEDS_ON_VOLUMES = range(10)
-SEEDS_WITH_TOMBSTONES = SEEDS_ON_VOLUMES[7:]
+SEEDS_ON_VOLUMES = range(11)
+SEEDS_WITH_TOMBSTONES = SEEDS_ON_VOLUMES[7:10]
 MARKS_ON_VOLUMES = {
     "write torn",
     "agent crashed",

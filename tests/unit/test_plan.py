@@ -455,8 +455,8 @@ def test_what_we_have_on_record_and_nobody_in_a_tree_is_asked_of_all() -> None:
         for b in made.blocks
     }
     assert found == {
-        20: [(SECOND.offset, (B,), set()), (THIRD.offset, (), {B, C})],
-        22: [(FIRST.offset, (B,), set())],
+        20: [(SECOND.offset, (B,), {C}), (THIRD.offset, (), {B, C})],
+        22: [(FIRST.offset, (B,), {C})],
         23: [(FIRST.offset, (), {B, C}), (SECOND.offset, (), {B, C})],
     }
     assert made.verdict is plan_repair(ours, {B: theirs, C: container(block(20, FIRST))}).verdict
