@@ -9,6 +9,7 @@ from click.core import ParameterSource
 
 from admin.paths import LocalPath
 from runtime.errors import UsageError
+from spark.addresses import check_master
 
 LOCAL, SPARK = "local", "spark"
 ENGINES = (LOCAL, SPARK)
@@ -77,7 +78,7 @@ def check_spark_options(
     settings: tuple[str, ...],
     pack: Path | None,
 ) -> None:
-    """Refuse options that are for the other engine.
+    """Refuse options that are for the other engine, and a malformed master.
 
     Raises:
         UsageError: there is one.
@@ -88,5 +89,7 @@ def check_spark_options(
         raise UsageError("--master, --conf and --pack are for --engine spark")
     if pack and (master or "local").startswith("local"):
         raise UsageError("--pack is for the executors of a cluster: give its --master")
+    if engine == SPARK and master:
+        check_master(master)
     if engine == SPARK and threads:
         raise UsageError("--threads is for the local engine; with Spark use --master 'local[N]'")

@@ -1,5 +1,9 @@
-"""Whether anything listens where Spark should be; Spark itself tries for minutes."""
+"""Whether a master can be meant, and whether anything listens there.
 
+Spark itself tries for minutes, and refuses a malformed master only once Java runs.
+"""
+
+import re
 import socket
 from urllib.parse import urlsplit
 
@@ -7,6 +11,27 @@ from runtime.errors import ProcessFailedError, UsageError
 
 # How long a machine may take to answer at all.
 CONNECT_S = 5.0
+
+# Threads: Spark reads a Java int.
+_COUNT = "0*[1-9][0-9]{0,8}"
+_MASTER = re.compile(rf"local|local\[({_COUNT}|\*)(\s*,\s*{_COUNT})?\]|yarn|(spark|k8s|sc)://.+")
+
+
+def check_master(master: str) -> None:
+    """Refuse a master of a form that Spark does not know.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if not _MASTER.fullmatch(master):
+        # What follows the address of a server may be secret.
+        raise UsageError(
+            f"{master.partition(';')[0]!r} is not a Spark master",
+            hint=(
+                "it looks like local[N], local[*], spark://HOST:PORT, yarn, k8s://https://HOST:PORT"
+                " or sc://HOST:PORT"
+            ),
+        )
 
 
 def check_listening(master: str, scheme: str, what: str, *, port: int | None = None) -> None:
