@@ -5,13 +5,17 @@ that treefold understands.
 import re
 import subprocess
 from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 import yaml
 
 from admin.cli import treefold
+from runtime.exit_codes import ExitCode
+from spark.addresses import check_master
 from tests.support.long_running import (
     DEPLOY,
     EXECUTABLE,
@@ -92,19 +96,22 @@ def test_a_nightly_job_writes_where_it_may(job: str, folder: str) -> None:
     assert [options[folder], metrics.parent] == writable
 
 
-def test_a_cron_job_runs_one_hardened_command_at_a_time() -> None:
-    job, claim = yaml.safe_load_all((DEPLOY / "kubernetes" / "treefold-verify.yaml").read_text())
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / "kubernetes" / name).read_text()))
+
+
+@pytest.mark.parametrize("name", ["treefold-sweep.yaml", "treefold-verify.yaml"])
+def test_a_cron_job_runs_one_hardened_command_at_a_time(name: str) -> None:
+    job = documents(name)[0]
     assert (job["apiVersion"], job["kind"]) == ("batch/v1", "CronJob")
+    assert job["metadata"]["name"] == name.removesuffix(".yaml")
     assert job["spec"]["concurrencyPolicy"] == "Forbid"
     pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    options = parsed(container["args"])
+    assert parsed(container["args"])
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
-    assert options["state"] == Path(mounts["state"])
-    volumes = {volume["name"]: volume for volume in pod["volumes"]}
-    assert set(volumes) == set(mounts)
-    name = volumes["state"]["persistentVolumeClaim"]["claimName"]
-    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", name)
+    assert mounts["scratch"] == "/tmp"
+    assert {volume["name"] for volume in pod["volumes"]} == set(mounts)
     assert pod["restartPolicy"] == "Never"
     assert pod["securityContext"]["runAsNonRoot"]
     assert f"USER {pod['securityContext']['runAsUser']}:" in CONTAINERFILE.read_text()
@@ -112,6 +119,50 @@ def test_a_cron_job_runs_one_hardened_command_at_a_time() -> None:
     assert guarded["capabilities"] == {"drop": ["ALL"]}
     assert guarded["readOnlyRootFilesystem"]
     assert not guarded["allowPrivilegeEscalation"]
+
+
+def test_the_cron_job_of_a_verification_keeps_its_state() -> None:
+    job, claim = documents("treefold-verify.yaml")
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
+    assert parsed(container["args"])["state"] == Path(mounts["state"])
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    name = volumes["state"]["persistentVolumeClaim"]["claimName"]
+    assert (claim["kind"], claim["metadata"]["name"]) == ("PersistentVolumeClaim", name)
+
+
+def test_the_cron_job_of_a_sweep_continues_it_and_does_not_repeat_a_complete_one() -> None:
+    (job,) = documents("treefold-sweep.yaml")
+    spec = job["spec"]["jobTemplate"]["spec"]
+    (container,) = spec["template"]["spec"]["containers"]
+    # Another pod has nothing of the first one's disk.
+    assert not isinstance(parsed(container["args"])["out"], Path)
+    (rule,) = [one for one in spec["podFailurePolicy"]["rules"] if one["action"] == "FailJob"]
+    assert rule["onExitCodes"]["containerName"] == container["name"]
+    assert rule["onExitCodes"]["operator"] == "In"
+    final = {ExitCode.USAGE, ExitCode.FINDINGS, ExitCode.PARTLY}
+    assert set(rule["onExitCodes"]["values"]) == final
+    assert spec["backoffLimit"] > 0
+
+
+def test_the_cron_job_of_a_sweep_shows_what_spark_needs() -> None:
+    text = (DEPLOY / "kubernetes" / "treefold-sweep.yaml").read_text()
+    shown = re.findall(r"^#   (.*)$", text, re.MULTILINE)
+    added = yaml.safe_load("\n".join(shown))
+    (job,) = documents("treefold-sweep.yaml")
+    pod = job["spec"]["jobTemplate"]["spec"]["template"]["spec"]
+    options = parsed([*pod["containers"][0]["args"], *added["args"]])
+    assert (options["engine"], options["pack"]) == ("spark", Path("/opt/treefold/pack"))
+    check_master(str(options["master"]))
+    settings = options["settings"]
+    assert isinstance(settings, tuple)
+    assert all(re.fullmatch(r"spark(\.\w+)+=\S+", setting) for setting in settings)
+    given = {one["name"] for one in added["env"]}
+    assert set(re.findall(r"\$\((\w+)\)", " ".join(added["args"]))) == given
+    # The Spark of the executors is that of the driver.
+    (image,) = [one for one in settings if one.startswith("spark.kubernetes.container.image=")]
+    assert image.endswith(f":{version('pyspark')}")
 
 
 @pytest.mark.parametrize("command", LONG_RUNNING)
