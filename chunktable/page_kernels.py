@@ -454,7 +454,8 @@ def stretches(
         bounds[k + 1] = bounds[k] + used
     merged = np.empty(min(bounds[columns], rows), np.int64)
     at = bounds[:columns] + 1
-    row, count = np.int64(0), 0
+    row: Int = np.int64(0)
+    count = 0
     while row < rows:
         merged[count] = row
         count += 1
