@@ -30,7 +30,10 @@ from benchmarks.measure import Report, Samples
 from benchmarks.ozone_replication import measure_ozone
 from benchmarks.replication_runs import (
     BURST_OBJECTS,
+    CAUGHT_UP_S_MAX,
     CHANGE_BYTES_MAX,
+    CUT_OBJECTS,
+    CUT_S,
     IDLE_BYTES_MAX,
     IDLE_S,
     LARGE_BYTES,
@@ -50,7 +53,7 @@ from tests.support.processes import ROOT
 from tests.support.rgw import RgwMultisite
 from tests.support.s3_servers import S3Bucket
 
-JOBS = ("idle", "trickle", "burst", "backlog", "changes", "kill", "gap")
+JOBS = ("idle", "trickle", "burst", "backlog", "changes", "kill", "cut", "gap")
 DELAY_MS = 45.0
 MBIT = 200.0
 INTERVAL_S = 0.25
@@ -101,6 +104,7 @@ def main() -> None:
             ),
             "changes": changes,
             "kill": kill,
+            "cut": cut,
         }
         for name in (one for one in arguments.only if one in jobs):
             jobs[name](report, ours, peer)
@@ -208,6 +212,14 @@ def kill(report: Report, ours: Replicator, peer: Replicator) -> None:
     report.add("kill -9 and start: the next object", "s", mine, theirs)
     bar = Samples("the bar", (RESTART_S_MAX,))
     report.add("kill -9 and start: the next object", "s", mine, bar, most=1.0)
+
+
+def cut(report: Report, ours: Replicator, peer: Replicator) -> None:
+    """The links of each are cut while objects are written."""
+    mine, theirs = (_samples(one, one.caught_up_s()) for one in (ours, peer))
+    job = f"links cut for {CUT_S:g} s, {CUT_OBJECTS} objects: all there after"
+    report.add(job, "s", mine, theirs)
+    report.add(job, "s", mine, Samples("the bar", (CAUGHT_UP_S_MAX,)), most=1.0)
 
 
 def _in_turn(

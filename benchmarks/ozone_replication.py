@@ -21,7 +21,10 @@ from urllib.parse import quote
 from benchmarks.measure import Report, Samples
 from benchmarks.replication_runs import (
     BURST_OBJECTS,
+    CAUGHT_UP_S_MAX,
     CHANGE_BYTES_MAX,
+    CUT_OBJECTS,
+    CUT_S,
     IDLE_BYTES_MAX,
     IDLE_S,
     LARGE_BYTES,
@@ -84,6 +87,7 @@ def measure_ozone(jobs: Sequence[str], *, delay_ms: float, mbit: float) -> Repor
         "backlog": _backlog,
         "changes": _changes,
         "kill": _kill,
+        "cut": _cut,
     }
     with _replication(delay_ms=delay_ms, mbit=mbit) as (ours, om_calls):
         ours.many("warm-up", _WARM_UP_OBJECTS, OBJECT_BYTES)
@@ -145,6 +149,12 @@ def _kill(run: _Run) -> None:
     """The syncer that has the replication is killed while objects are written."""
     seconds = run.ours.restarted_s()
     run.add("kill -9 of a syncer: the next object", "s", seconds, RESTART_S_MAX)
+
+
+def _cut(run: _Run) -> None:
+    """The links to the target are cut while objects are written."""
+    job = f"links cut for {CUT_S:g} s, {CUT_OBJECTS} objects: all there after"
+    run.add(job, "s", run.ours.caught_up_s(), CAUGHT_UP_S_MAX)
 
 
 class _Syncers:

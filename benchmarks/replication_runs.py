@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -33,12 +33,13 @@ TRICKLE_OBJECTS, TRICKLE_PER_S = 300, 20.0
 BURST_OBJECTS = 2_000
 LARGE_BYTES = 64 << 20
 IDLE_S = 60.0
+CUT_S, CUT_OBJECTS = 30.0, 500
 # Bars on all stores: bytes of an idle minute, bytes crossed by byte of small objects,
-# bytes of each change of a large object, seconds after a kill.
+# bytes of each change of a large object, seconds after a kill and after a cut.
 IDLE_BYTES_MAX = 60_000
 SMALL_RATIO_MAX = 1.25
 CHANGE_BYTES_MAX = {"one byte": 32_000, "one tag": 1_500}
-RESTART_S_MAX = 10.0
+RESTART_S_MAX, CAUGHT_UP_S_MAX = 10.0, 5.0
 
 _WRITERS = 8
 # As a replication does of small objects (replicator.syncer.limits).
@@ -223,6 +224,28 @@ class Replicator:
         self.kill()
         self.wait_for_object("after", self.start)
         return time.monotonic() - begun
+
+    def caught_up_s(self) -> float:
+        """Cut all links for a while in which objects are written: the seconds from then
+        on until the target has them all.
+        """
+        cut_at, rest_s = 0.0, 0.0
+
+        def cut() -> None:
+            nonlocal cut_at
+            cut_at = time.monotonic()
+            for link in self.links:
+                link.cut()
+
+        def mend() -> None:
+            nonlocal rest_s
+            rest_s = max(0.0, cut_at + CUT_S - time.monotonic())
+            time.sleep(rest_s)
+            for link in self.links:
+                link.mend()
+
+        beside = replace(self, pause=cut, resume=mend)
+        return beside.many("cut", CUT_OBJECTS, OBJECT_BYTES, is_paused=True).seconds - rest_s
 
     def wait_for_bucket(self) -> None:
         """Wait until the second site has heard of the target."""
