@@ -101,3 +101,26 @@ def test_executors_that_the_store_does_not_let_in_are_named(
     request = SweepRequest(place, (str(tmp_path / "table"),))
     with pytest.raises(FolderNotSharedError, match="403 AccessDenied"):
         sweep(request, SparkEngine(session), Quiet())
+
+
+@pytest.mark.usefixtures("out")
+@pytest.mark.parametrize("order", [RowOrder.CLUSTERED, RowOrder.SHUFFLED])
+def test_tasks_read_tables_from_a_bucket(
+    tmp_path: Path, session: SparkSession, ministack_bucket: S3Bucket, order: RowOrder
+) -> None:
+    table = tmp_path / "table"
+    cluster = SyntheticCluster(seed=5, datanodes=4, containers=60, blocks=4, chunks=4, order=order)
+    damaged = {one.container_id for one in synthetic(table, cluster).damages}
+    with ministack_bucket.endpoint.client() as client:
+        for path in (one for one in table.rglob("*") if one.is_file()):
+            key = str(path.relative_to(tmp_path))
+            client.put_object(Bucket=ministack_bucket.name, Key=key, Body=path.read_bytes())
+    place = f"s3://{ministack_bucket.name}/table?endpoint_url={ministack_bucket.endpoint.url}"
+    request = SweepRequest(tmp_path / "out", (place,))
+    ours, theirs = (
+        sweep(request, SparkEngine(session), Quiet()),
+        run(tmp_path / "local", table),
+    )
+    assert set(ours.diverged) == damaged
+    for name in ("rows", "replicas", "diverged", "verdicts", "findings"):
+        assert getattr(ours, name) == getattr(theirs, name), name
