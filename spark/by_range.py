@@ -25,9 +25,9 @@ from runtime.disk import Disk
 from spark.columnar import COUNT, packed, packed_fields, unpacked
 from spark.commits import COMMIT_SCHEMA, Commit, SharedFolders
 from sweep.fragments import Int64s
-from sweep.output import SweepTotals
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter
 from sweep.stages import ContainerStage
+from sweep.totals import SweepTotals
 
 # Ranges of one job at least, and jobs at most.
 _RANGES_MIN, _WAVES_MAX = 64, 4

@@ -15,8 +15,8 @@ from chunktable.errors import ObjectStoreError
 from chunktable.files import AnyPath, Files
 from runtime.disk import Disk
 from spark.errors import FolderNotSharedError
-from sweep.output import SweepTotals
 from sweep.pieces import StoredFile, TablePlace
+from sweep.totals import SweepTotals
 
 _START = pa.struct([pa.field("container_id", pa.int64()), pa.field("rows", pa.int64())])
 _FILE = pa.struct(

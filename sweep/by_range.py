@@ -10,9 +10,10 @@ import pyarrow as pa
 from sweep.engine import Engine, Places
 from sweep.fragments import Int64s
 from sweep.model import REQUEST_SCHEMA
-from sweep.output import JsonObject, SweepTableWriter, SweepTotals
+from sweep.output import JsonObject, SweepTableWriter
 from sweep.pieces import Range, StoredTable, ranges
 from sweep.stages import ContainerStage, requested_rows
+from sweep.totals import SweepTotals
 from sweep.work import SweepStage, counts_of, numbers_of
 
 _ID_SCHEMA = pa.schema([REQUEST_SCHEMA.field("container_id")])

@@ -6,8 +6,9 @@ Otherwise it is unseen, with the reason: the stored trees of a replica may be ol
 the damage that an earlier sweep found in its data.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,12 +19,15 @@ from sweep.exact import Row
 from sweep.faults import Place, one_name
 from sweep.model import FindingKind, NotCompared
 from sweep.output import SweepStore, SweepTable
+from sweep.pieces import Range
+from sweep.reader import SweepReader, ranges_of
 
 # The kind of an entry of `unseen` that stands for replicas, not for a finding.
 UNSEEN_REPLICA = "unseen_replica"
 
 # Sources of checksums that were compared with the data; a block record was not.
 _READ = frozenset({TreeSource.TREE.value, TreeSource.DATA.value})
+_SILENT = FindingKind.SILENT_CHANGE.value
 _DECIDED = {verdict.value for verdict in (*DIVERGED_VERDICTS, Verdict.MATCH)}
 
 
@@ -32,60 +36,110 @@ class SweepChanges:
     """The findings of two sweeps by what became of them, each list ascending.
 
     `unseen` are the findings of the earlier sweep that the later one could not check,
-    and the containers that are UNSEEN in it, each with the reason.
+    and the containers that are UNSEEN in it, each with the reason. `left_out` counts by
+    the name of a list what it has no room for.
     """
 
     new: tuple[Place, ...]
     persisting: tuple[Place, ...]
     healed: tuple[Place, ...]
     unseen: Mapping[Place, str]
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def compare_sweeps(sweeps: SweepStore, before: str, after: str) -> SweepChanges:
-    """The changes between two sweeps.
+def compare_sweeps(
+    sweeps: SweepStore, before: str, after: str, *, each_max: int | None = None
+) -> SweepChanges:
+    """The changes between two sweeps; of each list only the first `each_max`.
+
+    The tables are compared range by range, so that no more is held than the lists and
+    the findings of a range.
 
     Raises:
         DiskError: a table cannot be read.
     """
-    earlier, later = _found(sweeps, before), _found(sweeps, after)
-    known = earlier | later
-    earlier, later = one_name(earlier, known), one_name(later, known)
-    # A silent change is an event, so it neither persists nor heals.
-    events = {place for place in earlier | later if place[1] == FindingKind.SILENT_CHANGE.value}
-    gone = earlier - later - events
-    of_interest = {container_id for container_id, _ in gone}
-    decided, unseen, reasons = set[int](), dict[Place, str](), dict[int, str]()
-    older = _known_from_before(sweeps, before, after, of_interest)
-    for row in _of_interest(sweeps, after, of_interest):
-        container_id = row["container_id"]
-        if row["verdict"] == NotCompared.UNSEEN.value:
-            unseen[container_id, UNSEEN_REPLICA] = row["detail"]
-        if row["verdict"] in _DECIDED and not row["unread"] and container_id in older:
-            reasons[container_id] = older[container_id]
-        elif row["verdict"] in _DECIDED and not row["unread"]:
-            decided.add(container_id)
-        else:
-            reasons[container_id] = f"{row['verdict']}: {row['detail']}"
-    for place in gone:
-        if place[0] not in decided:
-            unseen[place] = reasons.get(place[0], "the sweep read no replica of it")
-    return SweepChanges(
-        tuple(sorted((later - earlier) | (later & events))),
-        tuple(sorted((later & earlier) - events)),
-        tuple(sorted(place for place in gone if place[0] in decided)),
-        dict(sorted(unseen.items())),
-    )
+    earlier, later = SweepReader(sweeps, before), SweepReader(sweeps, after)
+    changes = _ChangesSoFar(each_max)
+    for wanted in ranges_of([earlier, later], [SweepTable.VERDICTS, SweepTable.FINDINGS]):
+        changes.add_range(earlier, later, wanted)
+    return changes.changes()
 
 
-def _of_interest(sweeps: SweepStore, sweep_id: str, containers: set[int]) -> list[Row]:
-    """The verdicts of these containers, and of all that are UNSEEN."""
-    wanted, found = pa.array(sorted(containers), pa.int64()), list[Row]()
+class _ChangesSoFar:
+    """The changes in the ranges so far, which ascend."""
+
+    def __init__(self, each_max: int | None) -> None:
+        self._max = each_max
+        self._places: dict[str, list[Place]] = {"new": [], "persisting": [], "healed": []}
+        self._unseen = dict[Place, str]()
+        self._left_out = Counter[str]()
+
+    def changes(self) -> SweepChanges:
+        """All of them."""
+        lists = {name: tuple(places) for name, places in self._places.items()}
+        return SweepChanges(**lists, unseen=self._unseen, left_out=+self._left_out)
+
+    def add_range(self, before: SweepReader, after: SweepReader, wanted: Range) -> None:
+        """Add the changes in a range."""
+        earlier, later = _found(before, wanted), _found(after, wanted)
+        known = earlier | later
+        earlier, later = one_name(earlier, known), one_name(later, known)
+        # A silent change is an event, so it neither persists nor heals.
+        events = {place for place in earlier | later if place[1] == _SILENT}
+        gone = earlier - later - events
+        of_interest = {container_id for container_id, _ in gone}
+        decided, reasons = set[int](), dict[int, str]()
+        older = _known_from_before(before, after, wanted, of_interest)
+        for row in _verdicts(after, wanted, of_interest):
+            container_id = row["container_id"]
+            if row["verdict"] in _DECIDED and not row["unread"] and container_id in older:
+                reasons[container_id] = older[container_id]
+            elif row["verdict"] in _DECIDED and not row["unread"]:
+                decided.add(container_id)
+            else:
+                reasons[container_id] = f"{row['verdict']}: {row['detail']}"
+        unseen, left_out = _unseen_containers(after, wanted, self._room(len(self._unseen)))
+        for place in gone:
+            if place[0] not in decided:
+                unseen[place] = reasons.get(place[0], "the sweep read no replica of it")
+        self._add("new", (later - earlier) | (later & events))
+        self._add("persisting", (later & earlier) - events)
+        self._add("healed", {place for place in gone if place[0] in decided})
+        first = sorted(unseen)[: self._room(len(self._unseen))]
+        self._unseen |= {place: unseen[place] for place in first}
+        self._left_out["unseen"] += left_out + len(unseen) - len(first)
+
+    def _room(self, held: int) -> int | None:
+        return None if self._max is None else self._max - held
+
+    def _add(self, name: str, places: Set[Place]) -> None:
+        held = self._places[name]
+        first = sorted(places)[: self._room(len(held))]
+        held += first
+        self._left_out[name] += len(places) - len(first)
+
+
+def _unseen_containers(
+    tables: SweepReader, wanted: Range, count: int | None
+) -> tuple[dict[Place, str], int]:
+    """The first `count` containers of a range that are UNSEEN, each with the reason,
+    and the number of the others.
+    """
+    columns, found, seen = ["container_id", "verdict", "detail"], list[pa.Table](), 0
+    for piece in tables.pieces(SweepTable.VERDICTS, columns, wanted):
+        unseen = piece.filter(pc.equal(piece["verdict"], NotCompared.UNSEEN.value))
+        seen += unseen.num_rows
+        found = [pa.concat_tables([*found, unseen]).sort_by("container_id").slice(0, count)]
+    rows = found[0].to_pylist() if found else []
+    return {(row["container_id"], UNSEEN_REPLICA): row["detail"] for row in rows}, seen - len(rows)
+
+
+def _verdicts(tables: SweepReader, wanted: Range, containers: set[int]) -> Iterator[Row]:
+    """The verdicts of these containers."""
+    ids = pa.array(sorted(containers), pa.int64())
     columns = ["container_id", "verdict", "unread", "detail"]
-    for piece in sweeps.pieces(SweepTable.VERDICTS, sweep_id, columns):
-        is_unseen = pc.equal(piece["verdict"], NotCompared.UNSEEN.value)
-        is_wanted = pc.or_(is_unseen, pc.is_in(piece["container_id"], value_set=wanted))
-        found += piece.filter(is_wanted).to_pylist()
-    return found
+    for piece in tables.pieces(SweepTable.VERDICTS, columns, wanted) if containers else ():
+        yield from piece.filter(pc.is_in(piece["container_id"], value_set=ids)).to_pylist()
 
 
 def _is_older(earlier: Row, later: Row) -> bool:
@@ -102,14 +156,16 @@ def _is_older(earlier: Row, later: Row) -> bool:
 
 
 def _known_from_before(
-    sweeps: SweepStore, before: str, after: str, containers: set[int]
+    before: SweepReader, after: SweepReader, wanted: Range, containers: set[int]
 ) -> dict[int, str]:
     """Those of the containers with a replica of which the later sweep knows less than
     the earlier one, each with the reason.
     """
-    earlier = {(r["container_id"], r["datanode"]): r for r in _roots(sweeps, before, containers)}
+    earlier = {
+        (row["container_id"], row["datanode"]): row for row in _roots(before, wanted, containers)
+    }
     found = dict[int, str]()
-    for row in _roots(sweeps, after, containers):
+    for row in _roots(after, wanted, containers):
         was = earlier.get((row["container_id"], row["datanode"]))
         if was is not None and _is_older(was, row):
             found.setdefault(
@@ -120,32 +176,35 @@ def _known_from_before(
     return found
 
 
-def _roots(sweeps: SweepStore, sweep_id: str, containers: set[int]) -> list[Row]:
+def _roots(tables: SweepReader, wanted: Range, containers: set[int]) -> Iterator[Row]:
     """What these containers were compared by: rows with container_id, datanode, source
     and scanned_at (in ms since the epoch, because foreign times may lie beyond
     Python's).
     """
-    wanted, found = pa.array(sorted(containers), pa.int64()), list[Row]()
+    ids = pa.array(sorted(containers), pa.int64())
     columns = ["container_id", "datanode", "source", "scanned_at"]
-    for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, columns) if containers else ():
-        rows = piece.filter(pc.is_in(piece["container_id"], value_set=wanted))
+    for piece in tables.pieces(SweepTable.ROOTS, columns, wanted) if containers else ():
+        rows = piece.filter(pc.is_in(piece["container_id"], value_set=ids))
         at = columns.index("scanned_at")
-        found += rows.set_column(at, "scanned_at", rows["scanned_at"].cast("int64")).to_pylist()
-    return found
+        yield from rows.set_column(at, "scanned_at", rows["scanned_at"].cast("int64")).to_pylist()
 
 
-def _found(sweeps: SweepStore, sweep_id: str) -> set[Place]:
-    """The kinds of differences in diverged and UNSEEN containers, and the silent
-    changes.
+def _found(tables: SweepReader, wanted: Range) -> set[Place]:
+    """The kinds of differences in diverged and UNSEEN containers of a range, and the
+    silent changes.
     """
     columns = ["container_id", "verdict", "diverged"]
     is_counted = pc.field("diverged") | (pc.field("verdict") == NotCompared.UNSEEN.value)
-    verdicts = sweeps.read(SweepTable.VERDICTS, sweep_id, columns, where=is_counted)
-    counted = verdicts["container_id"]
-    findings = sweeps.read(SweepTable.FINDINGS, sweep_id, ["container_id", "kind"])
-    counts = pc.is_in(findings["container_id"], value_set=counted)
-    silent = pc.equal(findings["kind"], FindingKind.SILENT_CHANGE.value)
-    places = (
-        findings.filter(pc.or_(counts, silent)).group_by(["container_id", "kind"]).aggregate([])
-    )
-    return set(zip(places["container_id"].to_pylist(), places["kind"].to_pylist(), strict=True))
+    counted = [
+        container_id
+        for piece in tables.pieces(SweepTable.VERDICTS, columns, wanted)
+        for container_id in piece.filter(is_counted)["container_id"].chunks
+    ]
+    ids, places = pa.chunked_array(counted, pa.int64()), set[Place]()
+    for piece in tables.pieces(SweepTable.FINDINGS, ["container_id", "kind"], wanted):
+        counts = pc.is_in(piece["container_id"], value_set=ids)
+        is_silent = pc.equal(piece["kind"], _SILENT)
+        found = piece.filter(pc.or_(counts, is_silent)).group_by(piece.column_names).aggregate([])
+        columns_found = (found[name].to_pylist() for name in ("container_id", "kind"))
+        places.update(zip(*columns_found, strict=True))
+    return places

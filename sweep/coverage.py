@@ -16,7 +16,7 @@ from sweep.model import FindingKind
 from sweep.output import SweepStore, SweepTable
 
 # Rows of one list; the rest are counted.
-_CHANGES_MAX = 200
+CHANGES_MAX = 200
 _PLACES_MAX = 200
 _REASONS_MAX = 30
 _EXAMPLES_MAX = 5
@@ -114,7 +114,7 @@ def change_lists(changes: SweepChanges, verdicts: Mapping[int, str]) -> tuple[Ch
     return tuple(
         ChangeList(
             name,
-            len(places),
+            len(places) + changes.left_out.get(name, 0),
             tuple(
                 ChangeLine(
                     container_id,
@@ -122,7 +122,7 @@ def change_lists(changes: SweepChanges, verdicts: Mapping[int, str]) -> tuple[Ch
                     changes.unseen.get((container_id, kind), "") if name == "unseen" else "",
                     next_command(container_id, verdicts.get(container_id, ""), kind=kind),
                 )
-                for container_id, kind in places[:_CHANGES_MAX]
+                for container_id, kind in places[:CHANGES_MAX]
             ),
         )
         for name, places in named

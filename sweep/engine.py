@@ -31,11 +31,11 @@ from sweep.exports import ExportWork, here
 from sweep.files import is_plain, open_rows
 from sweep.gather import Gatherer, Int64s
 from sweep.model import FINDING_SCHEMA, REPLICA_SCHEMA, REQUEST_SCHEMA, VERDICT_SCHEMA, Part
-from sweep.output import SweepTotals
 from sweep.pieces import RANGE_ROWS, Range, StoredFile, StoredTable, TablePlace
 from sweep.rows import repeat
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import ContainerStage, requests
+from sweep.totals import SweepTotals
 from sweep.trees import PackedTreeFile, TreeJob, pack_part, pack_rows
 from sweep.whole_exports import fold_export
 

@@ -6,9 +6,9 @@ from sweep.engine import Engine, Revisit
 from sweep.exports import parts_of_holders
 from sweep.fragments import Int64s
 from sweep.model import FINDING_SCHEMA, Part
-from sweep.output import SweepTotals
 from sweep.pieces import StoredTable
 from sweep.stages import ContainerStage
+from sweep.totals import SweepTotals
 from sweep.work import SweepStage
 
 

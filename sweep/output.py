@@ -10,8 +10,7 @@ A table that tasks wrote has several files, beside a `<table>.parquet` without r
 
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -23,7 +22,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chunktable.files import AnyPath, Files, NewFile, open_parquet, store_error
-from merkle.outcome import Verdict
 from runtime.disk import Disk
 from runtime.documents import parse_json
 from runtime.errors import DiskError
@@ -34,7 +32,7 @@ from sweep.model import (
     REPLICA_SCHEMA,
     UNSEEN_SCHEMA,
 )
-from sweep.pieces import StoredFile, StoredTable, TablePlace
+from sweep.pieces import Range, StoredFile, StoredTable, TablePlace, may_hold
 
 # The format version of all tables, stored in the metadata of each file. It is raised
 # when an old reader would misread them: one that knows no manifests would take a table
@@ -219,6 +217,17 @@ class SweepStore:
         path = self.path(table, sweep_id)
         return [path, *(path.with_name(file.name) for file in self._committed(path))]
 
+    def stored_files(self, table: SweepTable, sweep_id: str) -> dict[AnyPath, StoredFile | None]:
+        """The files with the rows of a table that was written, each with what its
+        manifest says of it; None for a table in one file.
+
+        Raises:
+            DiskError: the manifest of the table cannot be read.
+        """
+        path = self.path(table, sweep_id)
+        committed = {path.with_name(file.name): file for file in self._committed(path)}
+        return {**committed} if committed else {path: None}
+
     def stored(self, table: SweepTable, sweep_id: str, schema: pa.Schema) -> StoredTable:
         """A table that was written, to be read range by range; `schema` has some of its
         columns. A table `unseen` that an earlier release did not write is empty.
@@ -386,9 +395,17 @@ class SweepStore:
         if table is SweepTable.UNSEEN and not self.access.exists(self.path(table, sweep_id)):
             return
         for path in self.files(table, sweep_id):
-            yield from self._pieces_of_file(path, columns)
+            yield from self.pieces_of_file(path, columns)
 
-    def _pieces_of_file(self, path: AnyPath, columns: Sequence[str]) -> Iterator[pa.Table]:
+    def pieces_of_file(
+        self, path: AnyPath, columns: Sequence[str], wanted: Range | None = None
+    ) -> Iterator[pa.Table]:
+        """Some columns of one file of a table, one row group at a time. If a range is
+        `wanted`, row groups without containers of it are not read.
+
+        Raises:
+            DiskError: the file cannot be read, or was written by a later version.
+        """
         try:
             with open_parquet(path) as file:
                 version = int((file.schema_arrow.metadata or {}).get(_VERSION_KEY, b"0"))
@@ -398,6 +415,8 @@ class SweepStore:
                         path=str(path),
                     )
                 for group in range(file.metadata.num_row_groups):
+                    if wanted is not None and not may_hold(file, group, wanted):
+                        continue
                     found = file.read_row_group(group, list(columns)).replace_schema_metadata()
                     if "unread" in columns and "unread" not in found.column_names:
                         # Earlier releases did not count them.
@@ -524,77 +543,3 @@ def write_atomically(
     except BaseException:
         new.discard()
         raise
-
-
-_DECIDED = pa.array(
-    [verdict.value for verdict in Verdict if verdict is not Verdict.UNKNOWN], pa.string()
-)
-
-
-_NUMBERS = ("containers", "replicas", "excluded", "compared", "unseen")
-_COUNTERS = ("verdicts", "findings", "paths")
-
-
-class SweepTotals:
-    """Counts replicas, verdicts and findings for the summary."""
-
-    def __init__(self) -> None:
-        self.containers = 0
-        self.replicas = 0
-        self.excluded = 0
-        self.compared = 0
-        self.unseen = 0
-        self.diverged: list[int] = []
-        self.verdicts = Counter[str]()
-        self.findings = Counter[str]()
-        self.paths = Counter[str]()
-
-    @classmethod
-    def of(cls, tables: Mapping[str, pa.Table]) -> "SweepTotals":
-        """The totals of tables by the names of SweepTable; others are ignored."""
-        totals, empty = cls(), {table.value: _SCHEMAS[table].empty_table() for table in SweepTable}
-        totals.add_replicas(tables.get(SweepTable.ROOTS.value, empty["roots"]))
-        totals.add_verdicts(tables.get(SweepTable.VERDICTS.value, empty["verdicts"]))
-        totals.add_findings(tables.get(SweepTable.FINDINGS.value, empty["findings"]))
-        return totals
-
-    def counts(self) -> dict[str, int]:
-        """All but `diverged`, as numbers by name; counters have names in two parts."""
-        found = {name: getattr(self, name) for name in _NUMBERS}
-        for name in _COUNTERS:
-            found |= {f"{name}/{key}": count for key, count in getattr(self, name).items()}
-        return found
-
-    def add_counts(self, counts: Mapping[str, int], diverged: Iterable[int]) -> None:
-        """Add the totals that `counts` and `diverged` returned elsewhere."""
-        for name, count in counts.items():
-            counter, is_counter, key = name.partition("/")
-            if is_counter:
-                getattr(self, counter)[key] += count
-            else:
-                setattr(self, name, getattr(self, name) + count)
-        self.diverged += diverged
-
-    def add_replicas(self, replicas: pa.Table) -> None:
-        """Count rows of REPLICA_SCHEMA."""
-        self.replicas += replicas.num_rows
-        self.paths.update(_counts(replicas["path"]))
-
-    def add_verdicts(self, verdicts: pa.Table) -> None:
-        """Count rows of FINAL_VERDICT_SCHEMA."""
-        self.containers += verdicts.num_rows
-        self.unseen += pc.sum(verdicts["unread"]).as_py() or 0
-        decided = verdicts.filter(pc.is_in(verdicts["verdict"], value_set=_DECIDED))
-        taking_part = pc.subtract(decided["replicas"], decided["excluded"])
-        self.compared += pc.sum(taking_part).as_py() or 0
-        self.excluded += pc.sum(verdicts["excluded"]).as_py() or 0
-        self.verdicts.update(_counts(verdicts["verdict"]))
-        self.diverged += verdicts.filter(verdicts["diverged"])["container_id"].to_pylist()
-
-    def add_findings(self, findings: pa.Table) -> None:
-        """Count rows of FINDING_SCHEMA."""
-        self.findings.update(_counts(findings["kind"]))
-
-
-def _counts(column: pa.ChunkedArray) -> dict[str, int]:
-    return {one["values"]: one["counts"] for one in pc.value_counts(column).to_pylist()}

@@ -245,7 +245,7 @@ class StoredTable:
     def sizes(self, wanted: Range) -> Iterator[tuple[AnyPath, int]]:
         """Each file that may have rows in a range, and its number of rows."""
         for path, opened in self._open.items():
-            if any(_may_hold(opened, i, wanted) for i in range(opened.metadata.num_row_groups)):
+            if any(may_hold(opened, i, wanted) for i in range(opened.metadata.num_row_groups)):
                 yield path, opened.metadata.num_rows
         for path, file in self._files.items():
             if file.may_hold(wanted):
@@ -284,7 +284,7 @@ class StoredTable:
         with self._lock:
             file = self._open.get(path) or _open_stored(path, self.schema)
             for group in range(file.metadata.num_row_groups):
-                if _may_hold(file, group, wanted):
+                if may_hold(file, group, wanted):
                     yield rows_in_range(_read_group(file, group, path, self.schema), wanted)
 
 
@@ -306,7 +306,8 @@ def _read_group(file: pq.ParquetFile, group: int, path: AnyPath, schema: pa.Sche
         raise unreadable_error(path, error) from error
 
 
-def _may_hold(file: pq.ParquetFile, group: int, wanted: Range) -> bool:
+def may_hold(file: pq.ParquetFile, group: int, wanted: Range) -> bool:
+    """Whether a row group may have rows in a range."""
     statistics, rows = _statistics(file, group), file.metadata.row_group(group).num_rows
     if statistics is None:
         # What is not told is looked at.

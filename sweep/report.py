@@ -9,20 +9,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import Enum
 from functools import cache
 
 import jinja2
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from merkle.comparison import DifferenceKind
 from merkle.outcome import DIVERGED_VERDICTS
 from runtime.errors import DiskError
 from sweep.changes import SweepChanges, compare_sweeps
-from sweep.coverage import ChangeList, Coverage, change_lists, coverage_of, next_command
-from sweep.model import REPLICA_SCHEMA, NotCompared
+from sweep.coverage import CHANGES_MAX, ChangeList, Coverage, change_lists, coverage_of
+from sweep.damage import (
+    DEFAULT_LIMITS,
+    ContainerLine,
+    Heatmap,
+    HeatmapCell,
+    ReportLimits,
+    SweepDamage,
+    damage_of,
+)
+from sweep.model import NotCompared
 from sweep.output import JsonObject, Summary, SweepStore, SweepTable
+from sweep.reader import SweepReader, ranges_of
 
 _DAY_MS = 86_400_000
 
@@ -38,52 +46,6 @@ _AGES = (
 )
 
 _AGE_UNKNOWN = "unknown"
-
-
-class HeatmapCell(Enum):
-    """The state of a block in one replica: the letter in its cell and its meaning, the
-    worst state last.
-    """
-
-    RIGHT = ("", "as it should be")
-    UNDELETED = ("D", "deleted elsewhere, not here")
-    MISSING = ("M", "missing, wholly or in part")
-    CORRUPT = ("C", "corrupt")
-    CONFLICT = ("?", "conflicting")
-
-    @property
-    def letter(self) -> str:
-        """The letter in the cell."""
-        return self.value[0]
-
-    @property
-    def meaning(self) -> str:
-        """The meaning of the letter, for the legend."""
-        return self.value[1]
-
-
-_CELLS = {
-    DifferenceKind.DELETED_BLOCK.value: HeatmapCell.UNDELETED,
-    DifferenceKind.MISSING_BLOCK.value: HeatmapCell.MISSING,
-    DifferenceKind.MISSING_CHUNK.value: HeatmapCell.MISSING,
-    DifferenceKind.CORRUPT_CHUNK.value: HeatmapCell.CORRUPT,
-    DifferenceKind.CONFLICTING_CHUNK.value: HeatmapCell.CONFLICT,
-}
-
-_SEVERITY = list(HeatmapCell)
-
-
-@dataclass(frozen=True, slots=True)
-class ReportLimits:
-    """Limits keep the page small enough for a browser. The worst entries are shown; the
-    rest are counted.
-    """
-
-    nights_max: int = 60
-    datanodes_max: int = 30
-    heatmaps_max: int = 12
-    heatmap_blocks_max: int = 48
-    containers_max: int = 5000
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,34 +80,6 @@ class DamageShare:
 
 
 @dataclass(frozen=True, slots=True)
-class Heatmap:
-    """The blocks of one container that differ: per block ID a cell for each replica.
-    `left_out` counts the blocks beyond the limit.
-    """
-
-    container_id: int
-    verdict: str
-    replicas: tuple[str, ...]
-    rows: tuple[tuple[int, tuple[HeatmapCell, ...]], ...]
-    left_out: int
-
-
-@dataclass(frozen=True, slots=True)
-class ContainerLine:
-    """One diverged container in the table."""
-
-    container_id: int
-    verdict: str
-    replicas: int
-    differences: int
-    kinds: str
-    lacking: str
-    detail: str
-    # What to run next.
-    command: str
-
-
-@dataclass(frozen=True, slots=True)
 class SweepReport:
     """All that the page shows. `skipped` lists inputs that could not be read, with the
     reason.
@@ -160,6 +94,7 @@ class SweepReport:
     findings: int
     skipped: tuple[str, ...]
     silent_changes: tuple[str, ...]
+    silent_changes_left_out: int
     nights: tuple[PastSweep, ...]
     datanodes: tuple[DamageShare, ...]
     datanodes_left_out: int
@@ -189,40 +124,25 @@ def report_of(
     *,
     engine: str,
     held: Mapping[tuple[str, str], int],
-    replicas: pa.Table,
-    verdicts: pa.Table,
-    findings: pa.Table,
+    findings: int,
+    damage: SweepDamage,
     earlier: Iterable[PastSweep] = (),
     skipped: Sequence[str] = (),
     volumes_created_ms: Mapping[tuple[str, str], int] | None = None,
     previous: str = "",
-    changes: SweepChanges | None = None,
+    changes: tuple[ChangeList, ...] = (),
     coverage: Coverage | None = None,
-    limits: ReportLimits = ReportLimits(),
+    limits: ReportLimits = DEFAULT_LIMITS,
 ) -> SweepReport:
     """Select what the report of a sweep shows.
 
-    `held` counts the replicas by (datanode, volume). `replicas` and `verdicts`
-    (sweep.model) need only have the diverged containers. `earlier` are the sweeps
-    before this one. `changes` are those since the sweep `previous`.
-    `volumes_created_ms` is when volumes were created, in ms since the
-    epoch, by (datanode, volume).
+    `held` counts the replicas by (datanode, volume), and `findings` is the number of
+    all. `earlier` are the sweeps before this one. `changes` are those since the sweep
+    `previous`, as rows of a page. `volumes_created_ms` is when volumes were created, in
+    ms since the epoch, by (datanode, volume).
     """
-    bad = [verdict.value for verdict in DIVERGED_VERDICTS]
-    diverged = verdicts.filter(pc.is_in(verdicts["verdict"], pa.array(bad))).to_pylist()
-    named = [finding for finding in findings.to_pylist() if finding["container_id"] is not None]
-    by_container: dict[int, list[Mapping[str, object]]] = {}
-    for finding in named:
-        by_container.setdefault(finding["container_id"], []).append(finding)
-    lines = [_line(row, by_container.get(row["container_id"], ())) for row in diverged]
-    lines.sort(key=lambda line: (bad.index(line.verdict), -line.differences, line.container_id))
-    damaged = _damaged(named)
-    shares = _by_datanode(held, damaged)
+    shares = _by_datanode(held, damage.by_datanode)
     nights = sorted([*earlier, night], key=lambda one: one.sweep_id)[-limits.nights_max :]
-    maps = (
-        _heatmap(line, by_container.get(line.container_id, ()), replicas, limits.heatmap_blocks_max)
-        for line in lines[: limits.heatmaps_max]
-    )
     return SweepReport(
         night.sweep_id,
         night.at,
@@ -230,20 +150,19 @@ def report_of(
         night.containers,
         sum(held.values()),
         night.verdicts,
-        findings.num_rows,
+        findings,
         tuple(skipped),
-        tuple(_silent(finding) for finding in named if finding["kind"] == "silent_change"),
+        damage.silent_changes,
+        damage.silent_changes_left_out,
         tuple(nights),
         tuple(shares[: limits.datanodes_max]),
         max(0, len(shares) - limits.datanodes_max),
-        _by_age(held, replicas, damaged, volumes_created_ms or {}, night.at),
-        tuple(heatmap for heatmap in maps if heatmap.rows),
-        tuple(lines[: limits.containers_max]),
-        max(0, len(lines) - limits.containers_max),
+        _by_age(held, damage.by_volume, volumes_created_ms or {}, night.at),
+        damage.heatmaps,
+        damage.lines,
+        damage.lines_left_out,
         previous,
-        change_lists(changes, {line.container_id: line.verdict for line in lines})
-        if changes
-        else (),
+        changes,
         coverage,
     )
 
@@ -268,98 +187,30 @@ def _template() -> jinja2.Template:
     return environment.get_template("report.html.j2")
 
 
-def _line(row: Mapping[str, object], findings: Sequence[Mapping[str, object]]) -> ContainerLine:
-    kinds = Counter(str(finding["kind"]) for finding in findings)
-    lacking = sorted({name for finding in findings for name in _names(finding["lacking"])})
-    return ContainerLine(
-        _int(row["container_id"]),
-        str(row["verdict"]),
-        _int(row["replicas"]),
-        sum(count for kind, count in kinds.items() if kind in _CELLS),
-        ", ".join(f"{kind.replace('_', ' ')} ({count})" for kind, count in sorted(kinds.items())),
-        ", ".join(lacking),
-        str(row["detail"]),
-        next_command(_int(row["container_id"]), str(row["verdict"])),
-    )
-
-
-def _heatmap(
-    line: ContainerLine,
-    findings: Sequence[Mapping[str, object]],
-    replicas: pa.Table,
-    blocks_max: int,
-) -> Heatmap:
-    held = replicas.filter(pc.equal(replicas["container_id"], line.container_id))
-    involved = {
-        name
-        for finding in findings
-        for key in ("lacking", "sources")
-        for name in _names(finding[key])
-    }
-    # A datanode with two replicas is named with its volume in findings.
-    whole = {
-        name
-        for name in held["datanode"].to_pylist()
-        if not any(n.startswith(f"{name}/") for n in involved)
-    }
-    names = tuple(sorted(whole | involved))
-    blocks: dict[int, dict[str, HeatmapCell]] = {}
-    for finding in findings:
-        cell = _CELLS.get(str(finding["kind"]))
-        if cell is None or finding["block_id"] is None:
-            continue
-        row = blocks.setdefault(_int(finding["block_id"]), {})
-        where = _names(finding["lacking"])
-        if cell is HeatmapCell.CONFLICT:
-            where = [*where, *_names(finding["sources"])]
-        for name in where:
-            row[name] = max(row.get(name, HeatmapCell.RIGHT), cell, key=_SEVERITY.index)
-    worst = sorted(
-        blocks, key=lambda block: (-sum(_SEVERITY.index(c) for c in blocks[block].values()), block)
-    )
-    shown = sorted(worst[:blocks_max])
-    rows = tuple(
-        (block, tuple(blocks[block].get(name, HeatmapCell.RIGHT) for name in names))
-        for block in shown
-    )
-    return Heatmap(line.container_id, line.verdict, names, rows, len(worst) - len(shown))
-
-
-def _damaged(findings: Iterable[Mapping[str, object]]) -> set[tuple[str, int]]:
-    """The replicas to be repaired, as (datanode, container ID)."""
-    return {
-        (name.partition("/")[0], _int(finding["container_id"]))
-        for finding in findings
-        if finding["kind"] in _CELLS
-        for name in _names(finding["lacking"])
-    }
-
-
 def _by_datanode(
-    held: Mapping[tuple[str, str], int], damaged: Iterable[tuple[str, int]]
+    held: Mapping[tuple[str, str], int], lacking: Mapping[str, int]
 ) -> list[DamageShare]:
     """All datanodes, those with most replicas to repair first."""
     replicas = Counter[str]()
     for (datanode, _), count in held.items():
         replicas[datanode] += count
-    lacking = Counter(datanode for datanode, _ in damaged)
     shares = [
-        DamageShare(datanode, count, lacking[datanode]) for datanode, count in replicas.items()
+        DamageShare(datanode, count, lacking.get(datanode, 0))
+        for datanode, count in replicas.items()
     ]
     return sorted(shares, key=lambda share: (-share.lacking, share.label))
 
 
 def _by_age(
     held: Mapping[tuple[str, str], int],
-    replicas: pa.Table,
-    damaged: set[tuple[str, int]],
+    damaged: Mapping[tuple[str, str], int],
     created_ms: Mapping[tuple[str, str], int],
     at: datetime,
 ) -> tuple[DamageShare, ...]:
     at_ms = int(at.timestamp() * 1000)
 
-    def age(datanode: str, volume: str) -> str:
-        created = created_ms.get((datanode, volume))
+    def age(place: tuple[str, str]) -> str:
+        created = created_ms.get(place)
         return (
             _AGE_UNKNOWN
             if created is None
@@ -367,41 +218,18 @@ def _by_age(
         )
 
     total, lacking = Counter[str](), Counter[str]()
-    for (datanode, volume), count in held.items():
-        total[age(datanode, volume)] += count
-    columns = (replicas[name].to_pylist() for name in ("datanode", "volume", "container_id"))
-    for datanode, volume, container_id in zip(*columns, strict=True):
-        lacking[age(datanode, volume)] += (datanode, container_id) in damaged
+    for place, count in held.items():
+        total[age(place)] += count
+    for place, count in damaged.items():
+        lacking[age(place)] += count
     labels = [*(label for label, _ in _AGES), _AGE_UNKNOWN]
     return tuple(
         DamageShare(label, total[label], lacking[label]) for label in labels if total[label]
     )
 
 
-def _silent(finding: Mapping[str, object]) -> str:
-    place = (
-        f"container {finding['container_id']} block {finding['block_id']} offset"
-        f" {finding['chunk_offset']}"
-    )
-    return f"{place} on {', '.join(_names(finding['lacking']))}: {finding['detail']}"
-
-
-def _names(value: object) -> list[str]:
-    assert isinstance(value, list)
-    return value
-
-
-def _int(value: object) -> int:
-    assert isinstance(value, int)
-    return value
-
-
 def _when(at: datetime) -> str:
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
-
-
-# Findings in a report.
-_REPORTED_MAX = 100_000
 
 
 def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
@@ -413,14 +241,10 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
             read.
     """
     sweep_id = summary.sweep_id
-    diverged = sweeps.read(SweepTable.VERDICTS, sweep_id, where=pc.field("diverged"))
-    held, replicas = Counter[tuple[str, str]](), [REPLICA_SCHEMA.empty_table()]
-    for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, REPLICA_SCHEMA.names):
-        counted = piece.group_by(["datanode", "volume"]).aggregate([([], "count_all")]).to_pylist()
+    held, place = Counter[tuple[str, str]](), ["datanode", "volume"]
+    for piece in sweeps.pieces(SweepTable.ROOTS, sweep_id, place):
+        counted = piece.group_by(place).aggregate([([], "count_all")]).to_pylist()
         held.update({(row["datanode"], row["volume"]): row["count_all"] for row in counted})
-        replicas.append(
-            piece.filter(pc.is_in(piece["container_id"], value_set=diverged["container_id"]))
-        )
     earlier, notes = list[PastSweep](), list[str]()
     for name in (name for name in sweeps.sweeps() if name < sweep_id):
         try:
@@ -428,13 +252,14 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
         except DiskError as error:
             notes.append(f"sweep {name} is left out of the report: {error.message}")
     previous, changes = _changes(sweeps, sweep_id, notes)
+    tables = SweepReader(sweeps, sweep_id)
+    ranges = ranges_of([tables], [SweepTable.VERDICTS, SweepTable.FINDINGS])
     report = report_of(
         _night(summary.json()),
         engine=summary.engine,
         held=held,
-        replicas=pa.concat_tables(replicas),
-        verdicts=diverged,
-        findings=sweeps.read(SweepTable.FINDINGS, sweep_id).slice(0, _REPORTED_MAX),
+        findings=sum(summary.findings.values()),
+        damage=damage_of(tables, ranges),
         earlier=earlier,
         skipped=[f"{one.input}: {one.reason}" for one in summary.skipped],
         volumes_created_ms=summary.volumes_created_ms,
@@ -456,14 +281,32 @@ def write_report(sweeps: SweepStore, summary: Summary) -> tuple[str, ...]:
 
 def _changes(
     sweeps: SweepStore, sweep_id: str, notes: list[str]
-) -> tuple[str, SweepChanges | None]:
+) -> tuple[str, tuple[ChangeList, ...]]:
     """The newest earlier sweep that can be read, and the changes since."""
     for name in reversed([name for name in sweeps.sweeps() if name < sweep_id]):
         try:
-            return name, compare_sweeps(sweeps, name, sweep_id)
+            changes = compare_sweeps(sweeps, name, sweep_id, each_max=CHANGES_MAX)
         except DiskError as error:
             notes.append(f"the changes since sweep {name} are unknown: {error.message}")
-    return "", None
+        else:
+            return name, change_lists(changes, _verdicts(sweeps, sweep_id, changes))
+    return "", ()
+
+
+def _verdicts(sweeps: SweepStore, sweep_id: str, changes: SweepChanges) -> dict[int, str]:
+    """The verdicts of the diverged containers among those that changed."""
+    places = (*changes.new, *changes.persisting, *changes.healed, *changes.unseen)
+    wanted = pa.array(sorted({container_id for container_id, _ in places}), pa.int64())
+    found = dict[int, str]()
+    for piece in sweeps.pieces(
+        SweepTable.VERDICTS, sweep_id, ["container_id", "verdict", "diverged"]
+    ):
+        ours = piece.filter(
+            pc.and_(piece["diverged"], pc.is_in(piece["container_id"], value_set=wanted))
+        )
+        columns = (ours[name].to_pylist() for name in ("container_id", "verdict"))
+        found |= dict(zip(*columns, strict=True))
+    return found
 
 
 def _night(summary: JsonObject) -> PastSweep:

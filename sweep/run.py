@@ -59,12 +59,12 @@ from sweep.output import (
     SweepStore,
     SweepTable,
     SweepTableWriter,
-    SweepTotals,
     new_sweep_id,
 )
 from sweep.pieces import StoredTable, unreadable_error
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import CompareStage, ContainerStage, FindingsStage, requested_rows
+from sweep.totals import SweepTotals
 from sweep.trees import TreeJob, part_file
 from sweep.volumes import OpenVolumes, copy_part, open_volumes
 from sweep.work import (

@@ -31,10 +31,11 @@ from sweep.model import (
     Part,
     PartKind,
 )
-from sweep.output import SweepStore, SweepTable, SweepTotals
+from sweep.output import SweepStore, SweepTable
 from sweep.pieces import Range, StoredFile, StoredTable, TableFileWriter, TablePlace
 from sweep.runs import RUN_SCHEMA
 from sweep.stages import CompareStage, ContainerStage, FindingsStage, requests
+from sweep.totals import SweepTotals
 from tests.support.sweeps import Killed, OnePartWaves, Quiet, run, table_of
 
 pytestmark = [pytest.mark.spark, pytest.mark.xdist_group("spark")]

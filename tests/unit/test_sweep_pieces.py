@@ -27,9 +27,11 @@ from sweep.pieces import (
     ranges,
     rows_in_range,
 )
+from sweep.reader import SweepReader, ranges_of
 from sweep.stages import requests
 
 SWEEP = "20260101T000000Z-0000"
+EARLIER = "20251231T000000Z-0000"
 
 
 def unseen(*container_ids: int) -> pa.Table:
@@ -39,10 +41,10 @@ def unseen(*container_ids: int) -> pa.Table:
     return pa.Table.from_pylist([row | {"container_id": i} for i in container_ids], schema)
 
 
-def write(store: SweepStore, *pieces: pa.Table) -> None:
+def write(store: SweepStore, *pieces: pa.Table, sweep_id: str = SWEEP) -> None:
     """Write a table as tasks do, each piece in a file of its own."""
-    places = {"unseen": store.place(SweepTable.UNSEEN, SWEEP)}
-    with store.write_table(SweepTable.UNSEEN, SWEEP) as writer:
+    places = {"unseen": store.place(SweepTable.UNSEEN, sweep_id)}
+    with store.write_table(SweepTable.UNSEEN, sweep_id) as writer:
         for piece in pieces:
             task = TableFileWriter(places, Disk())
             task.add({"unseen": piece})
@@ -68,6 +70,31 @@ def test_the_committed_files_are_the_table_and_what_failed_tasks_left_is_not(
     assert len(store.files(SweepTable.UNSEEN, SWEEP)) == 3
     stored = store.stored(SweepTable.UNSEEN, SWEEP, unseen().schema)
     assert ids_of(stored.read(Range(2, 9))) == [2, 3]
+
+
+@pytest.mark.parametrize("as_files", [True, False])
+def test_the_ranges_of_a_sweep_have_each_row_of_its_tables_once(
+    tmp_path: Path, *, as_files: bool
+) -> None:
+    store, found = SweepStore(tmp_path, Disk()), dict[str, list[int]]()
+    pieces = [unseen(*range(first, 900, 7)) for first in range(7)]
+    for sweep_id in (SWEEP, EARLIER):
+        if as_files:
+            write(store, *pieces, sweep_id=sweep_id)
+        else:
+            with store.write_table(SweepTable.UNSEEN, sweep_id) as writer:
+                for piece in pieces:
+                    writer.add(piece)
+    readers = [SweepReader(store, sweep_id) for sweep_id in (SWEEP, EARLIER)]
+    parts = ranges_of(readers, [SweepTable.UNSEEN], rows_max=100)
+    assert len(parts) > as_files
+    for reader in readers:
+        for part in parts:
+            for piece in reader.pieces(SweepTable.UNSEEN, ["container_id", "reason"], part):
+                assert rows_in_range(piece, part) == piece
+                found.setdefault(reader.sweep_id, []).extend(piece["container_id"].to_pylist())
+    assert found.keys() == {SWEEP, EARLIER}
+    assert all(sorted(ids) == list(range(900)) for ids in found.values())
 
 
 def test_a_reader_that_knows_no_manifest_refuses_the_table_by_its_version(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ a page would run.
 """
 
 import re
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from pathlib import Path
@@ -10,13 +11,13 @@ from pathlib import Path
 import pyarrow as pa
 
 from runtime.disk import Disk
+from sweep.damage import HeatmapCell, ReportLimits, damage_of
 from sweep.model import FINDING_SCHEMA, VERDICT_SCHEMA
-from sweep.output import SweepStore
+from sweep.output import SweepStore, SweepTable
+from sweep.pieces import Range, rows_in_range
 from sweep.report import (
     DamageShare,
-    HeatmapCell,
     PastSweep,
-    ReportLimits,
     SweepReport,
     render,
     report_of,
@@ -56,6 +57,20 @@ def verdict(container_id: int, value: str, detail: str = "") -> dict[str, object
     return row | {"diverged": diverged, "detail": detail}
 
 
+class MemoryTables:
+    """The tables of a sweep, each in pieces of two rows."""
+
+    def __init__(self, tables: Mapping[SweepTable, pa.Table]) -> None:
+        self._tables = tables
+
+    def pieces(
+        self, table: SweepTable, columns: Sequence[str], wanted: Range
+    ) -> Iterator[pa.Table]:
+        rows = self._tables[table].select(columns)
+        for first in range(0, rows.num_rows, 2):
+            yield rows_in_range(rows.slice(first, 2), wanted)
+
+
 def made(
     verdicts: list[dict[str, object]],
     findings: list[dict[str, object]],
@@ -77,13 +92,20 @@ def made(
     schema = pa.schema(
         [("datanode", pa.string()), ("volume", pa.string()), ("container_id", pa.int64())]
     )
+    tables = MemoryTables(
+        {
+            SweepTable.ROOTS: pa.Table.from_pylist(replicas, schema=schema),
+            SweepTable.VERDICTS: pa.Table.from_pylist(verdicts, schema=VERDICT_SCHEMA),
+            SweepTable.FINDINGS: pa.Table.from_pylist(findings, schema=FINDING_SCHEMA),
+        }
+    )
+    ranges = [Range(None, 2), Range(3, 1 << 62)]
     return report_of(
         PastSweep("20261122T013000Z-aa", AT, len(verdicts), counts),
         engine="local",
         held={(name, f"DS-{name}"): 10 for name in names},
-        replicas=pa.Table.from_pylist(replicas, schema=schema),
-        verdicts=pa.Table.from_pylist(verdicts, schema=VERDICT_SCHEMA),
-        findings=pa.Table.from_pylist(findings, schema=FINDING_SCHEMA),
+        findings=len(findings),
+        damage=damage_of(tables, ranges, limits or ReportLimits()),
         earlier=earlier,
         skipped=skipped,
         volumes_created_ms=created_ms,
