@@ -123,6 +123,35 @@ def compare(
     return Comparison(container_id, survey.verdict, tuple(differences), survey.evidence)
 
 
+class RangedComparison:
+    """Like `compare`, for trees that come in ascending ranges of blocks: what one range
+    takes is free before the next.
+    """
+
+    def __init__(self, trees: Mapping[str, ContainerTree]) -> None:
+        """`trees` have the roots of the replicas; their blocks do not count."""
+        self._names = sorted(trees)
+        self._survey = TreeSurvey([trees[name] for name in self._names])
+
+    def add(self, trees: Mapping[str, ContainerTree]) -> tuple[list[Difference], list[Evidence]]:
+        """The differences of the next range of the same replicas, and the facts about
+        its blocks.
+        """
+        blocks = self._survey.blocks_of([trees[name] for name in self._names])
+        found = [one for block in blocks for one in _differences(block, self._names)]
+        return found, self._survey.take_evidence()
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict on the ranges so far, as of one tree."""
+        return self._survey.verdict
+
+    @property
+    def evidence(self) -> tuple[Evidence, ...]:
+        """The facts about the container as a whole."""
+        return self._survey.evidence
+
+
 def with_doubt(compared: Comparison, *, is_incomplete: bool) -> Comparison:
     """The comparison as far as it can be told while something about the replicas is not
     known; `is_incomplete` is whether expected replicas were not compared.

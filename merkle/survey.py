@@ -165,6 +165,20 @@ class TreeSurvey:
             yield from self._each_block()
         self._note_lost()
 
+    def blocks_of(self, trees: Sequence[ContainerTree]) -> Iterator[BlockSlots]:
+        """Like `blocks`, of the next range of blocks: `trees` are those of the same
+        replicas, in the same order, with the blocks of this range.
+        """
+        self._trees = trees
+        return self.blocks()
+
+    def take_evidence(self) -> list[Evidence]:
+        """The facts about single blocks so far; `evidence` leaves them out from now
+        on.
+        """
+        taken, self._evidence = self._evidence, []
+        return taken
+
     def _is_one_settled_tree(self) -> bool:
         """Whether all replicas have the very same tree, with blocks and all of them
         settled. Nearly all containers do, so that they are not compared entry by entry.
@@ -238,6 +252,8 @@ class TreeSurvey:
         """Judge the recorded chunks that no tree has, since no recorder has a byte of
         them.
         """
+        if not self._lost:
+            return
         blocks = [block for tree in self._trees for block in tree.blocks]
         deleted = {block.block_id for block in blocks if block.deleted}
         held = {(block.block_id, chunk.offset) for block in blocks for chunk in block.chunks}

@@ -9,7 +9,7 @@ from their rows and compares them with `merkle.comparison.compare`.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Self
 
@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from chunktable.schema import REPLICA_COLUMNS
 from merkle.columns import TreeColumns
-from merkle.comparison import Comparison, Difference, DifferenceKind, compare
-from merkle.outcome import DIVERGED_VERDICTS, Evidence, Verdict, worst_verdict
+from merkle.outcome import DIVERGED_VERDICTS, Verdict, worst_verdict
 from merkle.replica import ReplicaState
-from merkle.tree import BlockId, ContainerId, ContainerTree
+from merkle.tree import ContainerId, ContainerTree
+from sweep.block_comparison import FindingBuffer, compare_blocks, in_order
 from sweep.duplicates import counting_replicas
 from sweep.exact import (
     EMPTY_ROW,
@@ -53,9 +53,6 @@ _CLOSED = pa.array([state.value for state in ReplicaState if state.is_closed])
 _BY_DESIGN = pa.array([state.value for state in ReplicaState if state is not ReplicaState.INVALID])
 
 _CONTRADICTED = "one replica is in the input more than once"
-
-# Blocks of all replicas of a container; so few are compared faster than aligned.
-_FEW_BLOCKS = 8
 
 _CHANGED = "the rows are not those that the root was computed from"
 
@@ -166,22 +163,20 @@ def inspect(rows: pa.Table, replicas: pa.Table) -> InspectionResult:
     chosen = replicas.select(names).append_column("takes_part", pa.array(takes_part))
     for replica in chosen.to_pylist():
         by_container.setdefault(replica["container_id"], []).append(replica)
-    decided = list[_ContainerResult]()
+    decided, findings = list[Row](), FindingBuffer()
     for container_id, group in groupby(trees_of(rows), lambda pair: pair[0].container_id):
         if container_id in by_container:
             trees = {(identity.datanode, identity.volume): tree for identity, tree in group}
-            decided.append(_decide(container_id, by_container.pop(container_id), trees))
-    decided += [
-        _decide(ContainerId(container_id), without_rows, {})
-        for container_id, without_rows in by_container.items()
-    ]
-    decided.sort(key=lambda result: int(result.verdict["container_id"]))
-    return InspectionResult(
-        pa.Table.from_pylist([result.verdict for result in decided], VERDICT_SCHEMA),
-        pa.Table.from_pylist(
-            [finding for result in decided for finding in result.findings], FINDING_SCHEMA
-        ),
-    )
+            decided.append(_decide(container_id, by_container.pop(container_id), trees, findings))
+    found = findings.table()
+    if by_container:
+        decided += [
+            _decide(ContainerId(container_id), without_rows, {}, findings)
+            for container_id, without_rows in by_container.items()
+        ]
+        decided.sort(key=lambda verdict: int(verdict["container_id"]))
+        found = in_order(findings.table(), "container_id")
+    return InspectionResult(pa.Table.from_pylist(decided, VERDICT_SCHEMA), found)
 
 
 def inspect_large(ranges: Iterable[pa.Table], replicas: pa.Table) -> InspectionResult:
@@ -271,19 +266,13 @@ def _worst_of_ranges(verdicts: Sequence[Verdict], findings: Sequence[pa.Table]) 
     return Verdict.UNKNOWN if lost else worst
 
 
-@dataclass(frozen=True, slots=True)
-class _ContainerResult:
-    """One container: its row of VERDICT_SCHEMA and its rows of FINDING_SCHEMA."""
-
-    verdict: Row
-    findings: Sequence[Row]
-
-
 def _decide(
     container_id: ContainerId,
     replicas: Sequence[Row],
     trees: Mapping[tuple[str, str], TreeColumns],
-) -> _ContainerResult:
+    findings: FindingBuffer,
+) -> Row:
+    """The row of VERDICT_SCHEMA for one container; its findings are added."""
     held = Counter(replica["datanode"] for replica in replicas)
     named = list[tuple[str, TreeColumns]]()
     changed = list[str]()
@@ -303,13 +292,11 @@ def _decide(
             named.append((name, tree))
     if changed:
         verdict, detail = Verdict.UNKNOWN, _CHANGED
-        findings = [_contradiction(container_id, name, _CHANGED) for name in sorted(changed)]
+        findings.add([_contradiction(container_id, name, _CHANGED) for name in sorted(changed)])
     else:
         named.sort(key=lambda pair: pair[0])
-        comparison = _compare([tree for _, tree in named])
-        verdict, detail = comparison.verdict, _detail(comparison.evidence)
-        findings = _findings(comparison, [name for name, _ in named])
-    row = {
+        verdict, detail = compare_blocks(container_id, named, findings)
+    return {
         "container_id": container_id,
         "verdict": verdict.value,
         "replicas": len(replicas),
@@ -317,149 +304,6 @@ def _decide(
         "diverged": verdict in DIVERGED_VERDICTS,
         "detail": detail,
     }
-    return _ContainerResult(row, findings)
-
-
-def _compare(trees: Sequence[TreeColumns]) -> Comparison:
-    """The comparison by `merkle.comparison`; replicas are named by their index in
-    `trees`, padded so that names sort like numbers.
-
-    To save time, `merkle.comparison` gets only one of the blocks that are equal and
-    healthy in all replicas. Likewise it gets one of the blocks that some replicas lack
-    and that are equal and healthy in the others; the rest become differences here. One
-    of each must stay: without any block there is no MATCH, and one missing block
-    decides the verdict as well as thousands do.
-    """
-    names = [f"{i:0{len(str(len(trees)))}}" for i in range(len(trees))]
-    if sum(len(tree.block_ids) for tree in trees) <= _FEW_BLOCKS:
-        return compare({name: tree.to_tree() for name, tree in zip(names, trees, strict=True)})
-    built = [i for i, tree in enumerate(trees) if tree.data_checksum is not None]
-    aligned = _align([trees[i] for i in built])
-    everywhere = aligned.held.all(axis=0)
-    matching = aligned.block_ids[aligned.is_uniform & everywhere][1:]
-    lost = np.flatnonzero(aligned.is_uniform & ~everywhere & ~aligned.is_deleted)[1:]
-    left_out = np.concatenate((matching, aligned.block_ids[lost]))
-    kept = [
-        _with_blocks(tree, np.flatnonzero(~np.isin(tree.block_ids, left_out))) for tree in trees
-    ]
-    comparison = compare({name: tree.to_tree() for name, tree in zip(names, kept, strict=True)})
-    patterns, pattern_of = np.unique(aligned.held[:, lost], axis=1, return_inverse=True)
-    sides = [
-        tuple(
-            tuple(names[built[i]] for i in np.flatnonzero(pattern == side))
-            for side in (False, True)
-        )
-        for pattern in patterns.T
-    ]
-    missing = [
-        Difference(DifferenceKind.MISSING_BLOCK, BlockId(block_id), None, *sides[pattern])
-        for block_id, pattern in zip(
-            aligned.block_ids[lost].tolist(), pattern_of.ravel().tolist(), strict=True
-        )
-    ]
-    differences = sorted(
-        (*comparison.differences, *missing), key=lambda difference: difference.block_id
-    )
-    return replace(comparison, differences=tuple(differences))
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _BlockAlignment:
-    """The blocks of all trees, ascending by ID. `held[i]` marks the blocks of tree i.
-
-    A uniform block is equal in every field in all trees that have it, and is either
-    healthy or deleted.
-    """
-
-    block_ids: Int64s
-    held: Bools
-    is_uniform: Bools
-    is_deleted: Bools
-
-
-def _align(trees: Sequence[TreeColumns]) -> _BlockAlignment:
-    block_ids = np.unique(np.concatenate([tree.block_ids for tree in trees]))
-    held = np.array([np.isin(block_ids, tree.block_ids, assume_unique=True) for tree in trees])
-    # The index of a block in a tree that has it.
-    at = np.cumsum(held, axis=1) - 1
-    first = held.argmax(axis=0)
-    is_uniform, is_deleted = np.zeros((2, len(block_ids)), np.bool_)
-    for i, tree in enumerate(trees):
-        ours = np.flatnonzero(first == i)
-        is_equal = _is_verified(tree)[at[i, ours]]
-        for j in range(i + 1, len(trees)):
-            both = held[j, ours]
-            is_equal[both] &= _equal(tree, at[i, ours[both]], trees[j], at[j, ours[both]])
-        is_uniform[ours] = is_equal
-        is_deleted[ours] = tree.block_deleted[at[i, ours]]
-    return _BlockAlignment(block_ids, held, is_uniform, is_deleted)
-
-
-def _is_verified(tree: TreeColumns) -> Bools:
-    """Which blocks are deleted, or have only chunks that match a recorded checksum."""
-    counts = np.diff(tree.chunk_starts)
-    is_open = ~tree.chunk_matches | (tree.chunk_checksums == 0)
-    verified: Bools = tree.block_deleted | (counts > 0)
-    verified[np.repeat(np.arange(len(counts)), counts)[is_open]] = False
-    return verified
-
-
-def _equal(a: TreeColumns, at_a: Int64s, b: TreeColumns, at_b: Int64s) -> Bools:
-    """Whether block `at_a[i]` of a equals block `at_b[i]` of b in every field."""
-    counts = np.diff(a.chunk_starts)[at_a]
-    equal: Bools = a.block_checksums[at_a] == b.block_checksums[at_b]
-    equal &= a.block_deleted[at_a] == b.block_deleted[at_b]
-    equal &= counts == np.diff(b.chunk_starts)[at_b]
-    at_a, at_b, counts = at_a[equal], at_b[equal], counts[equal]
-    ours, theirs = _ranges(a.chunk_starts[at_a], counts), _ranges(b.chunk_starts[at_b], counts)
-    differs = a.chunk_offsets[ours] != b.chunk_offsets[theirs]
-    differs |= a.chunk_lengths[ours] != b.chunk_lengths[theirs]
-    differs |= a.chunk_checksums[ours] != b.chunk_checksums[theirs]
-    differs |= a.chunk_matches[ours] != b.chunk_matches[theirs]
-    equal[np.repeat(np.flatnonzero(equal), counts)[differs]] = False
-    return equal
-
-
-def _with_blocks(tree: TreeColumns, blocks: Int64s) -> TreeColumns:
-    """The tree with only these of its blocks, given by index, and its old root."""
-    counts = np.diff(tree.chunk_starts)[blocks]
-    chunks = _ranges(tree.chunk_starts[blocks], counts)
-    return TreeColumns(
-        tree.container_id,
-        tree.data_checksum,
-        tree.block_ids[blocks],
-        tree.block_checksums[blocks],
-        tree.block_deleted[blocks],
-        np.concatenate(([0], np.cumsum(counts))),
-        tree.chunk_offsets[chunks],
-        tree.chunk_lengths[chunks],
-        tree.chunk_checksums[chunks],
-        tree.chunk_matches[chunks],
-    )
-
-
-def _ranges(starts: Int64s, counts: Int64s) -> Int64s:
-    """The concatenation of the ranges `starts[i]` to `starts[i] + counts[i]`."""
-    before = np.cumsum(counts) - counts
-    return np.repeat(starts - before, counts) + np.arange(counts.sum())
-
-
-def _findings(comparison: Comparison, names: Sequence[str]) -> list[Row]:
-    details = {
-        (evidence.block_id, evidence.offset): evidence.detail for evidence in comparison.evidence
-    }
-    return [
-        {
-            "kind": difference.kind.value,
-            "container_id": comparison.container_id,
-            "block_id": difference.block_id,
-            "chunk_offset": difference.offset,
-            "lacking": [names[int(i)] for i in difference.lacking],
-            "sources": [names[int(i)] for i in difference.sources],
-            "detail": details.get((difference.block_id, difference.offset), ""),
-        }
-        for difference in comparison.differences
-    ]
 
 
 def _contradiction(container_id: int, name: str, detail: str) -> Row:
@@ -470,16 +314,6 @@ def _contradiction(container_id: int, name: str, detail: str) -> Row:
         "sources": [],
         "detail": f"{name}: {detail}",
     }
-
-
-def _detail(found: Iterable[Evidence]) -> str:
-    """Evidence about the container as a whole, and the count of each other detail;
-    its findings hold the places.
-    """
-    counts = Counter((evidence.block_id is None, evidence.detail) for evidence in found)
-    return "; ".join(
-        text if is_general else f"{text} ({count}x)" for (is_general, text), count in counts.items()
-    )
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -1,6 +1,8 @@
 """One comparison: whoever compares the same replicas comes to the same verdict."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
 
 import pyarrow as pa
 from hypothesis import HealthCheck, given, settings
@@ -10,8 +12,8 @@ from admin.tree_build import ReplicaTree
 from admin.tree_diff import compare_replicas as tree_diff
 from chunktable.schema import BLOCK_ROW, CHUNK_SCHEMA, CONTAINER_ROW
 from merkle.columns import state_fingerprint
-from merkle.comparison import Comparison, Difference, DifferenceKind, compare
-from merkle.outcome import Verdict
+from merkle.comparison import Comparison, Difference, DifferenceKind, RangedComparison, compare
+from merkle.outcome import Evidence, Verdict
 from merkle.plan import plan_repair
 from merkle.replica import ContainerReplica, PeerId, ReplicaState, TreeSource
 from merkle.tree import BlockId, BlockTree, ChunkTree, ContainerTree
@@ -170,6 +172,26 @@ def test_all_who_compare_the_same_replicas_give_one_verdict(
     assert findings == {
         (d.kind.value, d.block_id, d.offset, d.lacking, d.sources) for d in comparison.differences
     }
+
+
+@unhurried
+@given(clusters(), st.sets(st.integers(20, 23)))
+def test_ranges_of_blocks_are_compared_as_whole_trees_are(
+    trees: dict[str, ContainerTree], edges: set[int]
+) -> None:
+    whole, ranged = compare(trees), RangedComparison(trees)
+    differences, evidence = list[Difference](), list[Evidence]()
+    for first, end in pairwise((0, *sorted(edges), 100)):
+        here = {
+            name: replace(tree, blocks=tuple(b for b in tree.blocks if first <= b.block_id < end))
+            for name, tree in trees.items()
+        }
+        found, facts = ranged.add(here)
+        differences += found
+        evidence += facts
+    evidence += ranged.evidence
+    found_whole = (whole.verdict, whole.differences, whole.evidence)
+    assert (ranged.verdict, tuple(differences), tuple(evidence)) == found_whole
 
 
 @unhurried

@@ -2,6 +2,7 @@
 what changed in silence.
 """
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -595,3 +596,36 @@ def test_two_replicas_of_one_datanode_that_changed_are_told_apart() -> None:
     before = pa.concat_tables([held("dn-a", WHOLE), held("dn-a", WHOLE, "DS-2")])
     now = pa.concat_tables([held("dn-a", WHOLE), held("dn-a", CHANGED, "DS-2")])
     assert silent(before, now) == [(20, CHUNK_BYTES, ["dn-a/DS-2"])]
+
+
+def test_a_container_whose_blocks_all_differ_is_compared_range_by_range() -> None:
+    """The verdict, its detail and the findings are those of one comparison of all
+    blocks, and Python's objects are held for few blocks at a time.
+    """
+    peaks = list[int]()
+    for count in (8_000, 32_000):
+        ids = range(1, count + 1)
+        trees = [container(*(block(i, chunk(0, i + other)) for i in ids)) for other in (7, 8)]
+        some = container(*(block(i, chunk(0, i + 7)) for i in (1, count)))
+        rows = pa.concat_tables(
+            held(name, tree)
+            for name, tree in zip(("dn-a", "dn-b", "dn-c"), (*trees, some), strict=True)
+        )
+        replicas, _ = exact_replicas(rows)
+        del trees, some
+        tracemalloc.start()
+        result = inspect(rows, replicas)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert result.verdicts["verdict"].to_pylist() == [Verdict.CONFLICT.value]
+        assert result.verdicts["detail"].to_pylist() == [
+            f"copies that match their own records have different checksums ({count}x)"
+        ]
+        places = zip(
+            result.findings["block_id"].to_pylist(),
+            result.findings["kind"].to_pylist(),
+            strict=True,
+        )
+        kinds = ("missing_block", "conflicting_chunk")
+        assert list(places) == [(i, kind) for i in ids for kind in kinds[i in (1, count) :]]
+    assert peaks[1] < 2 * peaks[0]
