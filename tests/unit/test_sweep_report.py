@@ -191,6 +191,23 @@ def test_a_heatmap_shows_the_worst_of_each_replica_and_block() -> None:
     assert ("a", {"class": "v-CORRUPT", "href": "#silent"}) in page.tags
 
 
+def test_blocks_that_are_read_in_turns_make_the_same_heatmap() -> None:
+    findings = [finding("missing_chunk", 5, block, ("dn-a",)) for block in range(9)]
+    findings += [finding("corrupt_chunk", 5, block, ("dn-b",), ("dn-c",)) for block in (3, 8)]
+    findings.append(finding("conflicting_chunk", 5, 4, (), ("dn-b", "dn-c")))
+    at_once, in_turns = (
+        made(
+            [verdict(5, "CONFLICT")],
+            findings,
+            limits=ReportLimits(heatmap_blocks_max=4, findings_max=count),
+        ).heatmaps
+        for count in (1000, 3)
+    )
+    assert at_once == in_turns
+    assert [block for block, _ in at_once[0].rows] == [0, 3, 4, 8]
+    assert at_once[0].left_out == 5
+
+
 def test_two_replicas_on_one_datanode_have_a_column_each() -> None:
     (heatmap,) = made(
         [verdict(5, "REPAIRABLE")], [finding("missing_block", 5, 7, ("dn-a/DS-1",), ("dn-a/DS-2",))]
