@@ -7,14 +7,17 @@ from replicator.master.records import Holder
 from replicator.master.views import (
     MasterStatus,
     ReplicationView,
+    current_report,
     missing_prefixes,
     rpo_ms,
 )
 from replicator.replication import (
+    Checkpoint,
     Condition,
     FailedKey,
     ReplicationOptions,
     ReplicationReport,
+    Stage,
 )
 from replicator.stores.port import FeedPosition, SnapshotFacts
 from runtime.eta import duration_text
@@ -26,7 +29,7 @@ def view_json(view: ReplicationView) -> JsonObject:
     """All that is known of a replication; a time that is not known is null."""
     record, state = view.record, view.state
     policy, leaving = record.policy, state.leaving
-    rpo = rpo_ms(view)
+    rpo, report = rpo_ms(view), current_report(view)
     return {
         "id": policy.policy_id,
         "source": policy.source,
@@ -59,7 +62,7 @@ def view_json(view: ReplicationView) -> JsonObject:
         }
         if state.error
         else None,
-        "report": report_json(state.report) if state.report else None,
+        "report": report_json(report) if report else None,
         "reportedAt": _time(state.reported_ms),
         "asOf": _time(view.now_ms),
     }
@@ -212,7 +215,7 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
     """What is known of how far a replication is. Where it is not known, that is said,
     with the reason and the age of the last word.
     """
-    report = view.state.report
+    report = current_report(view)
     if view.condition is Condition.UNKNOWN:
         yield f"UNKNOWN: {view.reason}"
         if report is not None and view.seen_ms is not None:
@@ -226,9 +229,9 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
         yield f"{report.condition.value}: {report.fault.value}: {report.message}"
     yield f"stage {report.checkpoint.stage.value}{_position_text(report)}"
     missing = missing_prefixes(view)
-    if missing and report.checkpoint.prefixes:
-        named = ", ".join(one or "all others" for one in missing)
-        yield f"being compared for the first time: keys below {named}"
+    is_first_copy = report.checkpoint.stage is Stage.INITIAL_BATCH
+    if missing and (report.checkpoint.prefixes or not is_first_copy):
+        yield f"being compared for the first time: {_keys_text(missing, report.checkpoint)}"
     yield _proof_text(report, view.now_ms)
     yield f"RPO {_known_age(rpo_ms(view))}, lag p50 {_ms(report.lag_p50_ms)}, p99" + (
         f" {_ms(report.lag_p99_ms)}"
@@ -239,6 +242,12 @@ def status_lines(view: ReplicationView) -> Iterator[str]:
         f" {report.failed} failed, {sent} sent"
     )
     yield from failed_key_lines(report.failed_keys, report.failed)
+
+
+def _keys_text(missing: Sequence[str], known: Checkpoint) -> str:
+    if "" not in missing:
+        return f"keys below {', '.join(missing)}"
+    return "all other keys" if known.prefixes else "all keys"
 
 
 def _position_text(report: ReplicationReport) -> str:

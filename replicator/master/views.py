@@ -1,6 +1,6 @@
 """What is said of a replication: what is wanted, how it is, how sure that is."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from replicator.master.leases import is_valid
 from replicator.master.records import (
@@ -10,7 +10,7 @@ from replicator.master.records import (
     SyncerRecord,
     wanted,
 )
-from replicator.replication import Condition, DesiredState, PolicyId
+from replicator.replication import Condition, DesiredState, PolicyId, ReplicationReport
 from replicator.syncer.prefixes import uncovered
 
 
@@ -121,6 +121,22 @@ def rpo_ms(view: ReplicationView) -> int | None:
     if view.condition is Condition.UNKNOWN:
         return None
     return max(view.now_ms - report.oldest_unproven_ms, 0)
+
+
+def current_report(view: ReplicationView) -> ReplicationReport | None:
+    """What was reported last, as far as it is true of what is wanted now: of keys that
+    an order has added nothing was compared, whatever an older report says of others.
+    """
+    report = view.state.report
+    if report is None or not missing_prefixes(view):
+        return report
+    return replace(
+        report,
+        proven_position=None,
+        proven_ms=None,
+        proof_level="",
+        differences=report.differences or None,
+    )
 
 
 def missing_prefixes(view: ReplicationView) -> tuple[str, ...]:

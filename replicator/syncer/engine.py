@@ -35,7 +35,7 @@ from replicator.syncer.following import LogFollower
 from replicator.syncer.lease import Lease, LeaseLostError
 from replicator.syncer.limits import EngineLimits
 from replicator.syncer.phase import Tools
-from replicator.syncer.prefixes import uncovered
+from replicator.syncer.prefixes import ALL, uncovered
 from replicator.syncer.property_reads import READS_MAX
 from replicator.syncer.queue import ChangeQueue, QueueDamagedError, clear_folder
 from replicator.syncer.rounds import RoundRunner
@@ -219,6 +219,11 @@ class ReplicationEngine:
         return self._is_over
 
     @property
+    def prefixes(self) -> tuple[str, ...]:
+        """Those that it works for: orders are followed once `work` is called."""
+        return self._policy.prefixes
+
+    @property
     def entries_taken(self) -> int:
         """Changes taken from the queue so far."""
         return self._queue.taken
@@ -380,9 +385,17 @@ class ReplicationEngine:
             self._workers.resume()
         others = (before.prefixes, before.options) != (wished.prefixes, wished.options)
         if others and wished.desired is not DesiredState.CANCELLED:
+            if uncovered(wished.prefixes, before.prefixes or ALL):
+                self._forget_proof()
             event = WishesChanged(wished.prefixes, wished.options.is_live, self._knows_applied)
             self._rounds.tell(event)
             self._is_stale = True
+
+    def _forget_proof(self) -> None:
+        """Keys are wanted of which no comparison has said anything so far."""
+        self._rounds.forget_proof()
+        if self._follower is not None:
+            self._follower.prove_soon()
 
     def _apply_options(self) -> None:
         self._rate.change(self._policy.options.bytes_per_second)

@@ -74,6 +74,11 @@ class LogFollower:
             self._proving.cancel()
         self._release, self._proving = 0, None
 
+    def prove_soon(self) -> None:
+        """Compare both sides as soon as nothing else is to be done."""
+        soon_s = self._clock.monotonic_s() + min(FIRST_PROOF_S, self._prove_every_s)
+        self._prove_s = min(self._prove_s, soon_s)
+
     def follow(self) -> bool:
         """Take some changes, acknowledge what is done; whether something was done.
 

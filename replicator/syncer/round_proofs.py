@@ -42,6 +42,15 @@ class RoundProofs:
         """Whether all is to be compared."""
         return self._clock.monotonic_s() >= self._due_s
 
+    def forget(self) -> None:
+        """Nothing is proven any more, and a comparison is due soon. Until then
+        differences that are known stay.
+        """
+        self.state = ProofState(differences=self.state.differences or None)
+        self._unproven = 0
+        soon_s = self._clock.monotonic_s() + min(FIRST_PROOF_S, self._every_s)
+        self._due_s = min(self._due_s, soon_s)
+
     def cancel(self) -> None:
         """End what runs beside the rounds."""
         if self.beside is not None:

@@ -127,6 +127,10 @@ class RoundRunner:
     def proof(self, state: ProofState) -> None:
         self._proofs.state = state
 
+    def forget_proof(self) -> None:
+        """Note that keys are wanted of which no comparison has said anything."""
+        self._proofs.forget()
+
     @property
     def is_busy(self) -> bool:
         """Whether there is something to do but wait."""
@@ -459,12 +463,13 @@ class RoundRunner:
         if is_live:
             return True, WorkDone()
         is_first = self._machine.checkpoint.stage is Stage.INITIAL_BATCH
-        self._proofs.note(
-            result,
-            moved=set(),
-            failed=self._workers.failed,
-            is_whole=not request.start_after and not is_first,
-        )
+        if self._is_all(request.prefixes):
+            self._proofs.note(
+                result,
+                moved=set(),
+                failed=self._workers.failed,
+                is_whole=not request.start_after and not is_first,
+            )
         if not request.start_after:
             self.checkpoints.note_compared()
         as_of = request.snapshot.created_ms if request.snapshot else result.began_ms
@@ -493,7 +498,8 @@ class RoundRunner:
         if not comparing.is_done:
             return not comparing.is_waiting
         proofs.beside, result, failed = None, comparing.result(), self._workers.failed
-        proofs.note(result, moved=rounds.noted(), failed=failed)
+        if self._is_all(rounds.prefixes):
+            proofs.note(result, moved=rounds.noted(), failed=failed)
         self.checkpoints.note_compared()
         # What has failed is not at the target, whatever the ledger says.
         rounds.await_works(self._workers.schedule.pending())
@@ -502,6 +508,10 @@ class RoundRunner:
             self.equal_as_of_ms = max(as_of_ms, self.equal_as_of_ms or 0)
         self._is_ahead, self._compared = False, rounds.prefixes
         return True
+
+    def _is_all(self, prefixes: tuple[str, ...]) -> bool:
+        """Whether these are all that are wanted now: a comparison may be older."""
+        return not uncovered(self.policy.prefixes, prefixes)
 
     def _progressed(self, comparing: Comparing) -> Event | None:
         now_s = self._clock.monotonic_s()

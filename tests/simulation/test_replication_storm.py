@@ -15,7 +15,7 @@ from types import ModuleType
 
 import pytest
 
-from replicator.master import assignment, orders
+from replicator.master import assignment, orders, views
 from replicator.master.leases import RecordAges, is_valid
 from replicator.master.records import (
     RecordKey,
@@ -25,6 +25,7 @@ from replicator.master.records import (
     SyncerRecord,
 )
 from replicator.master.transition import given_up
+from replicator.master.views import ReplicationView
 from replicator.replication import Condition
 from replicator.stores.port import Change, ChangeKind
 from replicator.syncer import capture, proof
@@ -62,7 +63,7 @@ def test_nothing_is_lost_in_a_storm(start: int, tmp_path: Path) -> None:
         marks += storm.marks
         operations += storm.operations
     assert operations > 1_000
-    expected = {"INITIAL_BATCH", "INCREMENTAL", "LIVE", "gap", "master killed", "rpo"}
+    expected = {"INITIAL_BATCH", "INCREMENTAL", "LIVE", "gap", "master killed", "rpo", "shown"}
     assert expected <= marks.keys()
 
 
@@ -174,6 +175,15 @@ def no_way_out(change: Change, prefixes: Sequence[str]) -> Change | None:
     return None if is_out else found
 
 
+def kept_proof(self: ReplicationEngine) -> None:
+    """A proof outlives its prefixes."""
+
+
+def as_reported(_view: ReplicationView) -> tuple[str, ...]:
+    """A report that is older than an order is shown as it is."""
+    return ()
+
+
 def no_backfill(self: StageMachine) -> list[Request]:
     """What has a prefix that was added is not compared."""
     missing = self._prefixes
@@ -197,6 +207,8 @@ BUGS: dict[str, tuple[type | ModuleType, str, object]] = {
     "what runs is paused": (ReplicationEngine, "_condition", paused_at_once),
     "a prefix that was added is known": (StageMachine, "_backfill", no_backfill),
     "a rename out of a prefix is passed over": (capture, "change_within", no_way_out),
+    "a proof outlives its prefixes": (ReplicationEngine, "_forget_proof", kept_proof),
+    "a report outlives its prefixes": (views, "missing_prefixes", as_reported),
     "every difference is in flight": (proof, "_is_among", all_in_flight),
     "an age is told of what a comparison found": (ChangeSchedule, "has_found", property(never)),
 }

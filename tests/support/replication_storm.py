@@ -16,6 +16,7 @@ from pathlib import Path
 
 from replicator.crossing import Crossing
 from replicator.master.records import wanted
+from replicator.master.views import current_report, replication_view
 from replicator.replication import (
     Checkpoint,
     Condition,
@@ -42,6 +43,9 @@ KEYS = ("a", "b", "c", "d/a", "d/b", "d/e/a", "d/e/b", "f/a", "f/b", "g")
 ELSEWHERE = "z"
 PREFIXES = ("d/", "d/e/", "f/", "h/")
 _WANTED = ((), (), ("d/",), ("a", "d/"), ("d/e/", "f/"), ("a", "b", "c", "d/e/"))
+_FEW = ("d/",)
+# While few keys are wanted: most are of others.
+_WRITES_BESIDE = 12
 _WRITES = {"put", "put_properties", "put_pieces", "delete", "complete", "rename"}
 _POLICY = PolicyId("policy-1")
 _TRACE = 400
@@ -118,7 +122,8 @@ class ReplicationStorm:
     def heal(self) -> None:
         """Let nothing fail any more, and wait until the target is proven equal. Then a
         writer renames an object, out of all prefixes where there are any, and somebody
-        deletes a copy, which no log tells: both is seen to, and proven.
+        deletes a copy, which no log tells: both is seen to, and proven. At last the
+        operator wants few keys, and all of them again.
         """
         self._errors = self._kills = self._stalls = self._gaps = self._pace = 0.0
         self._orders = self._jumps = self._strangers = self.host.faults = 0.0
@@ -144,6 +149,16 @@ class ReplicationStorm:
             self.history.harmed = self._harm(known), self.clock.ms
         self._await_new_proof()
         self._check_equal()
+        for chosen in (_FEW, ()):
+            self._note(f"operator: prefixes {chosen}")
+            self._want_prefixes(chosen)
+            for _ in range(_WRITES_BESIDE):
+                self.write()
+            self._await_new_proof()
+            self._check_equal()
+
+    def _want_prefixes(self, wanted: tuple[str, ...]) -> None:
+        assert self.host.order(lambda master: master.set_prefixes(_POLICY, wanted, ORDER))
 
     def _await_new_proof(self) -> ReplicationReport:
         """Wait for one that begins now. Without a log some stores never show that they
@@ -407,6 +422,7 @@ class ReplicationStorm:
             self.marks["rpo"] += 1
             index = self.history.index_before(report.oldest_unproven_ms)
             self._acknowledged(index, failed, known, node)
+        self._check_shown(report, failed, replication.engine.prefixes)
         proven = (replication, position, report.proven_ms)
         if report.proven_ms is None or proven == self._proven:
             return
@@ -419,6 +435,19 @@ class ReplicationStorm:
         if self._clocks_agree:
             self.history.proven(report.proven_ms)
         self._acknowledged(position.index, failed, known, node)
+
+    def _check_shown(
+        self, report: ReplicationReport, failed: set[str], wanted: Sequence[str]
+    ) -> None:
+        """What is shown as proven holds for all keys that are wanted now, however old
+        the proof is.
+        """
+        position, proven_ms = report.proven_position, report.proven_ms
+        if proven_ms is None or (position is None and not self._clocks_agree):
+            return
+        index = position.index if position else self.history.index_before(proven_ms)
+        self.marks["shown"] += 1
+        self.history.acknowledged(self.target, index, failed, lambda key: covers(wanted, key))
 
     def _acknowledged(
         self, index: int, failed: set[str], known: tuple[str, ...], node: StormSyncer
@@ -536,6 +565,10 @@ class ReplicationStorm:
         if found is None or record is None or found.report is None:
             self._reported = Checkpoint()
             return
+        shown = current_report(replication_view(state, record))
+        assert shown is not None
+        failed = {one.key for one in shown.failed_keys}
+        self._check_shown(shown, failed, record.policy.prefixes)
         before, checkpoint = self._reported, found.report.checkpoint
         if checkpoint == before:
             return

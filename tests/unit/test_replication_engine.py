@@ -288,6 +288,44 @@ def test_a_prefix_that_is_added_is_brought_over_beside_the_log(tmp_path: Path) -
     assert held(target) == held(source)
 
 
+@pytest.mark.parametrize("wanted", [(), ("in/", "out/"), ("out/",)])
+def test_a_proof_does_not_outlive_its_prefixes(wanted: tuple[str, ...], tmp_path: Path) -> None:
+    """OZ-161: nothing is called equal of keys that were not compared so far."""
+    source, target = pair()
+    for key in ("in/a", "out/b"):
+        source.write(key, key.encode())
+    later = LaterExecutor()
+    replication = Replication(
+        source.store(), target.store(), tmp_path, prefixes=("in/",), later=later
+    )
+    engine = replication.engine
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            while later.waiting:
+                later.run()
+            replication.step()
+
+    run(100)
+    before = engine.report()
+    assert before.proven_ms is not None
+    replication.change(prefixes=wanted)
+    for _ in range(20):
+        # Nothing is copied meanwhile.
+        replication.step()
+        report = engine.report()
+        assert (report.proven_ms, report.proven_position, report.differences) == (None, None, None)
+    run(100)
+    after = engine.report()
+    assert "out/b" in target.objects
+    assert (after.proven_ms or 0) > before.proven_ms
+    assert after.differences == 0
+    replication.change(prefixes=("out/",))
+    replication.step()
+    # What was proven of more keys holds for some of them.
+    assert engine.report().proven_ms == after.proven_ms
+
+
 def test_prefixes_that_change_at_the_start_hold_up_neither_log_nor_queue(tmp_path: Path) -> None:
     """OZ-084, OZ-161: the log is captured before what was added is compared."""
     source, target, replication = live(tmp_path)

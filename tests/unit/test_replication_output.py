@@ -27,6 +27,7 @@ from replicator.replication import (
     DesiredState,
     FailedKey,
     ReplicationFault,
+    Stage,
 )
 from replicator.stores.port import FeedPosition, ObjectFacts
 from replicator.verify import KeyDifferenceKind, VerifiedKey
@@ -104,7 +105,7 @@ def test_a_source_without_a_log_is_equal_at_the_time_of_a_comparison() -> None:
     """There is no position, and the last comparison does not hide the proof."""
     rounds = with_report(
         FINE,
-        checkpoint=Checkpoint(),
+        checkpoint=Checkpoint(prefixes=("",)),
         proven_position=None,
         proven_ms=FINE.now_ms - 120_000,
         proof_level="recorded:CRC64",
@@ -156,6 +157,36 @@ def test_the_rpo_is_not_known_while_keys_are_compared_that_were_added() -> None:
         assert (rpo_ms(found) is not None) is is_known
         text = "\n".join(status_lines(found))
         assert ("compared for the first time" in text) is not is_known
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "words"),
+    [
+        (("in/",), (), "all other keys"),
+        ((), (), "all keys"),
+        ((), ("out/",), "keys below out/"),
+        (("in/",), ("in/", "out/", "x/"), "keys below out/, x/"),
+    ],
+)
+def test_a_report_that_is_older_than_an_order_proves_nothing_of_other_keys(
+    known: tuple[str, ...], wanted: tuple[str, ...], words: str
+) -> None:
+    """OZ-161."""
+    at = Checkpoint(Stage.LIVE, position=FeedPosition("log", 4), prefixes=known)
+    view = with_report(FINE, checkpoint=at, proof_level="recorded:CRC64", differences=0)
+    policy = replace(view.record.policy, prefixes=wanted)
+    view = replace(view, record=replace(view.record, policy=policy))
+    text = "\n".join(status_lines(view))
+    assert f"being compared for the first time: {words}" in text
+    assert "not proven equal yet" in text
+    assert "equal up to" not in text
+    document = view_json(view)["report"]
+    assert isinstance(document, dict)
+    for name in ("equalUpTo", "provenAt", "proofLevel", "differences"):
+        assert document[name] is None
+    found = view_json(with_report(view, differences=2))["report"]
+    assert isinstance(found, dict)
+    assert found["differences"] == 2
 
 
 @pytest.mark.parametrize(

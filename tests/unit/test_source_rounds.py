@@ -98,6 +98,44 @@ def test_a_round_without_a_change_asks_the_target_nothing(tmp_path: Path) -> Non
     assert after.oldest_unproven_ms > before.oldest_unproven_ms
 
 
+def test_a_comparison_of_prefixes_that_were_wanted_before_proves_nothing(tmp_path: Path) -> None:
+    """OZ-161: it had been asked for before the order came."""
+    source = MemoryStore("memory:a", replace(MEMORY, stamps_cover_properties=True), has_feed=False)
+    target = MemoryStore("memory:b")
+    for key in ("in/a", "out/b"):
+        source.write(key, key.encode())
+    later = LaterExecutor()
+    replication = Replication(
+        source.store(),
+        target.store(),
+        tmp_path,
+        options=ReplicationOptions(interval_s=1.0),
+        prefixes=("in/",),
+        later=later,
+        run_later=frozenset({"comparer"}),
+    )
+    engine = replication.engine
+
+    def read() -> None:
+        while later.waiting:
+            later.run()
+        engine.work()
+
+    while engine.report().checkpoint.stage is Stage.INITIAL_BATCH:
+        replication.step()
+        read()
+    while not later.waiting:
+        replication.step()
+    replication.change(prefixes=())
+    for _ in range(2_000):
+        replication.step()
+        read()
+        if engine.report().proven_ms is not None:
+            break
+    assert engine.report().proven_ms is not None
+    assert held(target) == held(source)
+
+
 def test_what_changed_crosses_and_the_target_is_not_listed(tmp_path: Path) -> None:
     source, target, replication = rounds(tmp_path)
     source.write("new", b"new")
