@@ -64,7 +64,8 @@ def failover(
     The plan has what the target is not known to have: changes from the source's own
     log if the source answers, otherwise what was reported last. Then the replication's
     epoch is raised, and this command waits until no syncer can write to the target any
-    more. Only then clients may. `treefold bucket failback` leads back.
+    more. What is missing then is printed again. Only then clients may write there.
+    `treefold bucket failback` leads back.
 
     \b
     Exit status:
@@ -84,7 +85,12 @@ def failover(
         if dry_run or not is_confirmed(answer, "Fence this replication?", yes=yes):
             return
         view = _await_fence(answer, master, master.fail_over(known, reason))
+        # Its clients have gone on writing to the source until now.
+        missing = _missing(view)
         answer.data = _failover_json(view, missing, steps, is_fenced=True)
+        if not as_json:
+            print_line("Now that nothing is replicated any more:")
+            print_backlog(missing)
         answer.print("No syncer can write to the target any more. Now move the clients:")
         for line in steps:
             answer.print(f"  {line}")

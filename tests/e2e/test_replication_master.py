@@ -7,6 +7,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from signal import SIGCONT, SIGKILL, SIGSTOP, SIGTERM
@@ -15,11 +16,25 @@ import pytest
 from click.testing import CliRunner
 
 from admin.cli import treefold
-from replicator.master.client import MasterClient
-from replicator.replication import Condition, DesiredState, Policy, PolicyId
+from replicator.master.client import MasterClient, SyncerClient
+from replicator.master.records import SyncerCapacity
+from replicator.master.syncer_rules import Caller, HeldReport
+from replicator.replication import (
+    Checkpoint,
+    Condition,
+    DesiredState,
+    Policy,
+    PolicyId,
+    ReplicationReport,
+    Stage,
+    SyncerId,
+)
+from replicator.stores.local import LocalBucket
+from runtime.disk import Disk
 from tests.support.postgres import PostgresServer, postgres_server
 from tests.support.processes import TreefoldProcess
 from tests.support.stand_in_syncers import StandInSyncer, assert_one_at_a_time
+from tests.support.stores import put
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.e2e
@@ -27,12 +42,14 @@ P1 = PolicyId("p1")
 LEASE_S = 1.5
 
 
-def master(folder: Path, *, database: str = "", listen: str = "127.0.0.1:0") -> TreefoldProcess:
+def master(
+    folder: Path, *, database: str = "", listen: str = "127.0.0.1:0", lease_s: float = LEASE_S
+) -> TreefoldProcess:
     """A master whose records lie in `folder`, or in a database."""
     folder.mkdir(exist_ok=True)
     path = folder / "master.toml"
     lines = [
-        f'state_folder = "{folder / "state"}"', f'listen = "{listen}"', f"lease_s = {LEASE_S}",
+        f'state_folder = "{folder / "state"}"', f'listen = "{listen}"', f"lease_s = {lease_s}",
         'metrics = "127.0.0.1:0"',
     ]  # fmt: skip
     if database:
@@ -171,6 +188,42 @@ def test_what_operators_order_reaches_the_syncer_and_is_on_record(tmp_path: Path
         wait_until(lambda: run("bucket", "delete", "p1", *to, "--yes")[0] in (0, 1), "its end")
         assert run("bucket", "get", "p1", *to)[0] == 1
         assert run("audit", "verify", str(tmp_path / "m" / "state" / "audit.jsonl"))[0] == 0
+
+
+def test_a_failover_names_what_was_written_while_it_waited(tmp_path: Path) -> None:
+    """OZ-147: the exit status is that of what is missing once nothing is written."""
+    with ExitStack() as stack:
+        address = stack.enter_context(master(tmp_path / "m", lease_s=20.0)).address()
+        client = MasterClient([address])
+        stack.callback(client.close)
+        source = stack.enter_context(LocalBucket(tmp_path / "a", Disk(), create=True)).store()
+        put(source, "early", b"x")
+        assert source.feed is not None
+        policy = Policy(P1, f"local:{tmp_path / 'a'}", f"local:{tmp_path / 'b'}")
+        client.add_policy(policy, "test")
+        syncer = SyncerClient([address], Caller(SyncerId("s1"), "session"))
+        stack.callback(syncer.close)
+        syncer.register("localhost", 1, SyncerCapacity(8))
+        wait_until(lambda: bool(syncer.heartbeat(SyncerCapacity(8), ()).assignments), "work")
+        [given] = syncer.heartbeat(SyncerCapacity(8), ()).assignments
+        at = Checkpoint(Stage.LIVE, position=source.feed.position(), prefixes=("",))
+        report = ReplicationReport(Condition.ACTIVE, at)
+        syncer.save_report(HeldReport(P1, given.epoch, 1, report))
+        assert run("bucket", "backlog", "p1", "--master", address)[0] == 0
+        orders = stack.enter_context(ThreadPoolExecutor(1))
+        words = ("bucket", "failover", "p1", "--master", address, "--yes")
+        ordered = orders.submit(run, *words)
+        wait_until(lambda: client.replication(P1).record.failed_over_ms is not None, "the fence")
+        put(source, "late", b"x")
+        syncer.release([(P1, given.epoch)])
+        status, document = ordered.result()
+        data = document["data"]
+        assert isinstance(data, dict)
+        assert [one["key"] for one in data["missing"]["changes"]] == ["late"]
+        assert (status, data["isFenced"]) == (3, True)
+        text = CliRunner().invoke(treefold, words)
+        assert text.exit_code == 3
+        assert "late" in text.stdout.partition("Now that nothing is replicated")[2]
 
 
 @pytest.fixture
