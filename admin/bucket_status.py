@@ -1,7 +1,5 @@
 """`treefold bucket status` and `backlog`: how far replications are, what is missing."""
 
-from dataclasses import replace
-
 import click
 
 from admin.answer import json_option
@@ -21,7 +19,7 @@ from replicator.backlog import ReplicationBacklog, read_backlog
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
 from replicator.master.views import MasterStatus, ReplicationView
-from replicator.replication import Checkpoint, Condition
+from replicator.replication import Condition
 from replicator.stores.opening import open_store
 from replicator.stores.port import Change
 from runtime.exit_codes import ExitCode
@@ -114,7 +112,8 @@ def _print_master(state: MasterStatus) -> None:
 def backlog(*, master: MasterClient, policy_id: str, limit: int, as_json: bool) -> None:
     """List changes of the source that the target is not known to have, from the
     source's own log, oldest first, and the keys that fail by themselves, with the
-    reason.
+    reason. The log does not tell of keys that were never copied: while there may be
+    such keys, it is not known what is missing.
 
     \b
     Exit status:
@@ -135,18 +134,14 @@ def backlog(*, master: MasterClient, policy_id: str, limit: int, as_json: bool) 
 
 
 def backlog_of(view: ReplicationView, limit: int) -> ReplicationBacklog:
-    """What the source has beyond the last checkpoint of a replication.
+    """What the source has beyond the last report of a replication.
 
     Raises:
         StoreError, ConfigError: the source did not say.
     """
     policy, report = view.record.policy, view.state.report
-    checkpoint = report.checkpoint if report else Checkpoint()
     with open_store(policy.source, may_write=False) as source:
-        found = read_backlog(source, checkpoint, policy.prefixes, limit=limit)
-    if report is None:
-        return found
-    return replace(found, failed=report.failed_keys, failed_count=report.failed)
+        return read_backlog(source, report, policy.prefixes, limit=limit)
 
 
 def backlog_json(found: ReplicationBacklog) -> JsonObject:

@@ -27,6 +27,7 @@ from replicator.replication import (
     DesiredState,
     FailedKey,
     ReplicationFault,
+    ReplicationReport,
     Stage,
 )
 from replicator.stores.port import FeedPosition, ObjectFacts
@@ -290,12 +291,16 @@ def test_s3_clients_change_the_bucket_or_the_endpoint() -> None:
     assert client_steps("local:/a", "local:/b")[0] == "Clients open local:/b instead of local:/a."
 
 
+def reported(checkpoint: Checkpoint, **changes: object) -> ReplicationReport:
+    return replace(ReplicationReport(Condition.ACTIVE, checkpoint), **changes)
+
+
 def test_a_backlog_is_what_the_source_changed_since() -> None:
     memory = MemoryStore(has_feed=True)
     store = memory.store()
     assert store.feed is not None
     memory.write("a/1", b"x")
-    checkpoint = Checkpoint(position=store.feed.position())
+    checkpoint = reported(Checkpoint(Stage.LIVE, position=store.feed.position(), prefixes=("",)))
     assert read_backlog(store, checkpoint, (), limit=9).is_whole
     memory.write("a/2", b"x")
     memory.write("b/1", b"x")
@@ -310,6 +315,34 @@ def test_a_backlog_is_what_the_source_changed_since() -> None:
     document = backlog_json(some)
     assert document["isWhole"] is False
     assert json.loads(json.dumps(document)) == document
+
+
+@pytest.mark.parametrize(
+    ("known", "wanted", "changes", "words"),
+    [
+        (("in/",), ("in/",), {}, ""),
+        (("",), ("in/",), {"failed": 1}, ""),
+        (("in/",), ("in/", "out/"), {}, "keys below out/ have not been compared"),
+        (("in/",), (), {}, "keys of other prefixes have not been compared"),
+        ((), tuple(f"p{n:02}/" for n in range(20)), {}, "p09/, ... have not been compared"),
+        (("",), (), {"differences": 3}, "found 3 differences"),
+    ],
+)
+def test_a_backlog_is_not_whole_where_keys_may_be_missing_that_no_change_tells_of(
+    known: tuple[str, ...], wanted: tuple[str, ...], changes: dict[str, object], words: str
+) -> None:
+    """OZ-161: a log says nothing of keys that were there before it was followed."""
+    store = MemoryStore(has_feed=True).store()
+    assert store.feed is not None
+    at = Checkpoint(Stage.LIVE, position=store.feed.position(), prefixes=known)
+    found = read_backlog(store, reported(at, **changes), wanted, limit=9)
+    assert found.is_whole == (not words)
+    assert words in found.reason
+    begun = reported(replace(at, stage=Stage.INITIAL_BATCH))
+    assert "first copy" in read_backlog(store, begun, wanted, limit=9).reason
+    failed = read_backlog(store, reported(replace(at, has_failed=True)), known, limit=9)
+    assert not failed.is_whole
+    assert bool(failed.reason)
 
 
 def test_keys_that_fail_by_themselves_are_named_and_no_more_than_a_few(
@@ -348,8 +381,8 @@ def test_a_key_too_long_for_a_message_is_counted_only() -> None:
 def test_a_backlog_that_cannot_be_known_says_why() -> None:
     memory = MemoryStore(has_feed=True)
     store = memory.store()
-    assert "not ended" in read_backlog(store, Checkpoint(), (), limit=9).reason
-    other = Checkpoint(position=FeedPosition("another log", 1))
+    assert "not ended" in read_backlog(store, None, (), limit=9).reason
+    other = reported(Checkpoint(position=FeedPosition("another log", 1)))
     found = read_backlog(store, other, (), limit=9)
     assert (found.is_whole, bool(found.reason)) == (False, True)
     none = read_backlog(replace(store, feed=None), other, (), limit=9)
