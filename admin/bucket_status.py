@@ -26,7 +26,8 @@ from runtime.exit_codes import ExitCode
 from runtime.json_numbers import exact
 from runtime.output import JsonObject, age_text, print_line, print_table, time_text
 
-_UNSURE = (Condition.UNKNOWN, Condition.UNASSIGNED)
+# Nobody knows, nobody works on it, or a store does not answer who does.
+_DEGRADED = (Condition.UNKNOWN, Condition.UNASSIGNED, Condition.WAITING)
 
 
 @click.command(short_help="Say how far replications are, and how sure that is.")
@@ -43,7 +44,8 @@ def status(*, master: MasterClient, policy_id: str | None, as_json: bool) -> Non
     Exit status:
       0  all that should run runs, and no difference is known
       1  failed, 3 one stopped with an error, keys fail, or differences are known
-      5  of one it is not known how it is, or no syncer has it
+      5  of one it is not known how it is, or no syncer has it, or it waits for a
+         store that does not answer
       7  no master answers
     """
     with command_result("bucket status", as_json=as_json) as answer:
@@ -75,8 +77,8 @@ def status_exit(views: list[ReplicationView]) -> int:
         report = view.state.report
         if view.condition is Condition.ERROR or (report and (report.differences or report.failed)):
             return ExitCode.FINDINGS
-    unsure = any(view.condition in _UNSURE and not _is_stopped(view) for view in views)
-    return ExitCode.PARTLY if unsure else 0
+    degraded = any(view.condition in _DEGRADED and not _is_stopped(view) for view in views)
+    return ExitCode.PARTLY if degraded else 0
 
 
 def _is_stopped(view: ReplicationView) -> bool:

@@ -69,12 +69,18 @@ def _problems_of_one(view: ReplicationView, *, is_enabled: bool) -> Iterator[Rep
     if report is not None and report.differences:
         text = f"{named}: {report.differences} differences between source and target"
         yield ReplicationProblem(text, look)
+    if report is not None and report.failed:
+        text = f"{named}: {counted(report.failed, 'key')} cannot be copied"
+        yield ReplicationProblem(text, f"treefold bucket backlog {view.policy_id}")
     if view.record.failed_over_ms is not None:
         text = f"{named} failed over: its source is not in service"
         yield ReplicationProblem(text, f"treefold bucket failback {view.policy_id}")
         return
     if view.condition is Condition.UNKNOWN:
         yield ReplicationProblem(f"{named}: {view.reason}", look, is_known=False)
+    if view.condition is Condition.WAITING and report is not None:
+        fault = report.fault.value if report.fault else "a store does not answer"
+        yield ReplicationProblem(f"{named} waits: {fault}: {report.message}", look)
     is_wanted = view.record.policy.desired is DesiredState.ENABLED and is_enabled
     if view.condition is Condition.UNASSIGNED and is_wanted:
         age = age_text((view.now_ms - view.state.waiting_since_ms) / 1000)

@@ -11,9 +11,13 @@ NEXT_INDEX = "replication_master_next_index"
 LAG = "replication_master_lag_seconds"
 PENDING = "replication_master_pending_entries"
 RPO = "replication_master_rpo_seconds"
+RPO_UNKNOWN = "replication_master_rpo_unknown"
 MASTER_METRICS = (
     Metric(
-        "replication_master_replications", Kind.GAUGE, "Replications by condition.", ("condition",)
+        "replication_master_replications",
+        Kind.GAUGE,
+        "Replications by condition; of those that failed over none counts as UNASSIGNED.",
+        ("condition",),
     ),
     Metric("replication_master_syncers", Kind.GAUGE, "Syncers with a valid lease."),
     Metric("replication_master_enabled", Kind.GAUGE, "Whether replications may run."),
@@ -26,6 +30,7 @@ MASTER_METRICS = (
     ),
     Metric(PENDING, Kind.GAUGE, "Changes in the syncer's queue, not yet at the target.", _ONE),
     Metric(RPO, Kind.GAUGE, "Age of the oldest change not yet proven at the target.", _ONE),
+    Metric(RPO_UNKNOWN, Kind.GAUGE, "Replications that should run, and whose RPO is not known."),
     Metric("replication_master_heartbeats_total", Kind.COUNTER, "Heartbeats of syncers."),
     Metric(
         "replication_master_reports_refused_total",

@@ -650,6 +650,30 @@ def test_metrics_have_next_index_lag_and_what_waits_while_these_are_known(one: O
         assert f"replication_master_{name}{{".encode() not in metrics.page()
 
 
+def test_what_failed_over_pages_nobody_and_an_rpo_that_is_not_known_is_counted(
+    one: OneMaster,
+) -> None:
+    syncer = working(one)
+    metrics = Metrics(MASTER_METRICS)
+    gauges = Gauges(metrics)
+
+    def shown(name: str, **labels: str) -> float | None:
+        gauges.show(one.store.read())
+        return metrics.value(f"replication_master_{name}", **labels)
+
+    syncer.save(report(7))
+    assert shown("rpo_unknown") == 1
+    syncer.save(replace(report(8), oldest_unproven_ms=one.store.read().now_ms))
+    assert shown("rpo_unknown") == 0
+    assert shown("rpo_seconds", replication="p1") == 0
+    one.master.fail_over(P1, ALICE)
+    one.passes(LEASE_S + 1)
+    assert one.master.replication(P1).condition is Condition.UNASSIGNED
+    assert shown("replications", condition="UNASSIGNED") == 0
+    assert shown("rpo_unknown") == 0
+    assert b"replication_master_rpo_seconds{" not in metrics.page()
+
+
 def test_there_is_a_limit_of_policies_and_syncers(one: OneMaster) -> None:
     for number in range(POLICIES_MAX):
         one.add(policy(PolicyId(f"p{number}")))

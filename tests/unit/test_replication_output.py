@@ -199,6 +199,7 @@ def test_a_report_that_is_older_than_an_order_proves_nothing_of_other_keys(
         (with_report(FINE, differences=2), 3),
         (replace(FINE, condition=Condition.UNKNOWN), 5),
         (replace(FINE, condition=Condition.UNASSIGNED), 5),
+        (replace(FINE, condition=Condition.WAITING), 5),
         (replace(A_VIEW, condition=Condition.UNASSIGNED), 0),
     ],
 )
@@ -410,6 +411,21 @@ def test_the_status_of_a_cluster_names_replications_that_need_someone() -> None:
     assert (
         list(problems_of_masters([MasterAnswer("m:1", replace(A_STATUS, fault=""), (FINE,))])) == []
     )
+
+
+def test_a_replication_that_waits_and_keys_that_fail_are_problems() -> None:
+    view = with_report(
+        replace(FINE, condition=Condition.WAITING),
+        fault=ReplicationFault.TARGET_UNAVAILABLE,
+        message="connection refused",
+        failed=2,
+    )
+    master = MasterAnswer("m:1", replace(A_STATUS, fault=""), (view,))
+    failed, waits = problems_of_masters([master])
+    assert failed.text.endswith("2 keys cannot be copied")
+    assert waits.text.endswith("waits: target_unavailable: connection refused")
+    assert failed.is_known
+    assert waits.is_known
 
 
 def test_a_silent_master_is_unknown_and_a_disabled_one_a_problem() -> None:
