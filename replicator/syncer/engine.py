@@ -362,6 +362,14 @@ class ReplicationEngine:
     def _knows_applied(self) -> bool:
         return self._follower is not None and self._follower.knows_applied
 
+    @property
+    def _awaits_answer(self) -> bool:
+        """Whether a store was asked something, and has not answered: a retry that was
+        merely begun is no sign that it will.
+        """
+        follower = self._follower
+        return self._rounds.awaits_answer or (follower is not None and follower.awaits_answer)
+
     def _open_queue(self) -> ChangeQueue:
         path = self._folder.path / "queue"
         try:
@@ -419,7 +427,8 @@ class ReplicationEngine:
             done += rounds.advance()
             if self._follower is not None and rounds.may_follow:
                 done += self._follower.follow()
-            self._failures, self._waiting = 0, None
+            if not self._awaits_answer:
+                self._failures, self._waiting = 0, None
         done += workers.pump(may_start=True)
         if workers.lost is not None:
             raise workers.lost

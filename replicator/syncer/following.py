@@ -159,6 +159,11 @@ class LogFollower:
         return known_ms
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether keys are being read that are compared beside the log."""
+        return self._proving is not None and self._proving.is_waiting
+
+    @property
     def _is_all_taken(self) -> bool:
         """Whether the queue has nothing that was not taken."""
         return self._queue.taken_all

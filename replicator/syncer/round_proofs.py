@@ -42,6 +42,11 @@ class RoundProofs:
         """Whether all is to be compared."""
         return self._clock.monotonic_s() >= self._due_s
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether keys are being read that are compared beside the rounds."""
+        return self.beside is not None and self.beside.is_waiting
+
     def forget(self) -> None:
         """Nothing is proven any more, and a comparison is due soon. Until then
         differences that are known stay.

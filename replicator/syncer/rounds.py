@@ -137,6 +137,13 @@ class RoundRunner:
         return bool(self._todo) and not isinstance(self._todo[0], AwaitInterval)
 
     @property
+    def awaits_answer(self) -> bool:
+        """Whether a store was asked for keys, and has not answered."""
+        parts = (self._comparing, self._source_rounds if self._is_round_under_way else None)
+        is_reading = any(one is not None and one.is_waiting for one in parts)
+        return is_reading or self._proofs.awaits_answer or self._snapshot_proofs.awaits_answer
+
+    @property
     def idle_s(self) -> float:
         """Seconds until the next round is due, if that is all there is to do."""
         if not self._todo or self.is_busy:

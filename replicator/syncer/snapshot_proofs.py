@@ -57,6 +57,11 @@ class SnapshotProofs:
         """Whether a comparison runs, or waits for its round."""
         return self._proof is not None
 
+    @property
+    def awaits_answer(self) -> bool:
+        """Whether keys are being read."""
+        return self._proof is not None and self._proof.comparing.is_waiting
+
     def advance(self, pending: Iterable[Change]) -> bool:
         """Compare a little where that is due; `pending` is what is being applied.
         Whether there was something to do.

@@ -253,10 +253,10 @@ class ChangeWorkers:
         if answer is None:
             return
         self._must_ask = not both_answer
-        if self.held < _HELD_MAX:
-            self.waiting = None
         failure = answer.source or answer.target
         if failure is None:
+            if self.held < _HELD_MAX:
+                self.waiting = None
             # Single keys fail: nobody need wait longer and longer for those.
             self._failures = min(self._failures, 1)
         else:

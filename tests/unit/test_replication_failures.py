@@ -29,7 +29,13 @@ from runtime.disk import Operation
 from tests.support.bucket_sync import LIMITS
 from tests.support.disk import FailingDisk
 from tests.support.memory_store import MemoryStore, StoreFaults
-from tests.support.replications import Replication, failing, held
+from tests.support.replications import (
+    LaterExecutor,
+    Replication,
+    failing,
+    held,
+    step_limits,
+)
 
 BIG = bytes(LIMITS.part_bytes * 4)
 # Whether the source has a log, and whether it makes snapshots.
@@ -137,6 +143,43 @@ def test_a_target_or_link_that_does_not_answer_is_tried_for_ever(way: str, tmp_p
     assert held(target) == held(source)
     assert target.payload == whole_bytes(source)
     assert replication.engine.report().condition is Condition.ACTIVE
+
+
+@way_of_all
+def test_a_silent_target_is_waited_for_without_a_break(way: str, tmp_path: Path) -> None:
+    """OZ-132: a retry that was merely begun is no answer."""
+    has_feed, has_snapshots = WAYS[way]
+    source = MemoryStore("memory:a", has_feed=has_feed, has_snapshots=has_snapshots)
+    target = MemoryStore("memory:b")
+    source.write("a", b"a")
+    later = LaterExecutor()
+    replication = Replication(
+        source.store(),
+        target.store(),
+        tmp_path,
+        ReplicationOptions(interval_s=1.0),
+        later=later,
+        run_later=frozenset({"comparer", "lister"}),
+        limits=replace(step_limits(), prove_every_s=20.0),
+    )
+
+    def run(steps: int) -> list[Condition]:
+        found = list[Condition]()
+        for _ in range(steps):
+            replication.step(1.0)
+            found.append(replication.engine.report().condition)
+            while later.waiting:
+                later.run()
+        return found
+
+    run(100)
+    assert held(target) == held(source)
+    mend = failing(target, StoreUnavailableError("503"), EVERYTHING)
+    found = run(200)
+    assert Condition.WAITING in found
+    assert set(found[found.index(Condition.WAITING) :]) == {Condition.WAITING}
+    mend()
+    assert set(run(40)[20:]) == {Condition.ACTIVE}
 
 
 @way_of_all
