@@ -25,6 +25,7 @@ from admin.replication_output import (
 )
 from replicator.master.client import MasterClient
 from replicator.master.messages import policy_id_from
+from replicator.master.orders import check_is_new
 from replicator.master.views import ReplicationView
 from replicator.prechecks import (
     PrecheckReport,
@@ -153,6 +154,7 @@ def add(
         options = chosen(given, ReplicationOptions())
         policy = Policy(policy_id, pair.source, pair.target, tuple(sorted(set(prefixes))), options)
         answer.data = {"precheck": precheck_json(report), "replication": None}
+        check_is_new(policy, (view.record.policy for view in master.replications()))
         if not note_prechecks(answer, report):
             return
         answer.print(f"Replicate {pair.source}\n  to {pair.target}\n  as {policy_id}")

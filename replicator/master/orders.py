@@ -1,5 +1,6 @@
 """What operators order: policies, what is wanted of them, failover."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from replicator.master.errors import PolicyRefusedError
@@ -37,15 +38,7 @@ def add_policy(
             it does not return the replication that it should.
         PolicyNotFoundError: there is none to return.
     """
-    for known in state.policies:
-        if known.policy.policy_id == policy.policy_id:
-            raise PolicyRefusedError(f"there is a replication {policy.policy_id} already")
-        if (known.policy.source, known.policy.target) == (policy.source, policy.target):
-            raise PolicyRefusedError(
-                f"{policy.source} is replicated to {policy.target} by {known.policy.policy_id}",
-                hint="One syncer works for a pair of buckets. To let other keys cross:"
-                f" treefold bucket prefixes {known.policy.policy_id}.",
-            )
+    check_is_new(policy, (record.policy for record in state.policies))
     if len(state.policies) >= POLICIES_MAX:
         raise PolicyRefusedError(f"there are {POLICIES_MAX} replications already")
     depends_on = frozenset({state.next_round.key})
@@ -67,6 +60,23 @@ def add_policy(
     waiting = ReplicationState(policy.policy_id, state.now_ms)
     # Two masters must not add the same pair at once.
     return Transition(None, (record, waiting, state.next_round), (), depends_on)
+
+
+def check_is_new(policy: Policy, others: Iterable[Policy]) -> None:
+    """See that a policy has an ID and a pair of buckets that no other one has.
+
+    Raises:
+        PolicyRefusedError: another one has.
+    """
+    for known in others:
+        if known.policy_id == policy.policy_id:
+            raise PolicyRefusedError(f"there is a replication {policy.policy_id} already")
+        if (known.source, known.target) == (policy.source, policy.target):
+            raise PolicyRefusedError(
+                f"{policy.source} is replicated to {policy.target} by {known.policy_id}",
+                hint="One syncer works for a pair of buckets. To let other keys cross:"
+                f" treefold bucket prefixes {known.policy_id}.",
+            )
 
 
 def set_desired(

@@ -160,6 +160,9 @@ def test_what_operators_order_reaches_the_syncer_and_is_on_record(tmp_path: Path
         assert run("bucket", "add", *pair, "--name", "p1", *to)[0] == 6
         assert run("bucket", "add", *pair, "--name", "p1", *to, "--yes")[0] == 0
         assert run("bucket", "add", *pair, "--name", "p2", *to, "--yes")[0] == 6
+        status, document_of = run("bucket", "add", *pair, "--name", "p2", *to, "--dry-run")
+        assert status == 6
+        assert "by p1" in json.dumps(document_of)
         assert run("bucket", "status", *to)[0] == 5
         syncer = stack.enter_context(StandInSyncer("s1", [address]))
         syncer.await_work(P1)
