@@ -237,11 +237,11 @@ class StageMachine:
         """What to do first."""
         at = self._checkpoint
         if at.stage is not Stage.LIVE:
-            return self._round()
+            return [*self._forget_others(), *self._round()]
         if at.position is None or not self._follows:
             return self._leave_live(knows_applied=False)
         self._captures = True
-        requests: list[Request] = [StartCapture(at.position)]
+        requests: list[Request] = [StartCapture(at.position), *self._forget_others()]
         if at.snapshot is not None:
             # Nobody knows any more up to where the log has to be applied for it.
             requests.append(DeleteSnapshot(at.snapshot))
@@ -396,15 +396,19 @@ class StageMachine:
         self._prefixes, self._wants_live = event.prefixes, event.is_live
         if self.is_live and not self._follows:
             return self._leave_live(knows_applied=event.knows_applied)
-        requests = list[Request]()
-        kept = self._kept(self._checkpoint.prefixes)
-        if kept != self._checkpoint.prefixes:
-            requests = self._save(prefixes=kept)
+        requests = self._forget_others()
         if self.is_live:
             return requests + self._backfill()
         if self._checkpoint.stage is Stage.INCREMENTAL and self._follows and not was_following:
             return requests + self._round()
         return requests
+
+    def _forget_others(self) -> list[Request]:
+        """Note which prefixes nobody wants any more, and nobody follows. They may have
+        been withdrawn while no process worked on this.
+        """
+        kept = self._kept(self._checkpoint.prefixes)
+        return self._save(prefixes=kept) if kept != self._checkpoint.prefixes else []
 
     def _backfill(self) -> list[Request]:
         """Compare prefixes that the target lacks, beside the log (OZ-161)."""

@@ -172,6 +172,17 @@ def test_stages_follow_each_other_as_they_may(
         world.step()
 
 
+def test_prefixes_that_were_withdrawn_while_no_process_ran_are_compared_again() -> None:
+    """OZ-161: a process that begins with few follows no others meanwhile."""
+    at = Checkpoint(Stage.LIVE, position=FeedPosition("log", 1), prefixes=("",))
+    machine = StageMachine(at, prefixes=("a/",), is_live=True, has_feed=True, has_snapshots=False)
+    begin, *_ = machine.start()
+    assert begin == StartCapture(FeedPosition("log", 1))
+    assert machine.checkpoint.prefixes == ("a/",)
+    found = machine.step(WishesChanged((), is_live=True, knows_applied=True))
+    assert CompareStores(None, "", ("",)) in found
+
+
 def test_a_capture_that_begins_anew_is_not_ended_by_what_was_asked_before() -> None:
     begin = StartCapture(FeedPosition("log", 1))
     left = queued([StopCapture(), AwaitInterval()], [begin], left_live=False)
