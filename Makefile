@@ -32,7 +32,7 @@ IN_MEMORY = if [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 80
 test: setup-tests  ## all tests; those that reach a kernel a second time without numba
 	@$(IN_MEMORY) said=$$(mktemp); $(BIN)/python -m pytest -q -m kernels -p tests.support.without_numba tests/unit tests/golden >$$said 2>&1 & \
 	again=$$!; trap "kill $$again 2>/dev/null; rm -f $$said" EXIT; status=0; \
-	$(BIN)/python -m pytest -n 4 --dist loadgroup -m "not crashes and not ozone and not peers and not long" tests || status=1; \
+	$(BIN)/python -m pytest -n 6 --dist loadgroup -m "not crashes and not ozone and not peers and not long" tests || status=1; \
 	wait $$again || status=1; cat $$said; exit $$status
 
 test-crashes: setup-tests  ## what a crash or a kill at any moment leaves, and whether storms find planted bugs

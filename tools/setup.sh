@@ -80,7 +80,7 @@ echo "setup: installing packages into $folder" >&2
 if [ "$folder" = .venv ]; then
     # Once, and not by each process that starts before the first one is through.
     echo "setup: compiling modules and kernels" >&2
-    "$folder/bin/python" -m compileall -q -x '/\.|/test_' .
+    "$folder/bin/python" -m compileall -q -x '/\.|/test_|/deploy/' .
     "$folder/bin/python" -c "import $(echo chunktable/*kernels.py merkle/*kernels.py proof/*kernels.py sweep/*kernels.py | sed 's#/#.#g; s#\.py##g; s# #, #g')" ||
         echo "setup: kernels cannot be compiled here; commands and tests do without" >&2
 fi
