@@ -118,19 +118,16 @@ def list_command(
         )
         more, views = len(views) > limit, views[:limit]
         answer.data = {"containers": [container_json(view) for view in views], "more": more}
-        if not views:
-            check_agents(controller)
         if more:
             answer.warn(
                 f"there are more: continue with --after {views[-1].container_id}, or raise --limit"
             )
-        if as_json:
-            return
-        if ids:
+        if ids and not as_json:
             for view in views:
                 click.echo(view.container_id)
-            return
-        _print_list(views)
+        elif views and not as_json:
+            _print_list(views)
+        check_agents(controller)
 
 
 @container.command("info")
@@ -163,8 +160,7 @@ def info(
             for number in requested:
                 if number in found:
                     _print_container(found[number])
-        if len(found) < len(requested):
-            check_agents(controller)
+        check_agents(controller)
         for number in requested:
             if number not in found:
                 answer.fail("container_not_found", f"Container {number} is not known.")

@@ -120,9 +120,10 @@ def expected_replicas(replicas: Sequence[ContainerReplica], known: Knowledge) ->
 def compare(replicas: Sequence[ContainerReplica], known: Knowledge = _COMPLETE) -> ComparisonResult:
     """Compare the reported roots.
 
-    Different roots are DIVERGED, whatever else is unknown. So are equal roots with
-    different fingerprints, because a root does not show which blocks are deleted. A
-    MATCH needs every expected replica, with the root of a recent scan.
+    Different roots are DIVERGED, whatever else is unknown, as long as one of the
+    datanodes reports. So are equal roots with different fingerprints, because a root
+    does not show which blocks are deleted. A MATCH needs every expected replica, with
+    the root of a recent scan.
     """
     if not replicas:
         return ComparisonResult(RootComparison.UNKNOWN, _incomplete(replicas, known))
@@ -133,6 +134,8 @@ def compare(replicas: Sequence[ContainerReplica], known: Knowledge = _COMPLETE) 
     if container_state(replicas) not in (ContainerState.CLOSED, ContainerState.QUASI_CLOSED):
         return ComparisonResult(RootComparison.NOT_APPLICABLE, "only closed containers have a tree")
     closed = [replica for replica in replicas if replica.state.is_closed]
+    if closed and all(replica.peer in known.silent for replica in closed):
+        return ComparisonResult(RootComparison.UNKNOWN, "all replicas are on silent datanodes")
     if len({r.data_checksum for r in closed if r.data_checksum is not None}) > 1:
         return ComparisonResult(RootComparison.DIVERGED, "roots differ")
     if len({r.fingerprint for r in closed if r.fingerprint and r.data_checksum is not None}) > 1:

@@ -511,6 +511,19 @@ def test_all_agents_dead_is_unknown_in_metrics_too() -> None:
     assert world.controller.queries.gauges(world.now_s)["scm_containers_unknown"] == 0
 
 
+def test_what_differed_is_unknown_while_every_holder_is_silent() -> None:
+    world = World()
+    world.report(*replicas(7, 7, 8))
+    assert said(world)[0] == "diverged"
+    world.pass_time(120)
+    assert said(world)[:2] == ("unknown", "all replicas are on silent datanodes")
+    gauges = world.controller.queries.gauges(world.now_s)
+    assert (gauges["scm_containers_diverged"], gauges["scm_containers_unknown"]) == (0, 1)
+    # One that reports is enough to know that another one differs.
+    world.pass_time(1, beating=DNS[:1])
+    assert said(world)[0] == "diverged"
+
+
 def test_a_container_is_out_of_service_while_no_known_replica_can_be_read() -> None:
     world = World()
     bad = ReplicaState.UNHEALTHY

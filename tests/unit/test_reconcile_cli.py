@@ -927,7 +927,15 @@ def test_a_container_without_replicas_has_nothing_to_compare(tmp_path: Path) -> 
         assert [error["code"] for error in errors(document)] == ["no_replicas_found"]
 
 
-@pytest.mark.parametrize("words", [("reconcile", "--status", "1"), ("container", "diff", "1")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("reconcile", "--status", "1"),
+        ("container", "diff", "1"),
+        ("container", "list"),
+        ("container", "info", "1"),
+    ],
+)
 def test_what_an_earlier_controller_knew_is_no_answer_without_agents(
     tmp_path: Path, words: tuple[str, ...]
 ) -> None:
