@@ -48,7 +48,8 @@ _FOOTERS_AT_ONCE = 16
 # Why a readable table without a manifest is skipped.
 NO_ROWS = "there are no rows in it"
 
-# Such a file belongs to no table, and costs the others nothing.
+# A file with none of these columns belongs to no table, and costs the others nothing.
+_NAMING = frozenset({"datanode", "container_id", "block_id"})
 _FOREIGN = "it is not a chunk table"
 
 # A replica may be spread over the files of a folder.
@@ -441,7 +442,10 @@ def _groups(file: _File) -> tuple[int, ...] | SkippedInput:
         return SkippedInput(file.location, str(error))
     lacking = [name for name in REQUIRED if name not in schema.names]
     if lacking:
-        return SkippedInput(file.location, f"{_FOREIGN}: it lacks {', '.join(lacking)}")
+        # Otherwise it may hold rows of the replicas in the files beside it.
+        is_foreign = _NAMING.isdisjoint(schema.names)
+        reason = f"it lacks {', '.join(lacking)}"
+        return SkippedInput(file.location, f"{_FOREIGN}: {reason}" if is_foreign else reason)
     return tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
 
 

@@ -150,7 +150,7 @@ def test_an_old_export_does_not_stand_in_for_a_volume_that_could_not_be_read(
     assert any("could not read all volumes" in note for note in found.notes)
 
 
-@pytest.mark.parametrize("harm", ["footer", "page", "key"])
+@pytest.mark.parametrize("harm", ["footer", "page", "key", "column"])
 def test_of_a_folder_of_plain_files_all_are_compared_or_none(tmp_path: Path, harm: str) -> None:
     folder, out = tmp_path / "table", tmp_path / "out"
     synthetic(tmp_path / "other", replace(SMALL, order=RowOrder.SHUFFLED))
@@ -168,6 +168,8 @@ def test_of_a_folder_of_plain_files_all_are_compared_or_none(tmp_path: Path, har
             nulls = pa.nulls(table.num_rows, pa.int64())
             place = table.schema.get_field_index("container_id")
             pq.write_table(table.set_column(place, "container_id", nulls), path)
+        case "column":
+            pq.write_table(table.drop_columns(["checksum"]), path)
     alone = sorted((tmp_path / "other").glob("*.parquet"))[0]
     summary = run(out, folder, alone)
     reasons = {one.input: one.reason for one in summary.skipped}
