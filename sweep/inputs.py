@@ -125,20 +125,18 @@ def table_parts(
                 skipped.append(groups)
             else:
                 parts += _file_parts(file, groups, part_rows)
-    broken = {one.input: one for one in skipped}
-    foreign = {one.input for one in skipped if one.reason.startswith(_FOREIGN)}
-    torn = {
-        file.table: broken[file.location]
-        for file in distinct
-        if file.table and file.location in broken and file.location not in foreign
-    }
+    torn = _torn_tables(distinct, skipped)
     parts = [part for part in parts if part.table not in torn]
-    skipped += [
-        SkippedInput(table, f"{one.input}: {one.reason}{ALL_OR_NONE}")
-        for table, one in torn.items()
-    ]
+    # The entry of the folder names its file; one fault is listed once.
+    named = {one.input for faults in torn.values() for one in faults}
+    skipped = [one for one in skipped if one.input not in named]
+    skipped += [_whole_table(table, faults) for table, faults in torn.items()]
     listed = {part.location for part in parts} | {one.input for one in skipped}
-    skipped += [SkippedInput(name, NO_ROWS) for name, held in plain.items() if not held & listed]
+    skipped += [
+        SkippedInput(name, NO_ROWS)
+        for name, held in plain.items()
+        if name not in torn and not held & listed
+    ]
     return Inputs(
         tuple(parts),
         tuple(dict.fromkeys(skipped)),
@@ -215,11 +213,11 @@ def _find_tables(
         if one.type is fs.FileType.File and not _is_hidden(one.path[len(path) :]):
             folders.setdefault(one.path.rpartition("/")[0], []).append(one)
     files, exports = list[_File](), list[_Export]()
-    skipped = [
+    unknown = [
         SkippedInput(_location_below(name, path, folder), reason)
         for folder, reason in unlisted.items()
     ]
-    unknown = list(skipped)
+    skipped = list(unknown)
     # An empty folder most likely belongs to a datanode whose export is missing; do not
     # report it as a datanode without replicas.
     empty = sorted(_empty_folders(path, found) - set(unlisted))
@@ -250,12 +248,31 @@ def _find_tables(
                 for one in tables
             ]
     if files and unknown:
-        first = unknown[0]
-        skipped.append(SkippedInput(name, f"{first.input}: {first.reason}{ALL_OR_NONE}"))
+        skipped = [one for one in skipped if one not in unknown]
+        skipped.append(_whole_table(name, unknown))
         files = []
     if not (files or exports or skipped):
         skipped.append(SkippedInput(name, "there is no Parquet file"))
     return files, exports, skipped
+
+
+def _torn_tables(
+    files: Iterable[_File], skipped: Iterable[SkippedInput]
+) -> Mapping[str, Sequence[SkippedInput]]:
+    """The folders of plain Parquet with files that cannot be read, and these files."""
+    broken = {one.input: one for one in skipped if not one.reason.startswith(_FOREIGN)}
+    torn = dict[str, list[SkippedInput]]()
+    for file in files:
+        if file.table and file.location in broken:
+            torn.setdefault(file.table, []).append(broken[file.location])
+    return torn
+
+
+def _whole_table(name: str, faults: Sequence[SkippedInput]) -> SkippedInput:
+    """The entry of a folder of plain Parquet that is left out for faults in it."""
+    first, more = faults[0], len(faults) - 1
+    rest = f", and {more} more cannot be read" if more else ""
+    return SkippedInput(name, f"{first.input}: {first.reason}{rest}{ALL_OR_NONE}")
 
 
 def _open_exports(

@@ -175,6 +175,7 @@ def test_of_a_folder_of_plain_files_all_are_compared_or_none(tmp_path: Path, har
     reasons = {one.input: one.reason for one in summary.skipped}
     assert path.name in reasons[str(folder)]
     assert "none of its files is compared" in reasons[str(folder)]
+    assert [one.input for one in summary.skipped] == [str(folder)]
     # What is left is a file that was named itself.
     assert summary.rows == pq.read_metadata(alone).num_rows
 
@@ -389,15 +390,30 @@ def test_plain_files_need_no_manifest_and_foreign_ones_are_skipped(tmp_path: Pat
     (tmp_path / "table" / "_temporary.parquet").write_bytes(b"")
     found = table_parts([str(tmp_path / "table")])
     assert (found.parts, truth.rows > 0) == ((), True)
-    assert [Path(one.input).name for one in found.skipped] == [
-        "other.parquet",
-        "torn.parquet",
-        "table",
-    ]
+    # The entry of the folder names the torn file, which has none of its own.
+    assert [Path(one.input).name for one in found.skipped] == ["other.parquet", "table"]
     assert "datanode" in found.skipped[0].reason
+    assert f"{tmp_path}/table/torn.parquet: " in found.skipped[1].reason
     (tmp_path / "table" / "torn.parquet").unlink()
     found = table_parts([str(tmp_path / "table")])
     assert sum(part.rows for part in found.parts) == truth.rows
+
+
+def test_a_folder_of_plain_files_with_several_faults_has_one_entry(tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    synthetic(table, replace(SMALL, order=RowOrder.SHUFFLED))
+    for path in table.glob("*.parquet"):
+        path.write_bytes(b"PAR1")
+    (skipped,) = table_parts([str(table)]).skipped
+    assert skipped.input == str(table)
+    assert ", and 2 more cannot be read; the folder is one table" in skipped.reason
+    for path in table.glob("*.parquet"):
+        path.unlink()
+    synthetic(table, replace(SMALL, order=RowOrder.SHUFFLED))
+    Path(os.fsdecode(os.fsencode(table) + b"/caf\xe9.parquet")).touch()
+    (skipped,) = table_parts([str(table)]).skipped
+    assert skipped.input == str(table)
+    assert "caf\\xe9.parquet: its name is not UTF-8 text; the folder is one" in skipped.reason
 
 
 def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
