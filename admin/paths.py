@@ -27,6 +27,11 @@ def state_home() -> Path:
         raise DiskError(f"there is no folder for state: {error}") from error
 
 
+def is_address(name: str) -> bool:
+    """Whether a name begins with a scheme: `s3://bucket`, or with a slash too few."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", name) is not None
+
+
 class LocalPath(click.Path):
     """A local folder or file. An empty path, for example from an unset variable, must
     not mean the current folder, and an address must not make a folder of its name.
@@ -41,7 +46,7 @@ class LocalPath(click.Path):
         """The path as click.Path converts it; an empty path is an error."""
         if not os.fspath(value):
             self.fail("it is empty", param, ctx)
-        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*:/", os.fspath(value)):
+        if is_address(os.fspath(value)):
             self.fail(
                 f"{os.fspath(value)} is an address. Results are written to this machine: give a"
                 " folder, mount the store, or copy the folder there afterwards",

@@ -21,7 +21,7 @@ from admin.demo.sweep_demo import demo
 from admin.engines import open_engine
 from admin.metrics_file import check_metrics_file, metrics_file_option
 from admin.option_types import WholeNumber
-from admin.paths import LocalPath, OutPath
+from admin.paths import LocalPath, OutPath, is_address
 from admin.spark_options import check_spark_options, spark_options
 from admin.sweep_metrics import write_metrics
 from chunktable.files import AnyPath
@@ -367,12 +367,12 @@ def _check_paths(
     if not (tables or volumes or cluster):
         raise UsageError("nothing to sweep: give --table, --volume or --cluster")
     for name in (*tables, *more):
-        if "://" in name:
+        if is_address(name):
             check_scheme(name)
     for name in volumes:
         if not name:
             raise UsageError("--volume: the path is empty")
-        if "://" in name:
+        if is_address(name):
             raise UsageError(f"--volume {name}: volumes are folders of this machine")
     check_metrics_file(metrics_file)
 

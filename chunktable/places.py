@@ -78,14 +78,21 @@ def check_scheme(location: str) -> None:
     Raises:
         UsageError: it has another.
     """
-    scheme = location.partition("://")[0].lower()
-    if scheme in _SCHEMES:
+    scheme, _, rest = location.partition(":/")
+    scheme = scheme.lower()
+    if scheme in _FORMS and rest.startswith("/"):
         return
+    if scheme in _FORMS:
+        # As a path it would be a folder that is not there.
+        raise UsageError(
+            f"{location}: {scheme}:/ is not an address that is served",
+            hint=f"Write {_FORMS[scheme]}.",
+        )
     hint = _HINTS.get(scheme, "Use a folder, or s3://bucket/prefix?endpoint_override=HOST:PORT.")
     raise UsageError(f"{location}: {scheme}:// is not an address that is served", hint=hint)
 
 
-_SCHEMES = frozenset({"s3", "file"})
+_FORMS = {"s3": "s3://BUCKET/PREFIX", "file": "file:///PATH, or the path alone"}
 
 _OZONE = "Use Ozone's S3 gateway: s3://BUCKET/PREFIX?endpoint_override=HOST:9878&scheme=http."
 _MOUNT = "Mount it as a folder, or copy the tables to a folder or to s3://BUCKET/PREFIX."

@@ -5,10 +5,12 @@ Containers whose rows must be sorted or compared are gathered first (sweep.gathe
 which bounds memory for containers of any size.
 """
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -267,19 +269,17 @@ def absolute(request: SweepRequest) -> SweepRequest:
     resume.
 
     Raises:
-        UsageError: `out` is inside one of the tables.
+        UsageError: `out` is inside one of the tables, or a table is a volume.
     """
 
     def absolute(name: str) -> str:
         return str(Path(name).absolute()) if name and "://" not in name else name
 
     for name in request.tables:
-        if name and "://" not in name and _is_volume(Path(name)):
-            raise UsageError(
-                f"--table {name} is a volume of a datanode, not a chunk table",
-                hint=f"Use --volume {name}.",
-            )
-        if name and is_inside(request.out, path_of(name)):
+        place = path_of(name) if name else None
+        if isinstance(place, Path):
+            _refuse_volumes(name, place)
+        if place and is_inside(request.out, place):
             raise UsageError(
                 f"--out {request.out} is inside --table {name}: the next sweep would read its own"
                 " results as a chunk table",
@@ -289,10 +289,33 @@ def absolute(request: SweepRequest) -> SweepRequest:
     return replace(request, out=out, tables=tuple(map(absolute, request.tables)))
 
 
-def _is_volume(path: Path) -> bool:
-    """Whether a folder is the root of an Ozone volume, or its folder `hdds`."""
-    return any((folder / "VERSION").is_file() for folder in (path / "hdds", path))
+def _refuse_volumes(name: str, place: Path) -> None:
+    """Refuse a folder that is a volume of a datanode, is in one, or has some."""
+    place = place.resolve()
+    is_root = (place / "hdds" / "VERSION", place / "VERSION")
+    above = [one for one in (place, *place.parents[:_ABOVE_MAX]) if one.name == "hdds"]
+    volumes = [one.parent for one in above if os.path.isfile(one / "VERSION")]
+    relation = "is" if place.name == "hdds" else "is in"
+    if not volumes and any(map(os.path.isfile, is_root)):
+        volumes, relation = [place], "is"
+    if not volumes:
+        # A folder that cannot be listed is skipped by the sweep, with the reason.
+        with suppress(OSError), os.scandir(place) as entries:
+            held = [Path(one) for one in islice(entries, _BELOW_MAX)]
+            volumes = sorted(one for one in held if os.path.isfile(one / "hdds" / "VERSION"))
+        relation = "has"
+    if volumes:
+        raise UsageError(
+            f"--table {name} {relation} a volume of a datanode, not a chunk table",
+            hint=f"Use {' '.join(f'--volume {one}' for one in volumes)}.",
+        )
 
+
+# Folders from a table up to `hdds`: hdds/CID/current/containerDir0 has three.
+_ABOVE_MAX = 3
+# Entries of a table that are searched for volumes. The folder of a datanode has few; a
+# folder of exports may have thousands, and each costs a request of a remote mount.
+_BELOW_MAX = 100
 
 # Rows after which a wave is stored. A crash costs at most one wave, which is some
 # seconds of work.

@@ -181,13 +181,34 @@ def test_of_a_folder_of_plain_files_all_are_compared_or_none(tmp_path: Path, har
 
 
 def test_a_volume_is_no_table(tmp_path: Path) -> None:
-    volume = tmp_path / "disk"
-    (volume / "hdds").mkdir(parents=True)
+    """Nor is a folder in it, nor the folder of a datanode. The hint has the volume."""
+    volume = tmp_path / "dn" / "disk"
+    deep = volume / "hdds" / "CID-1" / "current" / "containerDir0"
+    deep.mkdir(parents=True)
     (volume / "hdds" / "VERSION").write_text("")
-    for path in (volume, volume / "hdds"):
-        with pytest.raises(UsageError, match="is a volume of a datanode") as refused:
-            run(tmp_path / "out", path)
-        assert "Use --volume" in refused.value.hint
+    (tmp_path / "link").symlink_to(volume / "hdds")
+    for name, relation in (
+        (str(volume), "is"),
+        (str(volume / "hdds"), "is"),
+        (f"file://{volume}", "is"),
+        (f"file://{volume}/hdds", "is"),
+        (str(tmp_path / "link"), "is"),
+        (str(volume / "hdds" / "CID-1"), "is in"),
+        (str(deep), "is in"),
+        (str(volume.parent), "has"),
+    ):
+        with pytest.raises(UsageError) as refused:
+            sweep(SweepRequest(tmp_path / "out", (name,)), OnePartWaves(tmp_path), Quiet())
+        assert refused.value.message.startswith(f"--table {name} {relation} a volume of a datanode")
+        assert refused.value.hint == f"Use --volume {volume}."
+
+
+def test_a_table_beside_a_volume_is_read(tmp_path: Path) -> None:
+    """On the same disk, as an agent may export it."""
+    (tmp_path / "hdds").mkdir()
+    (tmp_path / "hdds" / "VERSION").write_text("")
+    synthetic(tmp_path / "exports", SMALL)
+    assert run(tmp_path / "out", tmp_path / "exports").skipped == ()
 
 
 def test_a_folder_that_may_not_be_listed_costs_what_is_in_it_and_nothing_else() -> None:
