@@ -105,7 +105,7 @@ def compare_replicas(replicas: pa.Table, order: ReplicaOrder | None = None) -> C
     detail = np.full(len(grouped.containers), "", object)
     detail[~is_verified] = "no block has recorded checksums"
     detail[~grouped.any(grouped.takes_part & (blocks > 0))] = (
-        "there are no blocks, as after a failed scan"
+        "the trees are empty: no checksums are recorded, or a scan failed"
     )
     for missing, of_all in set(
         zip(unknown[unknown > 0].tolist(), taking_part[unknown > 0].tolist(), strict=True)

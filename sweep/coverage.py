@@ -94,7 +94,8 @@ def next_command(container_id: int, verdict: str, *, kind: str = "", detail: str
             return f"treefold reconcile {container_id}"
         case Verdict.CONFLICT.value:
             return f"treefold container diff {container_id}"
-        case Verdict.UNKNOWN.value if "no root" in detail or "failed scan" in detail:
+        # Not for empty trees: without recorded checksums a scan leaves them empty.
+        case Verdict.UNKNOWN.value if "no root" in detail:
             return f"treefold scan {container_id}"
         case _:
             return f"treefold container info {container_id}"

@@ -20,6 +20,7 @@ from merkle.outcome import Verdict
 from merkle.replica import ReplicaState
 from merkle.tree import BlockTree, ContainerId, ContainerTree
 from sweep.compare import InspectionResult, compare_replicas, inspect, inspect_large
+from sweep.coverage import next_command
 from sweep.duplicates import counting_replicas, duplicate_findings
 from sweep.exact import block_ranges, exact_replicas
 from sweep.model import REPLICA_SCHEMA, FindingKind, RootMethod
@@ -124,6 +125,32 @@ def test_equal_replicas_match_where_there_is_something_to_verify(
     both: dict[str, object], expected: str | None
 ) -> None:
     assert decided(replica("dn-a", **both), replica("dn-b", **both)) == expected
+
+
+@pytest.mark.parametrize(
+    ("both", "detail", "command"),
+    [
+        (
+            EMPTY,
+            "the trees are empty: no checksums are recorded, or a scan failed",
+            "treefold container info 5",
+        ),
+        (
+            {"chunks": 0, "unverifiable": 2},
+            "no block has recorded checksums",
+            "treefold container info 5",
+        ),
+        (UNTOLD, "2 of 2 replicas have no root", "treefold scan 5"),
+    ],
+)
+def test_nothing_to_verify_is_unknown_with_the_reason_and_what_to_run(
+    both: dict[str, object], detail: str, command: str
+) -> None:
+    """A scan of a container without checksums would leave an empty tree again."""
+    compared = compare_replicas(table(replica("dn-a", 5, **both), replica("dn-b", 5, **both)))
+    [verdict] = compared.verdicts.to_pylist()
+    assert (verdict["verdict"], verdict["detail"]) == ("UNKNOWN", detail)
+    assert next_command(5, verdict["verdict"], detail=detail) == command
 
 
 @pytest.mark.parametrize("root", [None, ROOT])
