@@ -189,9 +189,18 @@ class History:
     ) -> tuple[dict[str, str], tuple[str, ...]]:
         """The last sweep before `sweep_id` that included each datanode, by datanode,
         and notes on sweeps that cannot be read.
+
+        A datanode whose replicas the sweep before missed is known from that, although
+        the sweep that included it may no longer be kept.
         """
-        seen, notes = dict[str, str](), list[str]()
-        for name in _earlier_sweeps(output, sweep_id):
+        seen, notes, earlier = dict[str, str](), list[str](), _earlier_sweeps(output, sweep_id)
+        for name in reversed(earlier):
+            try:
+                seen |= _last_sweeps_of_unseen(output, name)
+                break
+            except DiskError as error:
+                notes.append(f"what sweep {name} did not read is unknown: {error.message}")
+        for name in earlier:
             try:
                 seen |= dict.fromkeys(output.datanodes(name), name)
             except DiskError as error:
@@ -329,6 +338,23 @@ def _whole_name(name: str, known: AbstractSet[str]) -> str:
 
 def _earlier_sweeps(output: SweepStore, sweep_id: str) -> list[str]:
     return [name for name in output.sweeps() if name < sweep_id]
+
+
+def _last_sweeps_of_unseen(output: SweepStore, sweep_id: str) -> dict[str, str]:
+    """The datanodes with replicas that a sweep did not read, each with the last sweep
+    that did.
+
+    Raises:
+        DiskError: the table cannot be read.
+    """
+    found = dict[str, str]()
+    for piece in output.pieces(SweepTable.UNSEEN, sweep_id, ["datanode", "last_sweep"]):
+        # Replicas that only SCM knows have no datanode.
+        placed = piece.filter(pc.not_equal(piece["datanode"], ""))
+        newest = placed.group_by("datanode").aggregate([("last_sweep", "max")])
+        for row in newest.to_pylist():
+            found[row["datanode"]] = max(row["last_sweep_max"], found.get(row["datanode"], ""))
+    return found
 
 
 def _unknown_since(sweep_id: str, error: ReconcileError) -> str:

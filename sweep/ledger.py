@@ -2,10 +2,11 @@
 
 Expected are the replicas of the sweep before, those that it missed itself, and those in
 the inventories of exports that were left out; less those whose removal an agent
-reported. Where SCM says how many replicas a container must have, that many are
-expected, and one that was replaced elsewhere is not. Of a container with an unread
-replica a sweep must not say that it is equal, healed or lost: the replica that nobody
-read may be the damaged one, or the good one.
+reported. One that was missed stays expected even when the sweep that read it last is no
+longer kept: nobody has looked at it since. Where SCM says how many replicas a container
+must have, that many are expected, and one that was replaced elsewhere is not. Of a
+container with an unread replica a sweep must not say that it is equal, healed or lost:
+the replica that nobody read may be the damaged one, or the good one.
 
 `unread_replicas` decides what was not read, `SettleStage` what may be said then.
 `Ledger` finds what they need.
@@ -266,14 +267,12 @@ class Ledger:
         `gone` are datanodes, DATANODE/VOLUME, or container=ID, that were removed on
         purpose.
         """
-        kept, since = frozenset({*self._earlier, self._sweep_id}), dict(self._since)
         return SettleStage(
             places,
             frozenset(gone),
             self._sweep_id,
             self._previous,
-            kept,
-            since,
+            dict(self._since),
             self._started_at,
         )
 
@@ -353,9 +352,8 @@ class SettleStage:
     places: ReadPlaces
     gone: frozenset[str]
     sweep_id: str
-    # The sweep that `known` and `missed` are of, and all that are kept.
+    # The sweep that `known` and `missed` are of.
     previous: str | None
-    kept: frozenset[str]
     # When reading a (datanode, volume) began in that sweep, and when the sweep began.
     since: Mapping[tuple[str, str], datetime]
     started_at: datetime | None
@@ -375,7 +373,7 @@ class SettleStage:
         for row in unread.to_pylist():
             datanode, volume = row["datanode"], row["volume"]
             names = {datanode, f"{datanode}/{volume}", f"container={row['container_id']}"}
-            if row["last_sweep"] in self.kept and not names & self.gone:
+            if not names & self.gone:
                 found.append(row | {"reason": self.places.why_unread(datanode, volume)})
         required = tables["required"]
         numbers = (name.removeprefix("container=") for name in self.gone if "=" in name)

@@ -159,6 +159,43 @@ def test_what_is_gone_without_a_word_is_unseen_until_it_is_said_to_be_gone(
         agents.export(0)
 
 
+@pytest.mark.parametrize("keep", [1, 2])
+def test_an_unread_replica_stays_expected_when_the_sweep_that_read_it_is_dropped(
+    tmp_path: Path, keep: int
+) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    agents.export(0, 1, 2)
+    first = run(out, agents.to, keep=keep)
+    assert first.diverged == (2,)
+    (agents.to / "dn-0").rename(tmp_path / "away")
+    for _ in range(4):
+        later = run(out, agents.to, keep=keep)
+        assert (later.verdicts, later.unseen) == ({"UNSEEN": 5}, 5)
+        (skipped,) = later.skipped
+        assert skipped.input == "datanode dn-0"
+        assert f"it was in sweep {first.sweep_id} and is in no input" in skipped.reason
+        assert exit_status(later) == ExitCode.PARTLY
+    assert len(SweepStore(out, Disk()).sweeps()) == keep
+    rows = table_of(out, SweepTable.UNSEEN, later.sweep_id)
+    assert {row["last_sweep"] for row in rows} == {first.sweep_id}
+    (tmp_path / "away").rename(agents.to / "dn-0")
+    assert run(out, agents.to, keep=keep).diverged == (2,)
+
+
+def test_what_is_gone_on_purpose_is_expected_no_more_however_long_it_was_unread(
+    tmp_path: Path,
+) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.export(0, 1, 2)
+    run(out, agents.to, keep=1)
+    Disk().remove_folder(agents.to / "dn-0")
+    assert [run(out, agents.to, keep=1).unseen for _ in range(3)] == [5, 5, 5]
+    for gone in (["dn-0"], []):
+        summary = run(out, agents.to, keep=1, gone=gone)
+        assert (summary.verdicts, summary.skipped) == ({"MATCH": 5}, ())
+
+
 def test_the_inventory_of_an_export_that_cannot_be_read_tells_what_is_missing_the_first_night(
     tmp_path: Path,
 ) -> None:
