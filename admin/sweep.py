@@ -379,7 +379,7 @@ def _check_paths(
 
 def _print_run(sweeps: SweepStore, document: JsonObject, truth: str, *, as_json: bool) -> None:
     """Print what a sweep that has just ended found, and first and last which `truth` it
-    compared.
+    read, and how much of it was compared.
     """
     for is_last in (False, True):
         if is_last and as_json:

@@ -1,4 +1,5 @@
-"""What a sweep compared: stored trees, block records, or the data; and how old that is.
+"""What a sweep read: stored trees, block records, or the data; how old that is, and how
+much of it was compared.
 
 A stored tree shows damage only after a scan has found it, and a block record is what a
 client once wrote. An answer from either is not an answer about the data.
@@ -7,10 +8,14 @@ client once wrote. An answer from either is not an answer about the data.
 from collections import Counter
 from datetime import datetime
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from chunktable.schema import CHUNK_SCHEMA
+from merkle.outcome import Verdict
 from merkle.replica import TreeSource
+from sweep.exact import Row
+from sweep.model import NotCompared
 from sweep.output import SweepStore, SweepTable
 
 _HOW = "To compare the data: --source data for volumes, `export.source` for exports."
@@ -22,12 +27,15 @@ BEFORE = {
     TreeSource.DATA: "comparing the data: all of them are read",
 }
 
+# Reasons named of replicas in UNKNOWN containers.
+_REASONS_MAX = 3
+
 _UNITS = ((86_400, "days"), (3600, "hours"), (60, "minutes"), (1, "seconds"))
 
 
 def compared_truth(sweeps: SweepStore, sweep_id: str, at: datetime) -> str:
-    """One line on what a sweep compared, by its tables `roots` and `verdicts`; ages are
-    those at `at`.
+    """One line on what a sweep read, how much of it was compared, and why the rest was
+    not, by its tables `roots` and `verdicts`; ages are those at `at`.
 
     Raises:
         DiskError: a table cannot be read.
@@ -60,14 +68,46 @@ def compared_truth(sweeps: SweepStore, sweep_id: str, at: datetime) -> str:
         parts.append(f"nothing of {_replicas(count)} without a tree")
     if not parts:
         return "compared: nothing"
-    excluded = sum(
-        pc.sum(piece["excluded"]).as_py() or 0
-        for piece in sweeps.pieces(SweepTable.VERDICTS, sweep_id, ["excluded"])
-    )
-    if excluded:
-        parts.append(f"not compared, because excluded by design: {excluded} of these")
+    parts += _compared(sweeps, sweep_id)
     is_data = counts.keys() <= {TreeSource.DATA.value}
-    return f"compared: {'; '.join(parts)}{'' if is_data else '. ' + _HOW}"
+    return f"read: {'; '.join(parts)}{'' if is_data else '. ' + _HOW}"
+
+
+def _compared(sweeps: SweepStore, sweep_id: str) -> list[str]:
+    """How many of the replicas that were read were compared, and why the others were
+    not.
+    """
+    excluded, by_verdict, reasons = 0, Counter[str](), Counter[str]()
+    columns = ["verdict", "replicas", "excluded", "detail"]
+    for piece in sweeps.pieces(SweepTable.VERDICTS, sweep_id, columns):
+        excluded += pc.sum(piece["excluded"]).as_py() or 0
+        taking_part = pc.subtract(piece["replicas"], piece["excluded"])
+        piece = piece.append_column("taking_part", taking_part)
+        for row in _sums(piece, "verdict"):
+            by_verdict[row["verdict"]] += row["taking_part_sum"]
+        is_unknown = pc.equal(piece["verdict"], Verdict.UNKNOWN.value)
+        for row in _sums(piece.filter(is_unknown), "detail"):
+            reasons[row["detail"]] += row["taking_part_sum"]
+    unseen = by_verdict.pop(NotCompared.UNSEEN.value, 0)
+    unknown = by_verdict.pop(Verdict.UNKNOWN.value, 0)
+    texts = [f"compared: {by_verdict.total()} of them"]
+    if excluded:
+        texts.append(f"excluded by design: {excluded}")
+    if unseen:
+        texts.append(f"in containers with an unread replica: {unseen}")
+    if unknown:
+        named = [(text, count) for text, count in reasons.most_common(_REASONS_MAX) if count]
+        told = [f"{count}: {text}" for text, count in named]
+        if more := unknown - sum(count for _, count in named):
+            told.append(f"{more}: other reasons")
+        texts.append(f"in UNKNOWN containers: {unknown} ({', '.join(told)})")
+    return texts
+
+
+def _sums(verdicts: pa.Table, name: str) -> list[Row]:
+    """The number of replicas that take part, by the values of a column."""
+    rows: list[Row] = verdicts.group_by(name).aggregate([("taking_part", "sum")]).to_pylist()
+    return rows
 
 
 # The year 9999 ends before this, in ms since the epoch.

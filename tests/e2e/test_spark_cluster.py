@@ -244,7 +244,7 @@ def test_an_executor_that_is_killed_in_the_middle_of_a_stage_costs_nothing(
     told = [line for line in errors.splitlines() if "/s" not in line]
     assert {line.partition(",")[0] for line in told} == {
         # One damage leaves a replica out.
-        "compared: the stored trees of 899 replicas"
+        "read: the stored trees of 899 replicas"
     }
 
 

@@ -288,7 +288,7 @@ def test_a_sweep_of_volumes_says_first_and_last_what_it_compared(tmp_path: Path)
     for source, told in (
         ("tree", "the stored trees of "),
         ("metadata", "the block records of 18 replicas, whose data were not read"),
-        ("data", "compared: the data of "),
+        ("data", "read: the data of "),
     ):
         done = treefold(*words, "--source", source, check=3)
         first, *_, last = done.stdout.splitlines()
