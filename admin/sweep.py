@@ -198,8 +198,9 @@ def run(
       treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
-    none of that, but an input or an expected replica was not read, or nothing could be
-    compared, 7 a store does not answer, 8 another sweep runs in DIR, 130 interrupted.
+    none of that, but an input or an expected replica was not read, a replica has no
+    tree, or nothing could be compared, 7 a store does not answer, 8 another sweep runs
+    in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     check_spark_options(engine, threads=threads, master=master, settings=settings, pack=pack)
@@ -260,7 +261,8 @@ def compare(before: str, after: str, out: AnyPath, as_json: bool) -> int:
     Lists the findings that are new in B, persist since A, or were healed, by container
     and kind. A finding of A is `unseen` if B did not read all expected replicas of its
     container, could not decide it, or compared trees of older scans than A. Containers
-    that are UNSEEN in B are listed as `unseen_replica`. A silent change is an event
+    that are UNSEEN in B are listed as `unseen_replica`, and those that are UNKNOWN in B
+    and were decided in A as `undecided`. A silent change is an event
     between two sweeps: it is new in B or not listed.
 
     A and B are IDs of sweeps, unique prefixes, or `latest`.
@@ -436,7 +438,7 @@ def exit_status(summary: Summary) -> int:
     unread = summary.findings.get(FindingKind.UNREADABLE.value, 0)
     if summary.diverged or sum(summary.findings.values()) > unread:
         return ExitCode.FINDINGS
-    if summary.skipped or unread or summary.unseen:
+    if summary.skipped or unread or summary.unseen or summary.without_tree:
         return ExitCode.PARTLY
     # That all are excluded by design is an answer; UNKNOWN for all is none.
     is_answered = summary.compared or summary.verdicts.keys() == {NotCompared.EXCLUDED.value}

@@ -3,7 +3,8 @@
 A finding is healed only if the later sweep read all expected replicas of its container
 and decided about them, by scans that are no older than those of the earlier sweep.
 Otherwise it is unseen, with the reason: the stored trees of a replica may be older than
-the damage that an earlier sweep found in its data.
+the damage that an earlier sweep found in its data. A container that the earlier sweep
+decided, and about which the later one knows nothing, is a change too.
 """
 
 from collections import Counter
@@ -22,8 +23,10 @@ from sweep.output import SweepStore, SweepTable
 from sweep.pieces import Range
 from sweep.reader import SweepReader, ranges_of
 
-# The kind of an entry of `unseen` that stands for replicas, not for a finding.
+# The kinds of entries of `unseen` that stand for no finding: for replicas that were not
+# read, and for a container that is no longer decided.
 UNSEEN_REPLICA = "unseen_replica"
+UNDECIDED = "undecided"
 
 # Sources of checksums that were compared with the data; a block record was not.
 _READ = frozenset({TreeSource.TREE.value, TreeSource.DATA.value})
@@ -36,7 +39,8 @@ class SweepChanges:
     """The findings of two sweeps by what became of them, each list ascending.
 
     `unseen` are the findings of the earlier sweep that the later one could not check,
-    and the containers that are UNSEEN in it, each with the reason. `left_out` counts by
+    the containers that are UNSEEN in it, and those that are UNKNOWN in it and were
+    decided in the earlier one, each with the reason. `left_out` counts by
     the name of a list what it has no room for.
     """
 
@@ -98,7 +102,7 @@ class _ChangesSoFar:
                 decided.add(container_id)
             else:
                 reasons[container_id] = f"{row['verdict']}: {row['detail']}"
-        unseen, left_out = _unseen_containers(after, wanted, self._room(len(self._unseen)))
+        unseen, left_out = _unseen_containers(before, after, wanted, self._room(len(self._unseen)))
         for place in gone:
             if place[0] not in decided:
                 unseen[place] = reasons.get(place[0], "the sweep read no replica of it")
@@ -120,18 +124,44 @@ class _ChangesSoFar:
 
 
 def _unseen_containers(
-    tables: SweepReader, wanted: Range, count: int | None
+    before: SweepReader, after: SweepReader, wanted: Range, count: int | None
 ) -> tuple[dict[Place, str], int]:
-    """The first `count` containers of a range that are UNSEEN, each with the reason,
-    and the number of the others.
+    """The first `count` containers of a range that are UNSEEN in the later sweep, or
+    UNKNOWN although the earlier one decided them, each with the reason, and the number
+    of the others.
     """
     columns, found, seen = ["container_id", "verdict", "detail"], list[pa.Table](), 0
-    for piece in tables.pieces(SweepTable.VERDICTS, columns, wanted):
-        unseen = piece.filter(pc.equal(piece["verdict"], NotCompared.UNSEEN.value))
+    decided = _decided_ids(before, wanted)
+    for piece in after.pieces(SweepTable.VERDICTS, columns, wanted):
+        is_unseen = pc.equal(piece["verdict"], NotCompared.UNSEEN.value)
+        is_undecided = pc.and_(
+            pc.equal(piece["verdict"], Verdict.UNKNOWN.value),
+            pc.is_in(piece["container_id"], value_set=decided),
+        )
+        unseen = piece.filter(pc.or_(is_unseen, is_undecided))
         seen += unseen.num_rows
         found = [pa.concat_tables([*found, unseen]).sort_by("container_id").slice(0, count)]
     rows = found[0].to_pylist() if found else []
-    return {(row["container_id"], UNSEEN_REPLICA): row["detail"] for row in rows}, seen - len(rows)
+    reasons = dict[Place, str]()
+    for row in rows:
+        if row["verdict"] == NotCompared.UNSEEN.value:
+            reasons[row["container_id"], UNSEEN_REPLICA] = row["detail"]
+        else:
+            reasons[row["container_id"], UNDECIDED] = f"{row['verdict']}: {row['detail']}"
+    return reasons, seen - len(rows)
+
+
+def _decided_ids(tables: SweepReader, wanted: Range) -> pa.ChunkedArray:
+    """The containers of a range about which a sweep decided."""
+    verdicts = pa.array(sorted(_DECIDED), pa.string())
+    chunks = [
+        chunk
+        for piece in tables.pieces(SweepTable.VERDICTS, ["container_id", "verdict"], wanted)
+        for chunk in piece.filter(pc.is_in(piece["verdict"], value_set=verdicts))[
+            "container_id"
+        ].chunks
+    ]
+    return pa.chunked_array(chunks, pa.int64())
 
 
 def _verdicts(tables: SweepReader, wanted: Range, containers: set[int]) -> Iterator[Row]:
@@ -190,21 +220,14 @@ def _roots(tables: SweepReader, wanted: Range, containers: set[int]) -> Iterator
 
 
 def _found(tables: SweepReader, wanted: Range) -> set[Place]:
-    """The kinds of differences in diverged and UNSEEN containers of a range, and the
-    silent changes.
+    """The kinds of findings in the containers of a range, whatever their verdict: also
+    an UNKNOWN container, or one that matches, can have some. Those of whole inputs have
+    no container, and are in the list of skipped ones.
     """
-    columns = ["container_id", "verdict", "diverged"]
-    is_counted = pc.field("diverged") | (pc.field("verdict") == NotCompared.UNSEEN.value)
-    counted = [
-        container_id
-        for piece in tables.pieces(SweepTable.VERDICTS, columns, wanted)
-        for container_id in piece.filter(is_counted)["container_id"].chunks
-    ]
-    ids, places = pa.chunked_array(counted, pa.int64()), set[Place]()
+    places = set[Place]()
     for piece in tables.pieces(SweepTable.FINDINGS, ["container_id", "kind"], wanted):
-        counts = pc.is_in(piece["container_id"], value_set=ids)
-        is_silent = pc.equal(piece["kind"], _SILENT)
-        found = piece.filter(pc.or_(counts, is_silent)).group_by(piece.column_names).aggregate([])
+        of_containers = piece.filter(pc.is_valid(piece["container_id"]))
+        found = of_containers.group_by(piece.column_names).aggregate([])
         columns_found = (found[name].to_pylist() for name in ("container_id", "kind"))
         places.update(zip(*columns_found, strict=True))
     return places

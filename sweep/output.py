@@ -119,6 +119,8 @@ class Summary:
     # Replicas that were compared, and expected replicas that were not read.
     compared: int = 0
     unseen: int = 0
+    # Replicas without a tree that should take part: closed, not erasure-coded.
+    without_tree: int = 0
     notes: tuple[str, ...] = ()
     # The newest sweep that was compared for silent changes.
     previous: str | None = None
@@ -146,6 +148,7 @@ class Summary:
             skipped=tuple(SkippedInput(**one) for one in raw["skipped"]),
             compared=raw.get("compared", 0),
             unseen=raw.get("unseen", 0),
+            without_tree=raw.get("withoutTree", 0),
             notes=tuple(raw["notes"]),
             previous=raw["previous"],
         )
@@ -165,6 +168,7 @@ class Summary:
             "excluded": self.excluded,
             "compared": self.compared,
             "unseen": self.unseen,
+            "withoutTree": self.without_tree,
             "diverged": list(self.diverged),
             "verdicts": dict(self.verdicts),
             "findings": sum(self.findings.values()),

@@ -472,6 +472,7 @@ class _Sweep:
             excluded=totals.excluded,
             compared=totals.compared,
             unseen=totals.unseen,
+            without_tree=totals.without_tree,
             diverged=tuple(sorted(totals.diverged)),
             verdicts=dict(sorted(totals.verdicts.items())),
             findings=dict(sorted(totals.findings.items())),

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from merkle.outcome import Verdict
+from merkle.replica import ReplicaState
 from sweep.model import FINAL_VERDICT_SCHEMA, FINDING_SCHEMA, REPLICA_SCHEMA
 from sweep.output import SweepTable
 
@@ -14,8 +15,12 @@ _DECIDED = pa.array(
     [verdict.value for verdict in Verdict if verdict is not Verdict.UNKNOWN], pa.string()
 )
 
+# States in which a replica should take part.
+_TAKING_PART = pa.array(
+    [s.value for s in ReplicaState if s.is_closed or s is ReplicaState.INVALID], pa.string()
+)
 
-_NUMBERS = ("containers", "replicas", "excluded", "compared", "unseen")
+_NUMBERS = ("containers", "replicas", "excluded", "compared", "unseen", "without_tree")
 _COUNTERS = ("verdicts", "findings", "paths")
 
 
@@ -28,6 +33,7 @@ class SweepTotals:
         self.excluded = 0
         self.compared = 0
         self.unseen = 0
+        self.without_tree = 0
         self.diverged: list[int] = []
         self.verdicts = Counter[str]()
         self.findings = Counter[str]()
@@ -64,6 +70,12 @@ class SweepTotals:
     def add_replicas(self, replicas: pa.Table) -> None:
         """Count rows of REPLICA_SCHEMA."""
         self.replicas += replicas.num_rows
+        should_take_part = pc.and_(
+            pc.is_in(replicas["state"], value_set=_TAKING_PART),
+            pc.equal(replicas["replica_index"], 0),
+        )
+        is_without = pc.and_(should_take_part, pc.equal(replicas["source"], "none"))
+        self.without_tree += pc.sum(is_without).as_py() or 0
         self.paths.update(_counts(replicas["path"]))
 
     def add_verdicts(self, verdicts: pa.Table) -> None:

@@ -17,7 +17,7 @@ from merkle.columns import TreeColumns
 from merkle.replica import ReplicaState, TreeSource
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
-from sweep.changes import UNSEEN_REPLICA, SweepChanges, compare_sweeps
+from sweep.changes import UNDECIDED, UNSEEN_REPLICA, SweepChanges, compare_sweeps
 from sweep.ledger import EXPECTED_SCHEMA, REMOVED_SCHEMA, unread_replicas
 from sweep.output import Summary, SweepStore, SweepTable
 from tests.support.sweeps import run, table_of, tear, verdicts_of
@@ -235,6 +235,72 @@ def test_nothing_comparable_is_partly_done_and_all_excluded_is_clean(
     is_excluded = not state.is_closed and state is not ReplicaState.INVALID
     assert summary.verdicts == {"EXCLUDED" if is_excluded else "UNKNOWN": 5}
     assert exit_status(summary) == (0 if is_excluded else ExitCode.PARTLY)
+
+
+def test_a_container_that_is_no_longer_decided_is_a_change(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    agents.export(0, 1, 2)
+    first = run(out, agents.to)
+    assert exit_status(first) == ExitCode.FINDINGS
+    agents.walks[0].put(replica(1, source=None), replica(2, source=None))
+    # A replica that is excluded by design needs no tree.
+    agents.walks[0].put(replica(7, source=None, state=ReplicaState.OPEN))
+    agents.export(0)
+    second = run(out, agents.to)
+    assert second.verdicts == {"EXCLUDED": 1, "MATCH": 3, "UNKNOWN": 2}
+    assert second.without_tree == 2
+    assert exit_status(second) == ExitCode.PARTLY
+    found = changes(out, first, second)
+    assert (found.new, found.persisting, found.healed) == ((), (), ())
+    reason = "UNKNOWN: 1 of 3 replicas have no root"
+    assert found.unseen == {
+        (1, UNDECIDED): reason,
+        (2, "corrupt_chunk"): reason,
+        (2, UNDECIDED): reason,
+    }
+    # What was not decided before is no change.
+    assert changes(out, second, run(out, agents.to)).unseen == {}
+    agents.walks[0].put(replica(1, *blocks(2)), replica(2, *blocks(2)))
+    agents.export(0)
+    third = run(out, agents.to)
+    assert (third.without_tree, exit_status(third)) == (0, 0)
+
+
+def test_findings_of_containers_that_are_unknown_or_equal_are_changes_too(tmp_path: Path) -> None:
+    agents, out, folder = Agents(tmp_path / "unused"), tmp_path / "out", tmp_path / "in"
+    folder.mkdir()
+    for number, walk in enumerate(agents.walks):
+        tree = walk.replicas_held[1].tree
+        name = f"dn-{number}"
+        attributes = ReplicaAttributes(name, "v", 1, ReplicaState.CLOSED, 7, 0, "tree")
+        batches = list(rows_of(attributes, TreeColumns.of(tree)).batches())
+        pq.write_table(pa.Table.from_batches(batches), folder / f"{number}.parquet")
+    first = run(out, folder)
+    assert (first.verdicts, exit_status(first)) == ({"MATCH": 1}, 0)
+    again = pq.read_table(folder / "0.parquet")
+    changed = again.set_column(
+        again.column_names.index("bcs_id"),
+        again.schema.field("bcs_id"),
+        pa.repeat(pa.scalar(8, again.schema.field("bcs_id").type), again.num_rows),
+    )
+    pq.write_table(changed, folder / "3.parquet")
+    second = run(out, folder)
+    assert second.verdicts == {"UNKNOWN": 1}
+    assert second.findings.keys() == {"rows_contradict"}
+    found = changes(out, first, second)
+    assert found.new == ((1, "rows_contradict"),)
+    assert found.unseen.keys() == {(1, UNDECIDED)}
+    assert changes(out, second, first).healed == ((1, "rows_contradict"),)
+    # On a second volume of dn-0.
+    volumes = pa.repeat(pa.scalar("w", again.schema.field("volume").type), again.num_rows)
+    at = again.column_names.index("volume")
+    pq.write_table(
+        again.set_column(at, again.schema.field("volume"), volumes), folder / "3.parquet"
+    )
+    third = run(out, folder)
+    assert third.verdicts == {"MATCH": 1}
+    assert changes(out, first, third).new == ((1, "duplicate_replica"),)
 
 
 _AT = datetime(2026, 11, 22, tzinfo=UTC)
