@@ -106,7 +106,10 @@ def table_parts(
         is_whole = set(volumes) == set(export.manifest.volumes)
         files += [replace(one, volumes=None if is_whole else volumes) for one in export.files]
         skipped += export.skipped
-    distinct = list({file.location: file for file in files}.values())
+    # A file that is given by its own name too belongs to the table of its folder.
+    tables = {file.location: file.table for file in files if file.table}
+    by_location = {file.location: file for file in files}
+    distinct = [replace(one, table=tables.get(place)) for place, one in by_location.items()]
     parts = list[Part]()
     without_manifest = [file for file in distinct if file.manifest is None]
     with ThreadPoolExecutor(_FOOTERS_AT_ONCE) as pool:
@@ -131,12 +134,8 @@ def table_parts(
     named = {one.input for faults in torn.values() for one in faults}
     skipped = [one for one in skipped if one.input not in named]
     skipped += [_whole_table(table, faults) for table, faults in torn.items()]
-    listed = {part.location for part in parts} | {one.input for one in skipped}
-    skipped += [
-        SkippedInput(name, NO_ROWS)
-        for name, held in plain.items()
-        if name not in torn and not held & listed
-    ]
+    listed = {part.location for part in parts} | {one.input for one in skipped} | named
+    skipped += [SkippedInput(name, NO_ROWS) for name, held in plain.items() if not held & listed]
     return Inputs(
         tuple(parts),
         tuple(dict.fromkeys(skipped)),

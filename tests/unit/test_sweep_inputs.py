@@ -443,6 +443,20 @@ def test_a_file_that_is_given_twice_is_read_once(tmp_path: Path) -> None:
     assert len(table_parts([str(first), str(tmp_path / "table")]).parts) == 3
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_torn_file_that_is_given_twice_leaves_out_its_folder(
+    tmp_path: Path, turned: bool
+) -> None:
+    table = tmp_path / "table"
+    synthetic(table, replace(SMALL, order=RowOrder.SHUFFLED))
+    torn = sorted(table.glob("*.parquet"))[1]
+    torn.write_bytes(b"PAR1")
+    names = [str(table), str(torn)]
+    found = table_parts(names[::-1] if turned else names)
+    assert found.parts == ()
+    assert [one.input for one in found.skipped] == [str(table)]
+
+
 def test_large_files_are_cut_between_row_groups(tmp_path: Path) -> None:
     synthetic(tmp_path / "table", replace(SMALL, order=RowOrder.SHUFFLED))
     (first, *_) = sorted((tmp_path / "table").glob("*.parquet"))
