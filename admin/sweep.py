@@ -52,6 +52,9 @@ _DETAILS_MAX = 100_000
 # Sent to the controller as the origin of a job.
 _REQUESTED_BY = "treefold sweep"
 
+# What becomes of findings, in the order in which it is printed.
+_CHANGES = ("new", "persisting", "healed", "gone", "unseen")
+
 _PLACES = ("container", "block", "offset")
 
 
@@ -262,33 +265,29 @@ def compare(before: str, after: str, out: AnyPath, as_json: bool) -> int:
     and kind. A finding of A is `unseen` if B did not read all expected replicas of its
     container, could not decide it, or compared trees of older scans than A. Containers
     that are UNSEEN in B are listed as `unseen_replica`, and those that are UNKNOWN in B
-    and were decided in A as `undecided`. A silent change is an event
-    between two sweeps: it is new in B or not listed.
+    and were decided in A as `undecided`. A finding of A is `gone` if its damaged
+    replica was removed. A silent change is an event between two sweeps: it is new in B
+    or not listed.
 
     A and B are IDs of sweeps, unique prefixes, or `latest`.
 
-    Exit status: 0 all were healed or there were none, 3 something is new or persists, 5
-    neither, but something is unseen.
+    Exit status: 0 all were healed or are gone, or there were none, 3 something is new
+    or persists, 5 neither, but something is unseen.
     """
     sweeps = SweepStore(out, Disk())
     earlier, later = sweeps.sweep(before), sweeps.sweep(after)
     changes = compare_sweeps(sweeps, earlier, later)
     rows = _change_rows(changes)
     if as_json:
-        lists: dict[str, list[JsonObject]] = {
-            name: [] for name in ("new", "persisting", "healed", "unseen")
-        }
+        lists: dict[str, list[JsonObject]] = {name: [] for name in _CHANGES}
         for name, container_id, kind, reason in rows:
             entry: JsonObject = {"containerID": container_id, "kind": kind}
-            lists[name].append(entry | ({"reason": reason} if name == "unseen" else {}))
+            lists[name].append(entry | ({"reason": reason} if reason else {}))
         print_json({"before": earlier, "after": later} | lists)
     else:
         counts = Counter(name for name, *_ in rows)
         print_line(
-            f"{earlier} -> {later}: "
-            + ", ".join(
-                f"{counts[name]} {name}" for name in ("new", "persisting", "healed", "unseen")
-            )
+            f"{earlier} -> {later}: " + ", ".join(f"{counts[name]} {name}" for name in _CHANGES)
         )
         if rows:
             heads = ("CHANGE", "CONTAINER", "KIND", "REASON")
@@ -300,9 +299,12 @@ def compare(before: str, after: str, out: AnyPath, as_json: bool) -> int:
 
 
 def _change_rows(changes: SweepChanges) -> list[tuple[str, int, str, str]]:
-    """All changes: what became of it, container, kind, and the reason if unseen."""
+    """All changes: what became of it, container, kind, and the reason if gone or
+    unseen.
+    """
     lists = (("new", changes.new), ("persisting", changes.persisting), ("healed", changes.healed))
     rows = [(name, *place, "") for name, places in lists for place in places]
+    rows += [("gone", *place, reason) for place, reason in changes.gone.items()]
     return rows + [("unseen", *place, reason) for place, reason in changes.unseen.items()]
 
 

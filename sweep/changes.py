@@ -4,7 +4,8 @@ A finding is healed only if the later sweep read all expected replicas of its co
 and decided about them, by scans that are no older than those of the earlier sweep.
 Otherwise it is unseen, with the reason: the stored trees of a replica may be older than
 the damage that an earlier sweep found in its data. A container that the earlier sweep
-decided, and about which the later one knows nothing, is a change too.
+decided, and about which the later one knows nothing, is a change too. A finding whose
+damaged replica was removed is not healed but gone.
 """
 
 from collections import Counter
@@ -18,6 +19,7 @@ from merkle.outcome import DIVERGED_VERDICTS, Verdict
 from merkle.replica import TreeSource
 from sweep.exact import Row
 from sweep.faults import Place, one_name
+from sweep.gone_replicas import gone_replicas
 from sweep.model import FindingKind, NotCompared
 from sweep.output import SweepStore, SweepTable
 from sweep.pieces import Range
@@ -40,14 +42,16 @@ class SweepChanges:
 
     `unseen` are the findings of the earlier sweep that the later one could not check,
     the containers that are UNSEEN in it, and those that are UNKNOWN in it and were
-    decided in the earlier one, each with the reason. `left_out` counts by
-    the name of a list what it has no room for.
+    decided in the earlier one, each with the reason. `gone` are findings whose damaged
+    replica is not among those of the later sweep, although it read all that it
+    expected. `left_out` counts by the name of a list what it has no room for.
     """
 
     new: tuple[Place, ...]
     persisting: tuple[Place, ...]
     healed: tuple[Place, ...]
     unseen: Mapping[Place, str]
+    gone: Mapping[Place, str] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
@@ -75,13 +79,13 @@ class _ChangesSoFar:
     def __init__(self, each_max: int | None) -> None:
         self._max = each_max
         self._places: dict[str, list[Place]] = {"new": [], "persisting": [], "healed": []}
-        self._unseen = dict[Place, str]()
+        self._unseen, self._gone = dict[Place, str](), dict[Place, str]()
         self._left_out = Counter[str]()
 
     def changes(self) -> SweepChanges:
         """All of them."""
         lists = {name: tuple(places) for name, places in self._places.items()}
-        return SweepChanges(**lists, unseen=self._unseen, left_out=+self._left_out)
+        return SweepChanges(**lists, unseen=self._unseen, gone=self._gone, left_out=+self._left_out)
 
     def add_range(self, before: SweepReader, after: SweepReader, wanted: Range) -> None:
         """Add the changes in a range."""
@@ -90,8 +94,8 @@ class _ChangesSoFar:
         earlier, later = one_name(earlier, known), one_name(later, known)
         # A silent change is an event, so it neither persists nor heals.
         events = {place for place in earlier | later if place[1] == _SILENT}
-        gone = earlier - later - events
-        of_interest = {container_id for container_id, _ in gone}
+        ended = earlier - later - events
+        of_interest = {container_id for container_id, _ in ended}
         decided, reasons = set[int](), dict[int, str]()
         older = _known_from_before(before, after, wanted, of_interest)
         for row in _verdicts(after, wanted, of_interest):
@@ -103,18 +107,27 @@ class _ChangesSoFar:
             else:
                 reasons[container_id] = f"{row['verdict']}: {row['detail']}"
         unseen, left_out = _unseen_containers(before, after, wanted, self._room(len(self._unseen)))
-        for place in gone:
+        for place in ended:
             if place[0] not in decided:
                 unseen[place] = reasons.get(place[0], "the sweep read no replica of it")
+        candidates = {place for place in ended if place[0] in decided}
+        removed = gone_replicas(before, after, wanted, candidates)
+        unseen |= removed.sources
+        gone = {p: text for p, text in removed.lacking.items() if p not in removed.sources}
         self._add("new", (later - earlier) | (later & events))
         self._add("persisting", (later & earlier) - events)
-        self._add("healed", {place for place in gone if place[0] in decided})
-        first = sorted(unseen)[: self._room(len(self._unseen))]
-        self._unseen |= {place: unseen[place] for place in first}
-        self._left_out["unseen"] += left_out + len(unseen) - len(first)
+        self._add("healed", candidates - gone.keys() - removed.sources.keys())
+        self._add_reasons("unseen", self._unseen, unseen)
+        self._left_out["unseen"] += left_out
+        self._add_reasons("gone", self._gone, gone)
 
     def _room(self, held: int) -> int | None:
         return None if self._max is None else self._max - held
+
+    def _add_reasons(self, name: str, held: dict[Place, str], reasons: Mapping[Place, str]) -> None:
+        first = sorted(reasons)[: self._room(len(held))]
+        held |= {place: reasons[place] for place in first}
+        self._left_out[name] += len(reasons) - len(first)
 
     def _add(self, name: str, places: Set[Place]) -> None:
         held = self._places[name]

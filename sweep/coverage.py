@@ -105,12 +105,12 @@ def change_lists(changes: SweepChanges, verdicts: Mapping[int, str]) -> tuple[Ch
     """The changes in the order of the report. `verdicts` are those of diverged
     containers in the later sweep.
     """
-    unseen = tuple(changes.unseen)
+    reasons = {"gone": changes.gone, "unseen": changes.unseen}
     named: tuple[tuple[str, tuple[Place, ...]], ...] = (
         ("new", changes.new),
         ("healed", changes.healed),
         ("persisting", changes.persisting),
-        ("unseen", unseen),
+        *((name, tuple(places)) for name, places in reasons.items()),
     )
     return tuple(
         ChangeList(
@@ -120,7 +120,7 @@ def change_lists(changes: SweepChanges, verdicts: Mapping[int, str]) -> tuple[Ch
                 ChangeLine(
                     container_id,
                     kind.replace("_", " "),
-                    changes.unseen.get((container_id, kind), "") if name == "unseen" else "",
+                    reasons.get(name, {}).get((container_id, kind), ""),
                     next_command(container_id, verdicts.get(container_id, ""), kind=kind),
                 )
                 for container_id, kind in places[:CHANGES_MAX]

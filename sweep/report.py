@@ -295,7 +295,7 @@ def _changes(
 
 def _verdicts(sweeps: SweepStore, sweep_id: str, changes: SweepChanges) -> dict[int, str]:
     """The verdicts of the diverged containers among those that changed."""
-    places = (*changes.new, *changes.persisting, *changes.healed, *changes.unseen)
+    places = (*changes.new, *changes.persisting, *changes.healed, *changes.gone, *changes.unseen)
     wanted = pa.array(sorted({container_id for container_id, _ in places}), pa.int64())
     found = dict[int, str]()
     for piece in sweeps.pieces(

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -18,6 +19,7 @@ from merkle.replica import ReplicaState, TreeSource
 from runtime.disk import Disk
 from runtime.exit_codes import ExitCode
 from sweep.changes import UNDECIDED, UNSEEN_REPLICA, SweepChanges, compare_sweeps
+from sweep.faults import fault_row
 from sweep.ledger import EXPECTED_SCHEMA, REMOVED_SCHEMA, unread_replicas
 from sweep.output import Summary, SweepStore, SweepTable
 from tests.support.sweeps import run, table_of, tear, verdicts_of
@@ -301,6 +303,64 @@ def test_findings_of_containers_that_are_unknown_or_equal_are_changes_too(tmp_pa
     third = run(out, folder)
     assert third.verdicts == {"MATCH": 1}
     assert changes(out, first, third).new == ((1, "duplicate_replica"),)
+
+
+def test_the_damage_of_a_replica_that_was_removed_is_gone_and_not_healed(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.change(0, 2, matches=False, seed=0)
+    agents.change(1, 3, matches=False, seed=0)
+    agents.export(0, 1, 2)
+    first = run(out, agents.to)
+    assert first.diverged == (2, 3)
+    Disk().remove_folder(agents.to / "dn-0")
+    agents.walks[1].put(replica(3, *blocks(2)))
+    agents.export(1)
+    second = run(out, agents.to, gone=["dn-0"])
+    assert (second.verdicts, second.diverged) == ({"MATCH": 5}, ())
+    found = changes(out, first, second)
+    assert found.gone == {(2, "corrupt_chunk"): "the damaged replica of dn-0 is not in the sweep"}
+    assert found.healed == ((3, "corrupt_chunk"),)
+    assert (found.new, found.persisting, found.unseen) == ((), (), {})
+    short = compare_sweeps(SweepStore(out, Disk()), first.sweep_id, second.sweep_id, each_max=0)
+    assert (short.gone, short.left_out) == ({}, {"gone": 1, "healed": 1})
+
+
+def test_what_only_a_removed_replica_had_is_not_healed(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    for walk in agents.walks[1:]:
+        walk.put(replica(2, *blocks(1)))
+    agents.export(0, 1, 2)
+    first = run(out, agents.to)
+    assert first.verdicts["REPAIRABLE"] == 1
+    Disk().remove_folder(agents.to / "dn-0")
+    second = run(out, agents.to, gone=["dn-0"])
+    assert second.verdicts == {"MATCH": 5}
+    found = changes(out, first, second)
+    assert (found.healed, found.gone) == ((), {})
+    assert found.unseen == {
+        (2, "missing_block"): "nothing shows that it was repaired: the correct data of dn-0 is not"
+        " in the sweep"
+    }
+
+
+def test_a_fault_that_only_its_detail_places_goes_with_its_replica(tmp_path: Path) -> None:
+    agents, out = Agents(tmp_path / "to"), tmp_path / "out"
+    agents.walks[0].put(replica(2, *blocks(2)))
+    agents.export(0, 1, 2)
+    first, second = run(out, agents.to), run(out, agents.to)
+    path = SweepStore(out, Disk()).path(SweepTable.FINDINGS, first.sweep_id)
+    found = pq.read_table(path)
+    row = fault_row(("dn-9", "v"), "CORRUPT_CHUNK", "x", container_id=2, block_id=1, offset=0)
+    here = fault_row(("dn-0", "v"), "MISSING_CHUNK", "x", container_id=2, block_id=1, offset=0)
+    pq.write_table(pa.Table.from_pylist([row, here], found.schema), path)
+    roots = SweepStore(out, Disk()).path(SweepTable.ROOTS, first.sweep_id)
+    held = pq.read_table(roots)
+    added = held.filter(pc.equal(held["container_id"], 2)).slice(0, 1).to_pylist()[0]
+    more = pa.Table.from_pylist([added | {"datanode": "dn-9"}], held.schema)
+    pq.write_table(pa.concat_tables([held, more]), roots)
+    compared = changes(out, first, second)
+    assert compared.gone.keys() == {(2, "CORRUPT_CHUNK")}
+    assert compared.healed == ((2, "MISSING_CHUNK"),)
 
 
 _AT = datetime(2026, 11, 22, tzinfo=UTC)
