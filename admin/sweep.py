@@ -201,9 +201,8 @@ def run(
       treefold sweep run --volume /data/hdds --source data --out /tmp/out --json
 
     Exit status: 0 no findings, 1 failed, 2 usage, 3 replicas diverged or are damaged, 5
-    none of that, but an input or an expected replica was not read, a replica has no
-    tree, or nothing could be compared, 7 a store does not answer, 8 another sweep runs
-    in DIR, 130 interrupted.
+    an input or replica was not read, or has no tree, or nothing could be compared, 7 a
+    store does not answer, 8 another sweep runs in DIR, 130 interrupted.
     """
     _check_paths(tables, volumes, more, metrics_file, cluster=cluster)
     check_spark_options(engine, threads=threads, master=master, settings=settings, pack=pack)
