@@ -240,6 +240,7 @@ class Replicator:
         def mend() -> None:
             nonlocal rest_s
             rest_s = max(0.0, cut_at + CUT_S - time.monotonic())
+            # The cut lasts by the clock: nothing happens that could be waited for.
             time.sleep(rest_s)
             for link in self.links:
                 link.mend()

@@ -6,6 +6,7 @@ keys.
 """
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -107,8 +108,15 @@ def is_inside(path: AnyPath, folder: AnyPath) -> bool:
         is_below = f"{path.key}/".startswith(f"{folder.key}/".lstrip("/"))
         return path.bucket == folder.bucket and is_below
     if isinstance(path, Path) and isinstance(folder, Path):
-        return path.resolve().is_relative_to(folder.resolve())
+        return real_path(path).is_relative_to(real_path(folder))
     return False
+
+
+def real_path(path: Path) -> Path:
+    """The path without links. Unlike Path.resolve it takes links that lead to each
+    other: who opens the path gets the error.
+    """
+    return Path(os.path.realpath(path))
 
 
 class NewFile(Protocol):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from chunktable.errors import ChunkTableError
-from chunktable.files import AnyPath, is_inside, path_of
+from chunktable.files import AnyPath, is_inside, path_of, real_path
 from chunktable.places import resolve_location
 from chunktable.schema import CHUNK_SCHEMA
 from merkle.replica import TreeSource
@@ -291,7 +291,7 @@ def absolute(request: SweepRequest) -> SweepRequest:
 
 def _refuse_volumes(name: str, place: Path) -> None:
     """Refuse a folder that is a volume of a datanode, is in one, or has some."""
-    place = place.resolve()
+    place = real_path(place)
     is_root = (place / "hdds" / "VERSION", place / "VERSION")
     above = [one for one in (place, *place.parents[:_ABOVE_MAX]) if one.name == "hdds"]
     volumes = [one.parent for one in above if os.path.isfile(one / "VERSION")]

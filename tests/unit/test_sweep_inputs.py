@@ -203,6 +203,14 @@ def test_a_volume_is_no_table(tmp_path: Path) -> None:
         assert refused.value.hint == f"Use --volume {volume}."
 
 
+def test_links_that_lead_to_each_other_are_skipped_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    synthetic(tmp_path / "table", SMALL)
+    found = run(tmp_path / "out", tmp_path / "table", tmp_path / "a")
+    assert [one.input for one in found.skipped] == [str(tmp_path / "a")]
+
+
 def test_a_table_beside_a_volume_is_read(tmp_path: Path) -> None:
     """On the same disk, as an agent may export it."""
     (tmp_path / "hdds").mkdir()
